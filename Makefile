@@ -1,0 +1,60 @@
+# Every verb sets up what it needs first (see .ci/setup); once set up, that costs nothing.
+# The text after ## is what `make help` prints.
+
+PYTHON := .venv/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help setup run test bench lab fmt lint types rooms clean wheels set-up-to-run set-up-to-test
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: set-up-to-test ## install everything: Debian packages (root or sudo), .venv, pinned dependencies
+
+set-up-to-run:
+	@.ci/setup run
+
+set-up-to-test:
+	@.ci/setup test
+
+run: set-up-to-run ## enclosures, agent, mount, a verified replay: all of it; TRACE=FILE for a real trace
+	@.venv/bin/g35 run $(if $(TRACE),--trace '$(TRACE)') $(ARGS)
+
+test: set-up-to-test ## ruff, mypy, import rules, all tests; RUNG=unit (pair sim rules system lab) for one rung
+ifdef RUNG
+	@$(PYTHON) -m pytest tests/$(RUNG) $(ARGS)
+else
+	@$(MAKE) --no-print-directory lint types rooms
+	@$(PYTHON) -m pytest $(ARGS)
+endif
+
+bench: set-up-to-test ## the numbers, with their floors, into build/bench.json
+	@mkdir -p build
+	@.venv/bin/g35 bench --json build/bench.json $(ARGS)
+
+lab: set-up-to-test ## boot a Debian kernel in QEMU and let it judge (tests/lab)
+	@.venv/bin/g35 lab $(ARGS)
+
+fmt: set-up-to-test ## format the code
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+lint: set-up-to-test ## ruff
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+
+types: set-up-to-test ## mypy, strict
+	@.venv/bin/mypy
+
+rooms: set-up-to-test ## which room may import which
+	@.venv/bin/lint-imports
+
+wheels: set-up-to-test ## both wheels, g35 and g35-host-shim, into dist/
+	@mkdir -p dist
+	@$(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist . ./host_shim
+	@rm -rf build/lib build/bdist.* host_shim/build
+	@ls -1 dist
+
+clean: ## remove the virtual environment, caches and everything built (downloads in .cache/ stay)
+	rm -rf .venv build dist run *.egg-info host_shim/*.egg-info host_shim/build
+	rm -rf .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find agent emulator host_shim nvmeof tests -name __pycache__ -type d -prune -exec rm -rf {} +

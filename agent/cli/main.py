@@ -1,0 +1,116 @@
+"""`g35`: the verbs, and how errors reach the person who typed one.
+
+A verb is a row of `VERBS`. Its module is imported only when that verb is asked for, so `g35 --help`
+does not pay for ciphers, numpy and FUSE. To add a verb, write agent/cli/<verb>.py with a function (or,
+for a verb with verbs of its own, a `typer.Typer`), and add the row.
+
+Exit codes: 0 it worked, 1 it did not, 2 the arguments are wrong, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import typer
+
+from agent.errors import Fault, G35Error, UserError
+
+EXIT_FAILED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """Where a verb is written, and its line in `g35 --help`."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
+VERBS: dict[str, Verb] = {
+    "run": Verb(
+        "agent.cli.run_demo", "run", "Bring all up, replay a trace through the mount, take all down."
+    ),
+    "replay": Verb(
+        "agent.cli.replay_verb", "replay", "Play a KV-cache trace through a mount, verifying bytes."
+    ),
+    "trace": Verb("agent.cli.trace_verb", "app", "Make a trace for `g35 replay`."),
+}
+
+PASSED_ON: dict[str, tuple[str, str]] = {
+    "jbof": ("emulator.jbof", "An enclosure: drives served over NVMe-oF."),
+    "lab": ("emulator.lab", "A kernel in QEMU that judges our NVMe-oF."),
+}
+"""Verbs that are programs of the emulator. The agent never imports it; it becomes it."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script. Returns the exit code, except where typer has left by itself."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if words and words[0] in PASSED_ON:
+            _become(words[0], words[1:])
+        _application(words[0] if words else "")(args=words, prog_name="g35")
+    except G35Error as error:
+        return _explain(error)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _explain(G35Error(f"{where}{error.strerror or error}"))
+    except Exception as error:
+        return _explain(
+            G35Error(
+                f"{type(error).__name__}: {error}",
+                "this is a bug of g35; run it again with G35_DEBUG=1 and report what it prints",
+                fault=Fault.BUG,
+            )
+        )
+    return 0
+
+
+def _application(chosen: str) -> typer.Typer:
+    """The chosen verb in full, and the lines of the others for the help."""
+    application = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    application.callback(help="An open G3.5 tier: pod-level flash for the KV cache of LLM inference.")(_group)
+    for name, verb in VERBS.items():
+        if name != chosen:
+            application.command(name, help=verb.summary)(_never_called)
+            continue
+        target = getattr(importlib.import_module(verb.module), verb.attribute)
+        if isinstance(target, typer.Typer):
+            application.add_typer(target, name=name, help=verb.summary)
+        else:
+            application.command(name)(target)
+    for name, (_module, summary) in PASSED_ON.items():
+        application.command(name, help=summary)(_never_called)
+    return application
+
+
+def _group() -> None:
+    """A callback keeps typer from dropping the verb's name if there ever is only one."""
+
+
+def _never_called() -> None:
+    raise AssertionError("main() builds the chosen verb in full")
+
+
+def _become(name: str, words: list[str]) -> None:
+    module, _summary = PASSED_ON[name]
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise UserError(f"`g35 {name}` needs the emulator, which is not installed here")
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])
+
+
+def _explain(error: G35Error) -> int:
+    if os.environ.get("G35_DEBUG") == "1":
+        traceback.print_exc()
+    print(f"error: {error}", file=sys.stderr)
+    if error.advice:
+        print(f"hint: {error.advice}", file=sys.stderr)
+    return EXIT_FAILED

@@ -1,0 +1,241 @@
+"""The agent's configuration: one TOML file, checked as a whole before anything starts.
+
+Unknown keys are refused, for a mistyped key that is silently ignored is a setting that is silently
+wrong. Every default stands here and in docs/reference/configuration.md, which is made from these
+descriptions (`g35 config reference`).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import uuid
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from agent.errors import ConfigError
+from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, SuiteName, VolumeName, VolumeWish
+from agent.pool.volume import Timing
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_size(value: object) -> object:
+    """Bytes out of "1G", "64 KiB" or a number; units are powers of 1,024. Anything else is left alone."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.match(value)
+    if match is None:
+        raise ValueError("a size is a number with K, M, G or T behind it, such as 64K or 1G")
+    return int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
+
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AgentSection(_Section):
+    """What this agent is and where it serves."""
+
+    mount: Path = Field(description="Folder to mount the pool at; made if it is missing.")
+    state: Path = Field(description="Folder for the agent's own files: host identity, /fs metadata.")
+    key_file: Path = Field(description="The root key, mode 0600, made by `g35 key new`.")
+    door: Literal["fuse", "pyfuse3"] = Field(
+        "fuse", description="`fuse`: our own FUSE protocol on clones of /dev/fuse; `pyfuse3`: the reference."
+    )
+    workers: int = Field(4, ge=1, le=64, description="Threads that serve requests, each to completion.")
+    read_deadline_ms: float = Field(
+        50.0, gt=0, le=60_000, description="After this long a /kv read is a miss (`late`)."
+    )
+    write_deadline_ms: float = Field(
+        5_000.0, gt=0, le=600_000, description="After this long a write has failed."
+    )
+    directory_fresh_ms: float = Field(
+        1_000.0,
+        ge=0,
+        description="For how long a remembered directory is believed when it says that a key is absent.",
+    )
+    directory_cache: Size = Field(
+        64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."
+    )
+    prestage: Size = Field(256 << 20, ge=0, description="Memory for values that were prestaged.")
+    allow_other: bool = Field(True, description="Users other than the agent's may enter the mount.")
+    metrics: str = Field(
+        "", description="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035."
+    )
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(
+            self.read_deadline_ms / 1e3, self.write_deadline_ms / 1e3, self.directory_fresh_ms / 1e3
+        )
+
+
+class EnclosureSection(_Section):
+    """One enclosure: where its NVMe-oF subsystem listens."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Your name for it.")
+    transport: Literal["tcp"] = Field("tcp", description="The NVMe-oF transport.")
+    address: str = Field(description="IP address or host name.")
+    port: int = Field(4420, ge=1, le=65_535, description="TCP port of the subsystem.")
+    nqn: str = Field(min_length=4, max_length=223, description="NQN of the subsystem.")
+    header_digest: bool = Field(False, description="CRC-32C over PDU headers.")
+    data_digest: bool = Field(
+        False, description="CRC-32C over PDU data; what is sealed is checked end to end without it."
+    )
+
+
+class VolumeSection(_Section):
+    """A volume that `g35 pool format` lays out; read by nothing else."""
+
+    name: VolumeName = Field(description="Name under /kv, or among the volumes behind /fs.")
+    kind: Literal["kv", "files"] = Field("kv", description="`kv` serves /kv, `files` holds blocks of /fs.")
+    value_size: Size = Field(
+        1 << 20, ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, description="The largest value a slot takes."
+    )
+    unit_size: Size = Field(256 << 10, description="Sealed at a time: 64K to 1M, a power of two.")
+    suite: SuiteName = Field("aes-256-gcm", description="How slots are sealed.")
+    ttl_seconds: int = Field(0, ge=0, description="Values expire after this long; 0: never.")
+    share: float = Field(gt=0, le=1, description="Its part of the pool's bytes.")
+    tenant: str = Field("default", min_length=1, max_length=64, description="Whose volume it is.")
+
+    def wish(self) -> VolumeWish:
+        return VolumeWish(
+            name=self.name,
+            kind=self.kind,
+            value_bytes=self.value_size,
+            unit_bytes=self.unit_size,
+            suite=self.suite,
+            ttl_seconds=self.ttl_seconds,
+            share=self.share,
+            tenant=self.tenant,
+        )
+
+
+class FilesSection(_Section):
+    """The file face, /fs. It is there when the pool has a volume of kind `files`."""
+
+    staging: Size = Field(256 << 20, ge=16 << 20, description="Memory for files being written.")
+    on_full: Literal["enospc", "evict"] = Field(
+        "enospc", description="`evict`: whole least recently used files go to make room."
+    )
+
+
+class PoolSection(_Section):
+    """Choices that concern the pool as a whole."""
+
+    allow_plain: bool = Field(
+        False, description="The second word for `plain+crc64`: without it that suite is refused."
+    )
+
+
+class Configuration(_Section):
+    """The whole file."""
+
+    agent: AgentSection
+    enclosures: tuple[EnclosureSection, ...] = Field(min_length=1, max_length=4096)
+    volumes: tuple[VolumeSection, ...] = Field((), max_length=64)
+    files: FilesSection = Field(default_factory=lambda: FilesSection.model_validate({}))
+    pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Configuration:
+        names = [enclosure.name for enclosure in self.enclosures]
+        if len(set(names)) != len(names):
+            raise ValueError("two enclosures have one name")
+        for volume in self.volumes:
+            if volume.suite == "plain+crc64" and not self.pool.allow_plain:
+                raise ValueError(
+                    f"volume {volume.name} asks for plain+crc64, which stores values in the clear; "
+                    "pool.allow_plain must say so too"
+                )
+        return self
+
+
+SECTIONS: dict[str, type[_Section]] = {
+    "agent": AgentSection,
+    "enclosures": EnclosureSection,
+    "volumes": VolumeSection,
+    "files": FilesSection,
+    "pool": PoolSection,
+}
+
+
+def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
+    """A checked configuration. Raises ConfigError that names every key that is wrong."""
+    try:
+        return Configuration.model_validate(document)
+    except ValidationError as error:
+        problems = []
+        for problem in error.errors()[:8]:
+            key = ".".join(str(part) for part in problem["loc"]) or "the file as a whole"
+            text = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"]
+            problems.append(f"{key}: {text.removeprefix('Value error, ')}")
+        raise ConfigError(
+            f"{where} is not a usable configuration: " + "; ".join(problems),
+            "docs/reference/configuration.md lists every key",
+        ) from None
+
+
+def load_configuration(path: Path) -> Configuration:
+    """The configuration in a file. Raises ConfigError where it cannot be read or is wrong."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}", "mend the line that it names") from None
+    return parse_configuration(document, str(path))
+
+
+def host_identity(state: Path) -> tuple[str, bytes]:
+    """This agent's host NQN and 16-byte host id, made once and kept in the state folder."""
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = state / "host_id"
+    try:
+        host_id = uuid.UUID(file.read_text().strip())
+    except FileNotFoundError:
+        host_id = uuid.uuid4()
+        file.write_text(f"{host_id}\n")
+    except ValueError:
+        raise ConfigError(f"{file} holds no UUID", "remove it; a new one is made") from None
+    return f"nqn.2014-08.org.nvmexpress:uuid:{host_id}", host_id.bytes
+
+
+def reference_markdown() -> str:
+    """docs/reference/configuration.md, made from the descriptions above."""
+    lines = [
+        "# Configuration",
+        "",
+        "One TOML file, given to `g35 agent --config FILE`. Sizes take K, M, G or T (powers of 1,024).",
+        "Unknown keys are refused. This page is made by `g35 config reference`.",
+    ]
+    for name, section in SECTIONS.items():
+        repeated = name in ("enclosures", "volumes")
+        lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
+        lines += [
+            (section.__doc__ or "").strip(),
+            "",
+            "| key | default | what it is |",
+            "| --- | --- | --- |",
+        ]
+        for key, info in section.model_fields.items():
+            default = "required" if info.is_required() else f"`{_shown(info.default)}`"
+            lines.append(f"| `{key}` | {default} | {info.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int) and value >= 1 << 10 and value % (1 << 10) == 0:
+        for power, unit in ((3, "G"), (2, "M"), (1, "K")):
+            if value % 1024**power == 0:
+                return f'"{value // 1024**power}{unit}"'
+    return f'"{value}"' if isinstance(value, str) else str(value)

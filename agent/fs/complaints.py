@@ -1,0 +1,56 @@
+"""Log lines about requests that went wrong, at a bounded rate.
+
+A process that sends a broken request can send a million of them; the log must not be what fills the disk.
+One line is written for each kind of complaint in `interval` seconds, with how many were left out since.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+KINDS_MAX = 256
+"""Kinds remembered at once; a kind is an operation and a type of exception, so this is not reached."""
+
+
+class Complaints:
+    """Shared by all workers of a door."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        interval: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._interval = interval
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._next_at: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+        self.count = 0
+
+    def bug(self, doing: str, error: BaseException) -> None:
+        """An operation raised what it must not; the caller of the system call sees EIO."""
+        self._say(logging.ERROR, f"{doing}: {type(error).__name__}", "answered EIO", error)
+
+    def peer(self, doing: str, why: str) -> None:
+        """A request was not what the protocol says."""
+        self._say(logging.WARNING, f"{doing}: malformed request", why, None)
+
+    def _say(self, level: int, kind: str, why: str, error: BaseException | None) -> None:
+        with self._lock:
+            self.count += 1
+            now = self._clock()
+            if now < self._next_at.get(kind, now):
+                self._left_out[kind] = self._left_out.get(kind, 0) + 1
+                return
+            if len(self._next_at) >= KINDS_MAX:
+                self._next_at.clear()
+                self._left_out.clear()
+            self._next_at[kind] = now + self._interval
+            left_out = self._left_out.pop(kind, 0)
+        more = f" ({left_out} more like it since the last such line)" if left_out else ""
+        self._log.log(level, "%s: %s%s", kind, why, more, exc_info=error)

@@ -1,0 +1,349 @@
+"""The control face: `/.g35/session`, where batches cross the mount in one round trip.
+
+host_shim/control_wire.py defines the bytes; read it first. Each open of the file is a session with its
+own answers and tickets; nothing of a session outlives it, and each of its parts is bounded there.
+
+`/.g35/status.json` is what `g35 status` shows, for whoever can read the mount.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.fs.interface import (
+    FACE_CONTROL,
+    FACE_SHIFT,
+    ROOT_INODE,
+    Attributes,
+    Caller,
+    DirectoryEntry,
+    Entry,
+    FsError,
+    Opened,
+    RefusesAll,
+    SetAttributes,
+    StatFs,
+)
+from agent.fs.kv_face import errno_of
+from agent.pool.prestage import PrestageCache
+from agent.pool.reading import Reading
+from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Outcome as Settled
+from agent.pool.upkeep import delete, pin
+from agent.pool.volume import Volume
+from agent.pool.writing import BadPut, PutRefused, Writing
+from host_shim.control_wire import (
+    ANSWERS_MAX,
+    FLAG_NO_ANSWER,
+    Answer,
+    MalformedControl,
+    Operation,
+    Outcome,
+    Request,
+    decode_request_untrusted,
+    ticket_at,
+)
+
+CONTROL_ROOT = FACE_CONTROL << FACE_SHIFT | 1
+_SESSION_INO = CONTROL_ROOT + 1
+_STATUS_INO = CONTROL_ROOT + 2
+SESSIONS_MAX = 1024
+SESSION_FILE_BYTES = 1 << 62
+"""The size that stat shows. Data offsets lie below it, so that the kernel never takes a write for one
+that extends the file, which it would let in only one at a time."""
+
+StartPrestage = Callable[[Volume, bytes], Outcome]
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A bound key: a value being read, or one being written."""
+
+    volume: Volume
+    key: bytes
+    writing: Writing | None = None
+    reading: Reading | None = None
+    refused: Outcome | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def outcome(self) -> Outcome:
+        if self.refused is not None:
+            return self.refused
+        if self.writing is not None:
+            return Outcome.HIT if self.writing.finished else Outcome.UNKNOWN
+        if self.reading is None:
+            return Outcome.UNKNOWN
+        if self.reading.cause is not None:
+            return Outcome(int(self.reading.cause))
+        return Outcome.HIT if self.reading.length is not None else Outcome.UNKNOWN
+
+
+@dataclass(slots=True)
+class _Session:
+    answers: deque[bytes] = field(default_factory=deque)
+    tickets: dict[int, _Ticket] = field(default_factory=dict)
+
+
+class ControlFace(RefusesAll):
+    """`/.g35`. Safe from any thread; one session may be used by several at once."""
+
+    def __init__(
+        self,
+        volumes: Sequence[Volume],
+        lanes: Callable[[], Lanes],
+        stats: Callable[[], Mapping[str, Any]],
+        start_prestage: StartPrestage,
+        prestage: PrestageCache | None = None,
+        owner: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._volumes = {volume.settings.name: volume for volume in volumes}
+        self._lanes = lanes
+        self._stats = stats
+        self._start_prestage = start_prestage
+        self._prestage = prestage
+        self._owner = owner
+        self._sessions: dict[int, _Session] = {}
+        self._status_files: dict[int, bytes] = {}
+        self._handles = itertools.count(1)
+        self._lock = threading.Lock()
+
+    # -- the three names ------------------------------------------------------------------------
+
+    def lookup(self, caller: Caller, parent: int, name: bytes) -> Settled[Entry]:
+        if parent != CONTROL_ROOT:
+            raise FsError(errno.ENOTDIR)
+        if name == b"session":
+            return Entry(self._attributes(_SESSION_INO), 60.0, 60.0)
+        if name == b"status.json":
+            return Entry(self._attributes(_STATUS_INO), 60.0, 0.0)
+        raise FsError(errno.ENOENT)
+
+    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Settled[Attributes]:
+        return self._attributes(ino)
+
+    def setattr(
+        self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
+    ) -> Settled[Attributes]:
+        if ino != _SESSION_INO or changes.mode is not None or changes.uid is not None:
+            raise FsError(errno.EPERM)
+        # An O_TRUNC on the way to a session means nothing here and harms nothing.
+        return self._attributes(ino)
+
+    def _attributes(self, ino: int) -> Attributes:
+        uid, gid = self._owner
+        if ino == CONTROL_ROOT:
+            return Attributes(ino, stat.S_IFDIR | 0o755, nlink=2, uid=uid, gid=gid)
+        if ino == _SESSION_INO:
+            return Attributes(ino, stat.S_IFREG | 0o600, SESSION_FILE_BYTES, uid=uid, gid=gid)
+        if ino == _STATUS_INO:
+            return Attributes(ino, stat.S_IFREG | 0o444, len(self._status()), uid=uid, gid=gid)
+        raise FsError(errno.ENOENT)
+
+    def _status(self) -> bytes:
+        return json.dumps(self._stats(), indent=1).encode() + b"\n"
+
+    def statfs(self, ino: int) -> Settled[StatFs]:
+        return StatFs(0, 0, 0)
+
+    def opendir(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
+        if ino != CONTROL_ROOT:
+            raise FsError(errno.ENOTDIR)
+        return Opened(0)
+
+    def readdir(self, ino: int, handle: int, cookie: int) -> Settled[Iterable[DirectoryEntry]]:
+        rows = (
+            (b".", CONTROL_ROOT, stat.S_IFDIR),
+            (b"..", ROOT_INODE, stat.S_IFDIR),
+            (b"session", _SESSION_INO, stat.S_IFREG),
+            (b"status.json", _STATUS_INO, stat.S_IFREG),
+        )
+        return [DirectoryEntry(name, ino, mode, at) for at, (name, ino, mode) in enumerate(rows, 1)][cookie:]
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def open(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
+        handle = next(self._handles)
+        with self._lock:
+            if len(self._sessions) + len(self._status_files) >= SESSIONS_MAX:
+                raise FsError(errno.ENFILE)
+            if ino == _SESSION_INO:
+                self._sessions[handle] = _Session()
+            elif ino == _STATUS_INO:
+                self._status_files[handle] = self._status()
+            else:
+                raise FsError(errno.EISDIR)
+        return Opened(handle, direct_io=True, parallel_direct_writes=True, no_flush=True)
+
+    def release(self, ino: int, handle: int) -> Settled[None]:
+        with self._lock:
+            session = self._sessions.pop(handle, None)
+            self._status_files.pop(handle, None)
+        if session is None:
+            return None
+        return self._drop(list(session.tickets.values()))
+
+    def _drop(self, tickets: Sequence[_Ticket]) -> Steps[None]:
+        for ticket in tickets:
+            if ticket.writing is not None and not ticket.writing.finished:
+                yield from ticket.writing.drop(self._lanes())
+
+    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Settled[int]:
+        session = self._sessions.get(handle)
+        if session is None:
+            status = self._status_files.get(handle)
+            if status is None:
+                raise FsError(errno.EBADF)
+            part = status[offset : offset + len(into)]
+            into[: len(part)] = part
+            return len(part)
+        number, within = ticket_at(offset)
+        if number < 0:
+            return self._read_answer(session, within, into)
+        ticket = session.tickets.get(number)
+        if ticket is None or ticket.writing is not None:
+            raise FsError(errno.EINVAL, "no key is bound to this ticket for reading")
+        reading = ticket.reading
+        if reading is None:
+            with ticket.lock:
+                if ticket.reading is None:
+                    ticket.reading = Reading(ticket.volume, ticket.key, self._prestage)
+                reading = ticket.reading
+        lanes = self._lanes()
+        return reading.read(lanes, within, into, lanes.now() + ticket.volume.timing.read_deadline)
+
+    def _read_answer(self, session: _Session, within: int, into: memoryview) -> int:
+        if within:
+            return 0
+        try:
+            answer = session.answers.popleft()
+        except IndexError:
+            return 0
+        if len(answer) > len(into):
+            session.answers.appendleft(answer)
+            raise FsError(errno.EMSGSIZE, f"the answer has {len(answer)} bytes")
+        into[: len(answer)] = answer
+        return len(answer)
+
+    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Settled[int]:
+        session = self._sessions.get(handle)
+        if session is None:
+            raise FsError(errno.EBADF)
+        number, within = ticket_at(offset)
+        if number >= 0:
+            ticket = session.tickets.get(number)
+            if ticket is None or ticket.writing is None:
+                raise FsError(errno.EINVAL, "no key is bound to this ticket for writing")
+            return self._put(ticket, ticket.writing, within, data)
+        if within:
+            raise FsError(errno.EINVAL, "a request is written at offset 0, by one write")
+        try:
+            request = decode_request_untrusted(data)
+        except MalformedControl as malformed:
+            raise FsError(errno.EINVAL, str(malformed)) from None
+        return self._request(session, request, len(data))
+
+    def _put(self, ticket: _Ticket, writing: Writing, within: int, data: memoryview) -> Steps[int]:
+        lanes = self._lanes()
+        deadline = lanes.now() + ticket.volume.timing.write_deadline
+        if not (yield Acquire(ticket.lock, deadline)):
+            raise FsError(errno.EIO)
+        try:
+            yield from writing.write(lanes, within, data, deadline)
+        except BadPut as bad:
+            ticket.refused = Outcome.REFUSED
+            raise FsError(errno.EINVAL, str(bad)) from None
+        except PutRefused as refused:
+            ticket.refused = Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+            raise FsError(errno_of(refused), str(refused)) from None
+        finally:
+            ticket.lock.release()
+        return len(data)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def _request(self, session: _Session, request: Request, size: int) -> Steps[int]:
+        wants_answer = not request.flags & FLAG_NO_ANSWER
+        if wants_answer and len(session.answers) >= ANSWERS_MAX:
+            raise FsError(errno.EAGAIN, "read the answers that wait before asking on")
+        status, body = 0, b""
+        try:
+            body = yield from self._perform(session, request)
+        except FsError as refused:
+            if not wants_answer:
+                raise
+            status = refused.errno
+        if wants_answer:
+            session.answers.append(Answer(request.operation, request.request_id, status, body).encode())
+        return size
+
+    def _perform(self, session: _Session, request: Request) -> Steps[bytes]:
+        operation = request.operation
+        if operation is Operation.STATS:
+            return json.dumps(self._stats()).encode()
+        if operation is Operation.OUTCOME:
+            numbers = range(request.first_ticket, request.first_ticket + len(request.keys))
+            tickets = [session.tickets.get(number) for number in numbers]
+            return bytes(Outcome.UNKNOWN if ticket is None else ticket.outcome() for ticket in tickets)
+        volume = self._volumes.get(request.volume)
+        if volume is None:
+            raise FsError(errno.ENOENT, f"there is no volume {request.volume}")
+        if operation in (Operation.GET, Operation.PUT):
+            return (yield from self._bind(session, volume, request))
+        lanes = self._lanes()
+        if operation is Operation.EXISTS:
+            deadline = lanes.now() + volume.timing.read_deadline
+            there = yield from volume.exists(lanes, request.keys, deadline)
+            return bytes(Outcome.HIT if each else Outcome.NEVER_STORED for each in there)
+        if operation is Operation.PRESTAGE:
+            return bytes(self._start_prestage(volume, key) for key in request.keys)
+        outcomes = bytearray()
+        for key in request.keys:
+            deadline = lanes.now() + volume.timing.write_deadline
+            if operation is Operation.PIN:
+                outcomes.append((yield from self._pin(volume, lanes, key, request.ttl_seconds, deadline)))
+            else:
+                outcomes.append((yield from self._delete(volume, lanes, key, deadline)))
+        return bytes(outcomes)
+
+    def _bind(self, session: _Session, volume: Volume, request: Request) -> Steps[bytes]:
+        """Bind tickets. What an earlier binding had under way is given up: its number means another now."""
+        replaced = []
+        for at, key in enumerate(request.keys):
+            ticket = _Ticket(volume, key)
+            if request.operation is Operation.PUT:
+                try:
+                    ticket.writing = Writing(
+                        volume, key, length=request.lengths[at], ttl_seconds=request.ttl_seconds
+                    )
+                except BadPut as bad:
+                    raise FsError(errno.EFBIG, str(bad)) from None
+            previous = session.tickets.get(request.first_ticket + at)
+            if previous is not None:
+                replaced.append(previous)
+            session.tickets[request.first_ticket + at] = ticket
+        yield from self._drop(replaced)
+        return b""
+
+    def _pin(self, volume: Volume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
+        until = int(lanes.wall()) + ttl if ttl else 0
+        pinned = yield from pin(volume, lanes, key, until, deadline)
+        if pinned is None:
+            return Outcome.NEVER_STORED
+        return Outcome.HIT if pinned else Outcome.REFUSED
+
+    def _delete(self, volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[int]:
+        if self._prestage is not None:
+            self._prestage.discard(volume.settings.volume_id, key)
+        try:
+            there = yield from delete(volume, lanes, key, deadline)
+        except PutRefused as refused:
+            return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+        return Outcome.HIT if there else Outcome.NEVER_STORED

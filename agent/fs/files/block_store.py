@@ -1,0 +1,75 @@
+"""Where the /fs face keeps the content of files: what it asks of the pool, and nothing more.
+
+The face stores *blocks*. A block is written once under an identifier that no other block ever had, is
+read in ranges, and is deleted at last; it is never changed in place. So the store needs no notion of a
+file, of an order, or of a transaction, and a volume of fixed-size slots is all it takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import Protocol
+
+from agent.pool.steps import Steps
+
+BLOCK_ID_BYTES = 16
+FILE_SYSTEM_ID_BYTES = 16
+
+_NAMED_BY = struct.Struct(">QQQ")
+"""What an identifier is derived from: inode, position in the file (in blocks), version; big-endian."""
+
+
+class StoreFull(Exception):
+    """No slot of this capacity is free for this block. Nothing was stored. ENOSPC for the program."""
+
+
+class StoreUnavailable(Exception):
+    """The enclosure did not answer, or answered with a fault. Whether the block is there is unknown."""
+
+
+class BlockStore(Protocol):
+    """Immutable blocks in slots of a few capacities.
+
+    All methods may be called by many threads at once. A buffer that is handed over is borrowed until the
+    steps end. A block that was put is never dropped to make room for another: a store that has no room
+    says so.
+    """
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """How many bytes fit into a slot of each kind, ascending, for example (65536, 1048576, 4194304)."""
+
+    def put(self, block_id: bytes, capacity: int, data: memoryview) -> Steps[None]:
+        """Store 1 to `capacity` bytes under a fresh identifier of 16 bytes.
+
+        Raises `StoreFull` when no slot of this capacity is free and nothing was stored, and
+        `StoreUnavailable` when it is not known whether it was.
+        """
+
+    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
+        """Fill `into` with the block's bytes from `offset` on; False when the block is lost for good.
+
+        The range lies within what was put. Raises `StoreUnavailable` when the block may come back.
+        """
+
+    def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
+        """Free the slot. Deleting what is not there is no error. Raises `StoreUnavailable`."""
+
+    def flush(self) -> Steps[None]:
+        """Everything that was put before is durable on the enclosures. Raises `StoreUnavailable`."""
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes that the slots can hold in all, and bytes that free slots can hold."""
+
+
+def block_id(file_system_id: bytes, ino: int, position: int, version: int) -> bytes:
+    """The identifier of a block: the same for nobody else, ever, because versions are never reused."""
+    name = _NAMED_BY.pack(ino, position, version)
+    return hashlib.blake2b(name, digest_size=BLOCK_ID_BYTES, key=file_system_id).digest()
+
+
+def fitting(capacities: Sequence[int], length: int) -> tuple[int, ...]:
+    """The capacities that `length` bytes fit into, the tightest first."""
+    return tuple(capacity for capacity in capacities if capacity >= length)

@@ -1,0 +1,182 @@
+"""What is in use: open files, their handles, and what the kernel remembers of inodes.
+
+`OpenFiles.state` is the one lock on everything in memory. It is held for dictionary work, for copies of
+at most a request between a buffer and staged memory (these hold the interpreter anyway), and around the
+short transactions that must not race with an open; never while steps are run.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.fs.files import inodes
+from agent.fs.files.inodes import Inode
+from agent.fs.files.schema import ROOT_LOCAL, Database
+from agent.fs.files.staging import StagedBlock
+from agent.fs.interface import FsError
+
+
+class OpenFile:
+    """A regular file that somebody uses: what all its handles share.
+
+    `gate` admits one operation that changes the file at a time, across its waits for the fabric. `size`
+    is the truth while the file is in use, and `committed_size` what the database says. `mtime_ns` is the
+    time of a write that the database does not know of, or None. `failed`: the last attempt to seal one
+    of its blocks did not succeed.
+    """
+
+    __slots__ = (
+        "block_bytes",
+        "committed_size",
+        "failed",
+        "gate",
+        "ino",
+        "mtime_ns",
+        "size",
+        "staged",
+        "uses",
+    )
+
+    def __init__(self, inode: Inode) -> None:
+        self.ino = inode.ino
+        self.block_bytes = inode.block_bytes
+        self.size = inode.size
+        self.committed_size = inode.size
+        self.gate = threading.Lock()
+        self.uses = 0
+        self.staged: dict[int, StagedBlock] = {}
+        self.mtime_ns: int | None = None
+        self.failed = False
+
+    @property
+    def pending(self) -> bool:
+        """The database does not have the size or the time of the last write."""
+        return self.size != self.committed_size or self.mtime_ns is not None
+
+    @property
+    def dirty_blocks(self) -> list[StagedBlock]:
+        """What must be sealed, in the order of the file."""
+        return [block for _, block in sorted(self.staged.items()) if block.dirty]
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """One open(2) of a file."""
+
+    file: OpenFile
+    readable: bool
+    writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What of an open file the database does not know yet: size, time of the last write, staged bytes."""
+
+    size: int
+    mtime_ns: int | None
+    staged_bytes: int
+
+
+class OpenFiles:
+    """The table of open files, of handles and of lookup counts."""
+
+    def __init__(self, database: Database, handles_max: int) -> None:
+        self.state = threading.Lock()
+        self._database = database
+        self._handles_max = handles_max
+        self._files: dict[int, OpenFile] = {}
+        self._handles: dict[int, Handle] = {}
+        self._lookups: dict[int, int] = {}
+        self._last_handle = 0
+
+    def pin(self, ino: int) -> OpenFile:
+        """The file, kept in the table until `unpin`. ESTALE when it is gone, EISDIR and EINVAL by its type.
+
+        The row is read under the lock, so that whoever removes an inode (also under it) either sees this
+        use or has removed it before.
+        """
+        with self.state:
+            file = self._files.get(ino)
+            if file is None:
+                inode = inodes.find(self._database, ino)
+                if inode.is_directory:
+                    raise FsError(errno.EISDIR)
+                if not inode.is_regular:
+                    raise FsError(errno.EINVAL)
+                file = self._files[ino] = OpenFile(inode)
+            file.uses += 1
+            return file
+
+    def unpin(self, file: OpenFile) -> None:
+        """Undo one `pin`. Whoever is last has left nothing staged."""
+        with self.state:
+            file.uses -= 1
+            if file.uses == 0:
+                assert not file.staged
+                del self._files[file.ino]
+
+    def get(self, ino: int) -> OpenFile | None:
+        return self._files.get(ino)
+
+    def in_use(self, ino: int) -> bool:
+        return ino in self._files
+
+    def add_handle(self, handle: Handle) -> int:
+        """Number a handle on a pinned file; ENFILE when too many are open."""
+        with self.state:
+            if len(self._handles) >= self._handles_max:
+                raise FsError(errno.ENFILE)
+            self._last_handle += 1
+            self._handles[self._last_handle] = handle
+            return self._last_handle
+
+    def handle(self, ino: int, number: int) -> Handle:
+        """The handle of that number; EBADF when it is none of this inode."""
+        handle = self._handles.get(number)
+        if handle is None or handle.file.ino != ino:
+            raise FsError(errno.EBADF)
+        return handle
+
+    def drop_handle(self, number: int) -> None:
+        with self.state:
+            del self._handles[number]
+
+    def handles(self) -> Sequence[Handle]:
+        with self.state:
+            return list(self._handles.values())
+
+    def files(self) -> Sequence[OpenFile]:
+        with self.state:
+            return list(self._files.values())
+
+    def live(self, ino: int) -> Live | None:
+        """What getattr must lay over the database's row; read it *before* the row (see face.py)."""
+        with self.state:
+            file = self._files.get(ino)
+            if file is None:
+                return None
+            dirty = sum(block.length for block in file.staged.values() if block.dirty)
+            return Live(file.size, file.mtime_ns, dirty)
+
+    def looked_up(self, ino: int) -> None:
+        """The kernel was given one more reference to the inode."""
+        if ino != ROOT_LOCAL:
+            with self.state:
+                self._lookups[ino] = self._lookups.get(ino, 0) + 1
+
+    def forgotten(self, ino: int, lookups: int) -> bool:
+        """The kernel dropped references; True when these were the last."""
+        with self.state:
+            left = self._lookups.get(ino, 0) - lookups
+            if left > 0:
+                self._lookups[ino] = left
+                return False
+            self._lookups.pop(ino, None)
+            return True
+
+    def known(self, ino: int) -> bool:
+        """The kernel, or an open handle, may still ask for this inode."""
+        return ino in self._lookups or ino in self._files

@@ -1,0 +1,230 @@
+"""The metadata database of /fs: its tables, its one writer, its readers, and what is durable when.
+
+SQLite in WAL mode. All changes go through one connection behind one lock (`Database.transaction`), each
+operation of the file system being one transaction; questions go through connections of their own
+(`Database.query`), which never wait for the writer.
+
+Durability. `synchronous=NORMAL`: a commit is a write(2) into the WAL and no fsync. A process that is
+killed therefore loses no committed transaction, because the page cache has it. A machine that loses
+power may lose the newest ones, all at once and in order, never in part: exactly what a program that did
+not call fsync must expect. fsync(2) on a file ends in `Database.sync`, which fsyncs the WAL. That is
+enough: a committed frame is either in the WAL, or a checkpoint has moved it, and a checkpoint syncs the
+database file before the WAL is written from its start again. `synchronous=FULL` would pay that fsync
+for each create and each rename, for programs that did not ask.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent.fs.files.block_store import FILE_SYSTEM_ID_BYTES
+from agent.fs.interface import FsError
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+ROOT_LOCAL = 1
+"""The root directory's inode number inside the face."""
+
+FIRST_COOKIE = 16
+"""Cookies below belong to `.` and `..`; those of names are the row numbers of `entries`."""
+
+WAL_BYTES_KEPT = 64 * 1024 * 1024
+PAGE_CACHE_KIB = 8 * 1024
+BUSY_SECONDS = 30.0
+
+_TABLES = f"""
+-- What the file system knows of itself: its identity, and how often it was opened.
+CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+
+-- One row a file, directory, link or node. AUTOINCREMENT: a number is never given twice.
+-- stored: the capacities of its blocks added up. used_ns: last opened or closed, for eviction.
+-- parent: of a directory only. target: of a symbolic link only.
+CREATE TABLE inodes (
+    ino INTEGER PRIMARY KEY AUTOINCREMENT,
+    mode INTEGER NOT NULL, nlink INTEGER NOT NULL, uid INTEGER NOT NULL, gid INTEGER NOT NULL,
+    rdev INTEGER NOT NULL, size INTEGER NOT NULL, stored INTEGER NOT NULL, block_bytes INTEGER NOT NULL,
+    atime_ns INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
+    used_ns INTEGER NOT NULL, parent INTEGER, target BLOB);
+CREATE INDEX inodes_unlinked ON inodes (ino) WHERE nlink = 0;
+CREATE INDEX inodes_by_use ON inodes (used_ns) WHERE stored > 0;
+
+-- One row a name. A name keeps its cookie for life, so a listing that is under way neither skips nor
+-- repeats a name that was there all the time, whatever comes and goes around it.
+CREATE TABLE entries (
+    cookie INTEGER PRIMARY KEY AUTOINCREMENT,
+    parent INTEGER NOT NULL, name BLOB NOT NULL, child INTEGER NOT NULL,
+    UNIQUE (parent, name));
+CREATE INDEX entries_in_order ON entries (parent, cookie);
+CREATE INDEX entries_of_child ON entries (child);
+INSERT INTO sqlite_sequence (name, seq) VALUES ('entries', {FIRST_COOKIE});
+
+-- The current version of each block of a file. What lies past `length` in a block reads as zero, as does
+-- a block that has no row.
+CREATE TABLE blocks (
+    ino INTEGER NOT NULL, position INTEGER NOT NULL,
+    version INTEGER NOT NULL, capacity INTEGER NOT NULL, length INTEGER NOT NULL,
+    PRIMARY KEY (ino, position)) WITHOUT ROWID;
+
+-- Blocks to be deleted from the store. With writing = 1: announced before it is put, so that a block
+-- whose writer died in between is found here by the next start.
+CREATE TABLE doomed (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    ino INTEGER NOT NULL, position INTEGER NOT NULL, version INTEGER NOT NULL,
+    capacity INTEGER NOT NULL, writing INTEGER NOT NULL);
+
+CREATE TABLE xattrs (
+    ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (ino, name)) WITHOUT ROWID;
+"""
+
+
+class MetadataUnusable(Exception):
+    """The metadata file is not ours, is of another version, or cannot be opened. The operator's to mend."""
+
+
+class Database:
+    """The metadata file. Any thread may call any method."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._idle: list[sqlite3.Connection] = []
+        try:
+            self._writer = self._connect()
+        except sqlite3.Error as fault:
+            raise MetadataUnusable(f"{path}: {fault}") from fault
+        try:
+            self._prepare()
+        except sqlite3.Error as fault:
+            self._writer.close()
+            raise MetadataUnusable(f"{path}: {fault}") from fault
+        except BaseException:
+            self._writer.close()
+            raise
+        # The number of this opening is part of each version that it gives out; were it lost with the
+        # power, the next opening would give the same ones out again.
+        self.sync()
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=128
+        )
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
+        return connection
+
+    def _prepare(self) -> None:
+        writer = self._writer
+        version = writer.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, SCHEMA_VERSION):
+            raise MetadataUnusable(f"{self.path} has schema {version}, this program reads {SCHEMA_VERSION}")
+        if version == 0 and writer.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]:
+            raise MetadataUnusable(f"{self.path} is a database of something else")
+        mode = writer.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise MetadataUnusable(f"{self.path}: the file system under it cannot hold a write-ahead log")
+        writer.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+        writer.execute("BEGIN EXCLUSIVE")
+        try:
+            if version == 0:
+                for statement in _TABLES.split(";"):
+                    writer.execute(statement)
+                facts = [("file_system_id", secrets.token_bytes(FILE_SYSTEM_ID_BYTES)), ("openings", 0)]
+                writer.executemany("INSERT INTO facts VALUES (?, ?)", facts)
+                writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            writer.execute("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
+            known = dict(writer.execute("SELECT name, value FROM facts"))
+            writer.execute("COMMIT")
+        except BaseException:
+            writer.execute("ROLLBACK")
+            raise
+        self.file_system_id: bytes = known["file_system_id"]
+        self.opening: int = known["openings"]
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Change the metadata: all of it when the block ends, nothing of it when it raises.
+
+        The lock is held meanwhile, so no steps may be run inside. Trouble of SQLite's own is an
+        `FsError`: ENOSPC where the disk under it is full, EIO otherwise.
+        """
+        with self._lock:
+            try:
+                self._writer.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._writer
+                    self._writer.execute("COMMIT")
+                except BaseException:
+                    if self._writer.in_transaction:
+                        self._writer.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as fault:
+                raise _refusal(fault) from fault
+
+    def query(self, statement: str, *arguments: object) -> list[Any]:
+        """The rows of one SELECT, as of the last commit."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect_reader()
+        try:
+            return connection.execute(statement, arguments).fetchall()
+        except sqlite3.Error as fault:
+            raise _refusal(fault) from fault
+        finally:
+            # As many readers as threads ever asked at once; list operations are atomic.
+            self._idle.append(connection)
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        try:
+            connection = self._connect()
+            connection.execute("PRAGMA query_only = 1")
+        except sqlite3.Error as fault:
+            raise _refusal(fault) from fault
+        return connection
+
+    def sync(self) -> None:
+        """Everything committed before is durable on this machine's disk (see the module docstring)."""
+        try:
+            # SQLite takes no POSIX locks on the WAL itself, so that closing it here drops none.
+            descriptor = os.open(f"{self.path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            os.fsync(descriptor)
+        except OSError as fault:
+            raise FsError(fault.errno or errno.EIO, f"fsync of the metadata log: {fault}") from fault
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close every connection; the last one moves the log into the database file."""
+        while self._idle:
+            self._idle.pop().close()
+        with self._lock:
+            self._writer.close()
+
+
+def _refusal(fault: sqlite3.Error) -> FsError:
+    code: int = getattr(fault, "sqlite_errorcode", 0) & 0xFF
+    log.error("metadata of /fs: %s", fault)
+    return FsError(errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO, f"metadata: {fault}")
+
+
+def in_int64(value: int) -> int:
+    """`value` cut to what a column of SQLite can hold; only absurd times are out of its range."""
+    return max(-(1 << 63), min(value, (1 << 63) - 1))
+
+
+def marks(values: Sequence[object]) -> str:
+    """As many question marks as there are values, for `IN (...)`."""
+    return ",".join("?" * len(values))

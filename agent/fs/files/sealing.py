@@ -1,0 +1,247 @@
+"""From staged to stored: how a block gets into the store and becomes part of its file.
+
+A block is never changed in place. Sealing announces a fresh version, puts it, and makes it current in
+one transaction (block_rows.py). Killed before that transaction, the file has the old version; after it,
+the new one.
+
+Which capacity: the tightest that holds the block's valid bytes, or, when that volume is full, the next
+larger one that has room. So all blocks of a large file but its tail lie in slots of the block size, and
+a small file or a tail takes the smallest slot that fits.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import logging
+import sqlite3
+
+from agent.fs.files import block_rows
+from agent.fs.files.block_rows import SealedBlock
+from agent.fs.files.block_store import BlockStore, StoreFull, StoreUnavailable, block_id, fitting
+from agent.fs.files.open_files import OpenFile, OpenFiles
+from agent.fs.files.options import FilesCounters
+from agent.fs.files.reclaiming import Reclaimer
+from agent.fs.files.schema import Database
+from agent.fs.files.staging import StagedBlock, Staging
+from agent.fs.interface import FsError
+from agent.pool.steps import Steps
+
+log = logging.getLogger(__name__)
+
+VERSIONS_PER_OPENING = 1 << 32
+"""A version is the number of this opening of the file system, then a count: never given out twice, not
+even for a block that a killed process put without making it current."""
+
+
+class Sealer:
+    """Seals, admits and finds memory. The caller holds the gate of the file it names."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: BlockStore,
+        open_files: OpenFiles,
+        staging: Staging,
+        reclaimer: Reclaimer,
+        counters: FilesCounters,
+    ) -> None:
+        self._database = database
+        self._store = store
+        self._open_files = open_files
+        self._staging = staging
+        self._reclaimer = reclaimer
+        self._counters = counters
+        self._versions = itertools.count(database.opening * VERSIONS_PER_OPENING)
+
+    def put(self, file: OpenFile, position: int, data: memoryview) -> Steps[None]:
+        """Store `data` as the file's block at `position` and make it current.
+
+        ENOSPC when no volume has room, nor can be made to; EIO when the enclosure did not do it. The file
+        keeps what it had in both cases.
+        """
+        sizes = fitting(self._store.capacities, len(data))
+        while True:
+            for capacity in sizes:
+                if (yield from self._put_into(file, position, capacity, data)):
+                    self._counters.blocks_sealed += 1
+                    self._counters.bytes_sealed += len(data)
+                    return
+            if not (yield from self._reclaimer.make_room()):
+                self._counters.seals_failed += 1
+                raise FsError(errno.ENOSPC)
+
+    def _put_into(self, file: OpenFile, position: int, capacity: int, data: memoryview) -> Steps[bool]:
+        """The same with slots of one capacity; False when none is free."""
+        version = next(self._versions)
+        name = block_id(self._database.file_system_id, file.ino, position, version)
+        with self._database.transaction() as tx:
+            announced = block_rows.announce(tx, file.ino, position, version, capacity)
+        try:
+            yield from self._store.put(name, capacity, data)
+            self._commit(file, announced, position, SealedBlock(version, capacity, len(data)))
+        except StoreFull:
+            with self._database.transaction() as tx:
+                block_rows.take_back(tx, announced)
+            return False
+        except BaseException as fault:
+            with self._database.transaction() as tx:
+                block_rows.give_up(tx, announced)
+            self._counters.seals_failed += 1
+            if isinstance(fault, StoreUnavailable):
+                raise FsError(errno.EIO, f"block not stored: {fault}") from fault
+            raise
+        return True
+
+    def _commit(self, file: OpenFile, announced: int, position: int, block: SealedBlock) -> None:
+        """The new version is current, and size and time are at least what this block shows of them."""
+        end = position * file.block_bytes + block.length
+        size = max(file.committed_size, end)
+        with self._database.transaction() as tx:
+            block_rows.take_back(tx, announced)
+            block_rows.make_current(tx, file.ino, position, block)
+            _store_size(tx, file, size)
+        with self._open_files.state:
+            file.mtime_ns = None
+            file.committed_size = size
+            file.size = max(file.size, size)
+
+    def commit_pending(self, file: OpenFile) -> None:
+        """Bring size and time of the last write into the database, after the blocks."""
+        if file.pending:
+            with self._database.transaction() as tx:
+                _store_size(tx, file, file.size)
+            with self._open_files.state:
+                file.mtime_ns = None
+                file.committed_size = file.size
+
+    def seal(self, file: OpenFile, block: StagedBlock, *, keep: bool = False) -> Steps[None]:
+        """Store a staged block, and drop it from memory unless it is to be kept, clean."""
+        if block.dirty:
+            try:
+                if block.length:
+                    yield from self.put(file, block.position, block.memory[: block.length])
+                else:
+                    with self._database.transaction() as tx:
+                        block_rows.drop(tx, file.ino, block.position, block.position)
+            except FsError:
+                file.failed = True
+                raise
+        with self._open_files.state:
+            block.dirty = False
+            self._staging.reserve(block, 0)
+            if not keep:
+                self.drop(file, block)
+
+    def seal_all(self, file: OpenFile) -> Steps[None]:
+        """Everything that was written is in the store and in the database, or this raises."""
+        for block in file.dirty_blocks:
+            yield from self.seal(file, block, keep=True)
+        self.commit_pending(file)
+        file.failed = False
+
+    def drop(self, file: OpenFile, block: StagedBlock) -> None:
+        """Forget a staged block. `OpenFiles.state` is held."""
+        del file.staged[block.position]
+        self._staging.remove(block)
+
+    def discard(self, file: OpenFile) -> None:
+        """Forget all that is staged; the file is again what the database says. `OpenFiles.state` is held."""
+        for block in list(file.staged.values()):
+            if block.dirty:
+                self._counters.bytes_discarded += block.length
+            self.drop(file, block)
+        file.size = file.committed_size
+        file.mtime_ns = None
+        file.failed = False
+
+    def admit(self, capacity: int) -> Steps[None]:
+        """ENOSPC unless the store has room for `capacity` bytes beside all that is staged.
+
+        So a program mostly hears of a full store from write(2), which it checks, and not from close(2).
+        """
+        while True:
+            _, free = self._store.usage()
+            if free - self._staging.reserved >= capacity:
+                return
+            if not (yield from self._reclaimer.make_room()):
+                raise FsError(errno.ENOSPC)
+
+    def buffer(self, file: OpenFile, size: int, position: int) -> Steps[memoryview]:
+        """Memory for the file's block at `position`, taken from older blocks if need be.
+
+        Clean blocks go first, then the oldest of this file's, then the oldest of a file whose gate is
+        free: it is tried and never waited for, so two writers cannot wait for each other.
+        """
+        refused: dict[int, FsError] = {}
+        while True:
+            with self._open_files.state:
+                memory = self._staging.memory.take(size)
+            if memory is not None:
+                return memory
+            victim = self._victim(file, position, refused)
+            if victim is None:
+                break
+            other, block = victim
+            try:
+                yield from self.seal(other, block)
+            except FsError as fault:
+                if other is file:
+                    raise
+                refused[other.ino] = fault
+            finally:
+                if other is not file:
+                    other.gate.release()
+        for fault in refused.values():
+            raise FsError(fault.errno, "staging memory is full of blocks that cannot be stored")
+        with self._open_files.state:
+            memory = self._staging.memory.take(size, overdraw=True)
+        if memory is None:
+            raise FsError(errno.ENOMEM, "staging memory is full and every file is busy")
+        return memory
+
+    def _victim(
+        self, file: OpenFile, position: int, refused: dict[int, FsError]
+    ) -> tuple[OpenFile, StagedBlock] | None:
+        """A block to give up; the gate of its file is held if that is another file."""
+        own: StagedBlock | None = None
+        with self._open_files.state:
+            for block in self._staging.oldest():
+                if block.ino == file.ino:
+                    if block.position != position:
+                        if not block.dirty:
+                            return file, block
+                        own = own or block
+                elif not block.dirty:
+                    other = self._open_files.get(block.ino)
+                    if other is not None and other.gate.acquire(blocking=False):
+                        return other, block
+            if own is not None:
+                return file, own
+            for block in self._staging.oldest():
+                other = self._open_files.get(block.ino)
+                if other is None or other is file or block.ino in refused:
+                    continue
+                if other.gate.acquire(blocking=False):
+                    return other, block
+        return None
+
+    def settle_overdraft(self, file: OpenFile) -> Steps[None]:
+        """Give back what was lent beyond the limit, before the request ends."""
+        while self._staging.memory.overdrawn and file.staged and not file.failed:
+            block = next(block for block in self._staging.oldest() if block.ino == file.ino)
+            try:
+                yield from self.seal(file, block)
+            except FsError as fault:
+                # The bytes stay staged; the next fsync or close tries again and reports.
+                log.info("inode %d: a staged block could not be sealed: %s", file.ino, fault)
+
+
+def _store_size(tx: sqlite3.Connection, file: OpenFile, size: int) -> None:
+    if file.mtime_ns is None:
+        tx.execute("UPDATE inodes SET size = ? WHERE ino = ?", (size, file.ino))
+    else:
+        tx.execute(
+            "UPDATE inodes SET size = ?, mtime_ns = ?, ctime_ns = ? WHERE ino = ?",
+            (size, file.mtime_ns, file.mtime_ns, file.ino),
+        )

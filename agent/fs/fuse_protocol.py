@@ -1,0 +1,305 @@
+"""`FuseSession`: the FUSE protocol as an object without I/O. The doors read and write; this decides.
+
+Read fuse_abi.py for the bytes and fuse_operations.py for what stands behind each opcode. The object is
+shared by all workers of a door and keeps nothing about a request: whoever calls `answer` brings the
+buffers and a `Runner`. It knows no /dev/fuse, because virtio-fs carries the same requests.
+
+    reply = session.answer(request, received, data, room, runner)
+
+`request` begins with the header and the arguments; `data` is where byte 80 of a WRITE lies, which is
+where its payload begins; `room` is where READ and READDIR put what they found. In /dev/fuse's door
+`data` is the rest of the buffer behind `request`; in virtio-fs they come from different descriptors. The
+reply is a list of buffers for one `writev`, and READ's second buffer is `room` itself: the payload of
+neither READ nor WRITE is copied here.
+
+Nothing escapes `answer`. A broken request is answered with EIO or EINVAL, or ignored where the protocol
+has no answer; an operation that raises something other than `FsError` is answered with EIO and logged.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import TypeAlias
+
+from agent.fs.complaints import Complaints
+from agent.fs.fuse_abi import (
+    IN_HEADER_BYTES,
+    INIT_FLAGS2,
+    MAJOR,
+    MINOR,
+    MINOR_LEAST,
+    OUT_HEADER_BYTES,
+    PAGE_BYTES,
+    WRITE_KILL_SUIDGID,
+    FuseFormatError,
+    InHeader,
+    InitFlag,
+    InitIn,
+    InitOut,
+    Opcode,
+    OutHeader,
+)
+from agent.fs.fuse_operations import OFFSET_MAX, FuseOperations, Request
+from agent.fs.fuse_replies import AttrOfFile, EntryOut, OpenOut, WriteOut
+from agent.fs.fuse_requests import WRITE_HEAD_BYTES, ReadIn, WriteIn
+from agent.fs.interface import FileSystem, FsError
+from agent.pool.steps import Runner, settle
+
+log = logging.getLogger(__name__)
+
+Reply: TypeAlias = "list[bytes | memoryview]"
+
+TRANSFER_BYTES = 1 << 20
+"""The largest READ and WRITE: 256 pages, which is what Linux allows (fs.fuse.max_pages_limit)."""
+
+WANTED = (
+    InitFlag.ASYNC_READ
+    | InitFlag.ATOMIC_O_TRUNC
+    | InitFlag.BIG_WRITES
+    | InitFlag.AUTO_INVAL_DATA
+    | InitFlag.ASYNC_DIO
+    | InitFlag.PARALLEL_DIROPS
+    | InitFlag.MAX_PAGES
+    | InitFlag.HANDLE_KILLPRIV_V2
+    | InitFlag.INIT_EXT
+    | InitFlag.DIRECT_IO_ALLOW_MMAP
+)
+"""What we ask for where the kernel offers it.
+
+Not asked for, with the reason: EXPORT_SUPPORT (lookups of `.` and `..` would reach the faces),
+WRITEBACK_CACHE (the kernel would decide when a write is acknowledged), DONT_MASK (the kernel applies the
+umask), DO_READDIRPLUS (a listing has no attributes at hand), SPLICE_* (a pipe's pages are 4 KiB each),
+POSIX_LOCKS and FLOCK_LOCKS (locks stay within one host's kernel).
+"""
+
+NO_ANSWER = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.NOTIFY_REPLY})
+GIVES_ENTRY = frozenset({Opcode.LOOKUP, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.LINK})
+
+_OUT_HEADER = OutHeader.LAYOUT
+_READ, _WRITE, _INIT, _DESTROY = (
+    Opcode.READ.value,
+    Opcode.WRITE.value,
+    Opcode.INIT.value,
+    Opcode.DESTROY.value,
+)
+ENTRY_BYTES = EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size
+
+
+@dataclass(frozen=True, slots=True)
+class FuseLimits:
+    """What is negotiated at INIT. `background` bounds the kernel's read-ahead and asynchronous requests."""
+
+    transfer_bytes: int = TRANSFER_BYTES
+    read_ahead_bytes: int = TRANSFER_BYTES
+    background: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Negotiated:
+    """What INIT agreed on."""
+
+    minor: int
+    flags: InitFlag
+    transfer_bytes: int
+
+
+class FuseSession:
+    """One mount's protocol. Thread-safe: all that it keeps between requests is set by INIT."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        *,
+        limits: FuseLimits | None = None,
+        attribute_seconds: float = 0.0,
+        complaints: Complaints | None = None,
+    ) -> None:
+        """`attribute_seconds`: how long the kernel may believe an answer to GETATTR or SETATTR."""
+        self._filesystem = filesystem
+        self._operations = FuseOperations(filesystem, attribute_seconds)
+        self._table = self._operations.table
+        self._limits = limits or FuseLimits()
+        self._ready = False
+        self.complaints = complaints or Complaints(log)
+        self.negotiated: Negotiated | None = None
+        self.initialised = threading.Event()
+
+    @property
+    def transfer_bytes(self) -> int:
+        """The size that `room` and `data` need."""
+        return self._limits.transfer_bytes
+
+    def answer(
+        self, request: memoryview, received: int, data: memoryview, room: memoryview, runner: Runner
+    ) -> Reply | None:
+        """Serve one request to its end; None where the protocol has no answer to it.
+
+        `received` counts all bytes of the request, those in `data` included. The reply's buffers may lie
+        in `room` and hold until the worker's next request.
+        """
+        if received < IN_HEADER_BYTES or len(request) < IN_HEADER_BYTES:
+            self.complaints.peer("a request", "shorter than its header")
+            return None
+        length, opcode, unique, node, uid, gid, pid, words = InHeader.LAYOUT.unpack_from(request)
+        try:
+            if length != received:
+                raise FuseFormatError("its length is not what was received")
+            if not self._ready and opcode != _INIT:
+                raise FuseFormatError("before INIT")
+            if opcode == _READ:
+                return self._read(request, node, unique, room, runner)
+            if opcode == _WRITE:
+                return self._write(request, received, node, unique, data, runner)
+            if opcode == _INIT:
+                body: bytes | memoryview = self._init(request[IN_HEADER_BYTES:received])
+            elif opcode == _DESTROY:
+                self._ready = False
+                body = b""
+            else:
+                handler = self._table.get(opcode)
+                if handler is None:
+                    # ENOSYS makes the kernel do without: LSEEK, COPY_FILE_RANGE, INTERRUPT, STATX, POLL,
+                    # TMPFILE and the rest are asked for once and never again.
+                    raise FsError(errno.ENOSYS)
+                end = received - 8 * words
+                if not IN_HEADER_BYTES <= end <= len(request):
+                    raise FuseFormatError("its parts do not fit into it")
+                arguments = request[IN_HEADER_BYTES:end]
+                body = handler(Request(node, uid, gid, pid, arguments, room, runner))
+        except FsError as refusal:
+            return self._refuse(opcode, unique, refusal.errno)
+        except FuseFormatError as broken:
+            self.complaints.peer(opcode_name(opcode), str(broken))
+            return self._refuse(opcode, unique, errno.EIO)
+        except BaseException as bug:
+            # The last line of defence, and BaseException on purpose: this is a worker's outermost frame,
+            # and even a SystemExit out of an operation must cost one EIO rather than a worker.
+            self._report(opcode, bug)
+            return self._refuse(opcode, unique, errno.EIO)
+        if opcode in NO_ANSWER:
+            return None
+        if not body:
+            return [_OUT_HEADER.pack(OUT_HEADER_BYTES, 0, unique)]
+        return [_OUT_HEADER.pack(OUT_HEADER_BYTES + len(body), 0, unique), body]
+
+    def _read(self, request: memoryview, node: int, unique: int, room: memoryview, runner: Runner) -> Reply:
+        if len(request) < WRITE_HEAD_BYTES:
+            raise FuseFormatError("READ is truncated")
+        handle, offset, size = ReadIn.LAYOUT.unpack_from(request, IN_HEADER_BYTES)
+        if size > len(room) or offset > OFFSET_MAX - size:
+            raise FsError(errno.EINVAL)
+        place = room[:size]
+        outcome = self._filesystem.read(node, handle, offset, place)
+        got = runner.run(outcome) if type(outcome) is GeneratorType else settle(outcome, runner)
+        if not 0 <= got <= size:
+            raise ValueError(f"read answered {got} of {size} bytes")
+        return [_OUT_HEADER.pack(OUT_HEADER_BYTES + got, 0, unique), place if got == size else place[:got]]
+
+    def _write(
+        self, request: memoryview, received: int, node: int, unique: int, data: memoryview, runner: Runner
+    ) -> Reply:
+        if len(request) < WRITE_HEAD_BYTES:
+            raise FuseFormatError("WRITE is truncated")
+        handle, offset, size, flags = WriteIn.LAYOUT.unpack_from(request, IN_HEADER_BYTES)
+        if size > received - WRITE_HEAD_BYTES or size > len(data):
+            raise FuseFormatError("WRITE has less data than it says")
+        if offset > OFFSET_MAX - size:
+            raise FsError(errno.EFBIG)
+        if flags & WRITE_KILL_SUIDGID and node in self._operations.set_id_nodes:
+            self._operations.clear_set_id(node, handle, runner)
+        outcome = self._filesystem.write(node, handle, offset, data[:size])
+        taken = runner.run(outcome) if type(outcome) is GeneratorType else settle(outcome, runner)
+        if not 0 <= taken <= size:
+            raise ValueError(f"write took {taken} of {size} bytes")
+        return [
+            _OUT_HEADER.pack(OUT_HEADER_BYTES + WriteOut.LAYOUT.size, 0, unique),
+            WriteOut.LAYOUT.pack(taken),
+        ]
+
+    def _init(self, arguments: memoryview) -> bytes:
+        offered = InitIn.decode_untrusted(arguments)
+        if offered.major < MAJOR or (offered.major == MAJOR and offered.minor < MINOR_LEAST):
+            log.error("the kernel speaks FUSE %d.%d; we need 7.%d", offered.major, offered.minor, MINOR_LEAST)
+            raise FsError(errno.EPROTO)
+        if offered.major > MAJOR:
+            # The kernel asks again in the version that we name here.
+            return InitOut(MAJOR, MINOR, 0, 0, 0, 0, 0, 0, 0, 0, 0).encode()
+        flags = offered.flags
+        if flags & InitFlag.INIT_EXT and len(arguments) >= InitIn.LAYOUT.size + INIT_FLAGS2.size:
+            flags |= INIT_FLAGS2.unpack_from(arguments, InitIn.LAYOUT.size)[0] << 32
+        agreed = WANTED & flags
+        if not agreed & InitFlag.MAX_PAGES:
+            raise FsError(errno.EPROTO)
+        limits = self._limits
+        self.negotiated = Negotiated(min(MINOR, offered.minor), InitFlag(agreed), limits.transfer_bytes)
+        self._ready = True
+        self.initialised.set()
+        return InitOut(
+            major=MAJOR,
+            minor=self.negotiated.minor,
+            max_readahead=limits.read_ahead_bytes,
+            flags=agreed & 0xFFFF_FFFF,
+            max_background=limits.background,
+            congestion_threshold=limits.background * 3 // 4,
+            max_write=limits.transfer_bytes,
+            time_granularity=1,
+            max_pages=limits.transfer_bytes // PAGE_BYTES,
+            map_alignment=0,
+            flags2=agreed >> 32,
+        ).encode()
+
+    def _refuse(self, opcode: int, unique: int, code: int) -> Reply | None:
+        if opcode in NO_ANSWER:
+            return None
+        return [_OUT_HEADER.pack(OUT_HEADER_BYTES, -errno_for_kernel(code), unique)]
+
+    def _report(self, opcode: int, bug: BaseException) -> None:
+        try:
+            self.complaints.bug(opcode_name(opcode), bug)
+        except Exception:
+            # Out of memory, most likely. The answer matters more than the line.
+            self.complaints.count += 1
+
+    def refusal_of(self, request: memoryview) -> Reply:
+        """EIO for a request whose reply the kernel would not take."""
+        unique = InHeader.LAYOUT.unpack_from(request)[2]
+        return [_OUT_HEADER.pack(OUT_HEADER_BYTES, -errno.EIO, unique)]
+
+    def reply_was_lost(self, request: memoryview, reply: Reply, runner: Runner) -> None:
+        """Nobody waited for this reply any more: give back the reference or the handle that it carried."""
+        opcode, node = InHeader.LAYOUT.unpack_from(request)[1:4:2]
+        if len(reply) < 2:
+            return
+        body = reply[1]
+        try:
+            if opcode in GIVES_ENTRY or opcode == Opcode.CREATE:
+                entry_node = EntryOut.LAYOUT.unpack_from(body)[0]
+                if opcode == Opcode.CREATE:
+                    handle = OpenOut.LAYOUT.unpack_from(body, ENTRY_BYTES)[0]
+                    settle(self._filesystem.release(entry_node, handle), runner)
+                self._operations.forget(entry_node, 1)
+            elif opcode == Opcode.OPEN:
+                settle(self._filesystem.release(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
+            elif opcode == Opcode.OPENDIR:
+                settle(self._filesystem.releasedir(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
+        except FsError:
+            return
+        except BaseException as bug:
+            self._report(opcode, bug)
+
+
+def errno_for_kernel(code: int) -> int:
+    """`code` where the kernel takes it. It ignores a reply with an errno outside 1 to 511, and the
+    caller of the system call would then wait for ever."""
+    return code if isinstance(code, int) and 0 < code < 512 else errno.EIO
+
+
+def opcode_name(opcode: int) -> str:
+    try:
+        return Opcode(opcode).name
+    except ValueError:
+        return "an unknown opcode"

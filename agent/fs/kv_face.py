@@ -1,0 +1,343 @@
+"""The key-value face: `/kv/<volume>/<name>` is the value stored under that name.
+
+A name of 32 hex digits is the key itself; any other name is hashed to one (control_wire.key_of_name).
+Values are immutable: a file that exists is not opened for writing (EEXIST), a new one is complete when
+it is first closed, and whoever writes on after that gets EIO and the value is removed again, so that
+half a value is never served. An empty file stores nothing.
+
+What lookup says is a hint from the directories, and costs no round trip while they are remembered; the
+read proves the value. A value that went in between reads as an empty file: a miss, never an error.
+Directories list nothing: a key-value face that lists its keys would need an index, and would tell one
+tenant what another one holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from agent.fs.interface import (
+    FACE_KV,
+    FACE_SHIFT,
+    ROOT_INODE,
+    Attributes,
+    Caller,
+    DirectoryEntry,
+    Entry,
+    FsError,
+    Opened,
+    RefusesAll,
+    SetAttributes,
+    StatFs,
+)
+from agent.pool.prestage import PrestageCache
+from agent.pool.reading import Reading, remembered_length
+from agent.pool.steps import Acquire, Lanes, Outcome, Steps
+from agent.pool.upkeep import delete
+from agent.pool.volume import Volume
+from agent.pool.writing import BadPut, PutRefused, TooLong, Writing
+from host_shim.control_wire import key_of_name
+
+KV_ROOT = FACE_KV << FACE_SHIFT | 1
+_VOLUMES_FROM = KV_ROOT + 1
+_VALUES_FROM = KV_ROOT + (1 << 16)
+
+OPEN_VALUES_MAX = 65536
+"""Open files of this face; each is a few hundred bytes, and a writer at most one unit more."""
+WRITERS_MAX = 256
+"""Values being written through files at once; each may hold one unit, 256 KiB, that is not yet full."""
+
+
+def errno_of(refused: PutRefused) -> int:
+    """A refused put as an errno: no room is ENOSPC, an enclosure that failed is EIO."""
+    return errno.ENOSPC if refused.cause is None else errno.EIO
+
+
+@dataclass(slots=True)
+class _Value:
+    """An inode: a key that the kernel holds a reference to."""
+
+    volume: Volume
+    key: bytes
+    lookups: int = 1
+    length: int = 0
+
+
+@dataclass(slots=True)
+class _Writer:
+    writing: Writing
+    spoilt: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class KvFace(RefusesAll):
+    """`/kv`. Safe from any thread: a lock guards the tables, handles are each guarded by their own."""
+
+    def __init__(
+        self,
+        volumes: Sequence[Volume],
+        lanes: Callable[[], Lanes],
+        prestage: PrestageCache | None = None,
+        owner: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._volumes = {_VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
+        self._volume_inodes = {volume.settings.name.encode(): ino for ino, volume in self._volumes.items()}
+        self._lanes = lanes
+        self._prestage = prestage
+        self._owner = owner
+        self._values: dict[int, _Value] = {}
+        self._inode_of: dict[tuple[bytes, bytes], int] = {}
+        self._readers: dict[int, Reading] = {}
+        self._writers: dict[int, _Writer] = {}
+        self._numbers = itertools.count(_VALUES_FROM)
+        self._handles = itertools.count(1)
+        self._lock = threading.Lock()
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
+        if parent == KV_ROOT:
+            ino = self._volume_inodes.get(name)
+            if ino is None:
+                raise FsError(errno.ENOENT)
+            return Entry(self._folder(ino), 60.0, 60.0)
+        return self._lookup_value(self._volume(parent), name)
+
+    def _lookup_value(self, volume: Volume, name: bytes) -> Steps[Entry]:
+        key = _key(name)
+        lanes = self._lanes()
+        pseudonym = volume.placement.pseudonym(key)
+        sets = volume.borrow_sets(pseudonym)
+        try:
+            length = remembered_length(volume, pseudonym, sets)
+            if length is None:
+                stale = [cached for cached in sets if not volume.is_fresh(cached, lanes)]
+                if stale:
+                    yield from volume.load(lanes, stale, lanes.now() + volume.timing.read_deadline)
+                    length = remembered_length(volume, pseudonym, sets)
+        finally:
+            volume.give_back_sets(sets)
+        if length is None:
+            raise FsError(errno.ENOENT)
+        ino = self._remember(volume, key, length)
+        # The kernel may not remember the name: another agent may remove or evict it. An entry that is
+        # never valid is also forgotten as soon as nobody uses it, which bounds the tables here.
+        return Entry(self._file(ino, length), 0.0, 1.0)
+
+    def _remember(self, volume: Volume, key: bytes, length: int) -> int:
+        place = (volume.settings.volume_id, key)
+        with self._lock:
+            ino = self._inode_of.get(place)
+            if ino is not None:
+                value = self._values[ino]
+                value.lookups += 1
+                value.length = length
+                return ino
+            ino = next(self._numbers)
+            self._inode_of[place] = ino
+            self._values[ino] = _Value(volume, key, 1, length)
+            return ino
+
+    def forget(self, ino: int, lookups: int) -> None:
+        with self._lock:
+            value = self._values.get(ino)
+            if value is None:
+                return
+            value.lookups -= lookups
+            if value.lookups <= 0:
+                del self._values[ino]
+                self._inode_of.pop((value.volume.settings.volume_id, value.key), None)
+
+    def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
+        return self._unlink(self._volume(parent), _key(name))
+
+    def _unlink(self, volume: Volume, key: bytes) -> Steps[None]:
+        lanes = self._lanes()
+        if self._prestage is not None:
+            self._prestage.discard(volume.settings.volume_id, key)
+        try:
+            there = yield from delete(volume, lanes, key, lanes.now() + volume.timing.write_deadline)
+        except PutRefused as refused:
+            raise FsError(errno.EIO, str(refused)) from None
+        if not there:
+            raise FsError(errno.ENOENT)
+
+    # -- attributes -----------------------------------------------------------------------------
+
+    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
+        if ino == KV_ROOT or ino in self._volumes:
+            return self._folder(ino)
+        return self._file(ino, self._value(ino).length)
+
+    def setattr(
+        self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
+    ) -> Outcome[Attributes]:
+        if ino not in self._values:
+            raise FsError(errno.EPERM)
+        length = self._value(ino).length
+        if changes.size is not None and changes.size != length:
+            raise FsError(errno.EPERM, "a value is immutable")
+        # Modes, owners and times are not kept: a key-value has no metadata beyond its slot.
+        return self._file(ino, length)
+
+    def statfs(self, ino: int) -> Outcome[StatFs]:
+        volumes = [self._volumes[ino]] if ino in self._volumes else list(self._volumes.values())
+        total = free = 0
+        for volume in volumes:
+            slots, taken = volume.usage()
+            blocks = volume.settings.value_bytes // 4096
+            total += slots * blocks
+            free += (slots - taken) * blocks
+        return StatFs(total, free, free)
+
+    def _folder(self, ino: int) -> Attributes:
+        uid, gid = self._owner
+        return Attributes(ino, stat.S_IFDIR | 0o755, nlink=2, uid=uid, gid=gid)
+
+    def _file(self, ino: int, length: int) -> Attributes:
+        uid, gid = self._owner
+        blocks = -(-length // 512)
+        return Attributes(ino, stat.S_IFREG | 0o644, length, uid=uid, gid=gid, blocks=blocks)
+
+    def _value(self, ino: int) -> _Value:
+        try:
+            return self._values[ino]
+        except KeyError:
+            raise FsError(errno.ENOENT) from None
+
+    def _volume(self, ino: int) -> Volume:
+        volume = self._volumes.get(ino)
+        if volume is None:
+            raise FsError(errno.EPERM if ino == KV_ROOT else errno.ENOTDIR)
+        return volume
+
+    # -- folders --------------------------------------------------------------------------------
+
+    def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+        if ino != KV_ROOT and ino not in self._volumes:
+            raise FsError(errno.ENOTDIR)
+        return Opened(0)
+
+    def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
+        parent = ROOT_INODE if ino == KV_ROOT else KV_ROOT
+        rows = [(b".", ino), (b"..", parent)]
+        if ino == KV_ROOT:
+            rows += self._volume_inodes.items()
+        entries = [
+            DirectoryEntry(name, number, stat.S_IFDIR, at) for at, (name, number) in enumerate(rows, 1)
+        ]
+        return entries[cookie:]
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+        value = self._value(ino)
+        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
+            raise FsError(errno.EEXIST, "a value is immutable; remove it first")
+        handle = next(self._handles)
+        with self._lock:
+            if len(self._readers) >= OPEN_VALUES_MAX:
+                raise FsError(errno.ENFILE)
+            self._readers[handle] = Reading(value.volume, value.key, self._prestage)
+        return Opened(handle, direct_io=True, no_flush=True)
+
+    def create(
+        self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
+    ) -> Outcome[tuple[Entry, Opened]]:
+        volume, key = self._volume(parent), _key(name)
+        handle = next(self._handles)
+        with self._lock:
+            if len(self._writers) >= WRITERS_MAX:
+                raise FsError(errno.ENFILE)
+            self._writers[handle] = _Writer(Writing(volume, key))
+        ino = self._remember(volume, key, 0)
+        return Entry(self._file(ino, 0)), Opened(handle, direct_io=True)
+
+    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+        reading = self._readers.get(handle)
+        if reading is None:
+            raise FsError(errno.EBADF, "a value being written is read after it is closed")
+        lanes = self._lanes()
+        return reading.read(lanes, offset, into, lanes.now() + reading.volume.timing.read_deadline)
+
+    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
+        writer = self._writers.get(handle)
+        if writer is None:
+            raise FsError(errno.EBADF)
+        return self._write(writer, ino, offset, data)
+
+    def _write(self, writer: _Writer, ino: int, offset: int, data: memoryview) -> Steps[int]:
+        writing, lanes = writer.writing, self._lanes()
+        deadline = lanes.now() + writing.volume.timing.write_deadline
+        if not (yield Acquire(writer.lock, deadline)):
+            raise FsError(errno.EIO)
+        try:
+            if writing.finished:
+                yield from self._spoil(writer, lanes, deadline)
+            try:
+                yield from writing.write(lanes, offset, data, deadline)
+            except TooLong as bad:
+                raise FsError(errno.EFBIG, str(bad)) from None
+            except BadPut as bad:
+                raise FsError(errno.EINVAL, str(bad)) from None
+            except PutRefused as refused:
+                raise FsError(errno_of(refused), str(refused)) from None
+        finally:
+            writer.lock.release()
+        value = self._values.get(ino)
+        if value is not None:
+            value.length = writing.received
+        return len(data)
+
+    def _spoil(self, writer: _Writer, lanes: Lanes, deadline: float) -> Steps[None]:
+        """Bytes after the close that completed the value: half of it must not stay behind."""
+        if not writer.spoilt and writer.writing.received and not writer.writing.already_there:
+            writer.spoilt = True
+            try:
+                yield from delete(writer.writing.volume, lanes, writer.writing.key, deadline)
+            except PutRefused:
+                # It may stay for as long as its enclosure is away; the writer is told EIO either way.
+                writer.spoilt = False
+        raise FsError(errno.EIO, "the value was complete at its first close")
+
+    def flush(self, ino: int, handle: int) -> Outcome[None]:
+        writer = self._writers.get(handle)
+        if writer is None or not writer.writing.received:
+            return None
+        return self._finish(writer)
+
+    def _finish(self, writer: _Writer) -> Steps[None]:
+        writing, lanes = writer.writing, self._lanes()
+        deadline = lanes.now() + writing.volume.timing.write_deadline
+        if not (yield Acquire(writer.lock, deadline)):
+            raise FsError(errno.EIO)
+        try:
+            already = writing.already_there and not writing.finished
+            yield from writing.finish(lanes, deadline)
+        except BadPut as bad:
+            raise FsError(errno.EINVAL, str(bad)) from None
+        except PutRefused as refused:
+            raise FsError(errno_of(refused), str(refused)) from None
+        finally:
+            writer.lock.release()
+        if already:
+            raise FsError(errno.EEXIST, "the key was stored meanwhile; the first write stays")
+
+    def release(self, ino: int, handle: int) -> Outcome[None]:
+        with self._lock:
+            self._readers.pop(handle, None)
+            writer = self._writers.pop(handle, None)
+        if writer is None or writer.writing.finished:
+            return None
+        return writer.writing.drop(self._lanes())
+
+
+def _key(name: bytes) -> bytes:
+    if len(name) > 255:
+        raise FsError(errno.ENAMETOOLONG)
+    return key_of_name(name)

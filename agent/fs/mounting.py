@@ -1,0 +1,238 @@
+"""Mounting and unmounting FUSE on Linux, as root with mount(2), otherwise through fusermount3.
+
+Nothing here reads or writes a request. A mount is a file descriptor of /dev/fuse; it lives until it is
+unmounted or the last copy of the descriptor is closed. After an agent was killed, its mount point answers
+ENOTCONN to everything ("a dead mount"); `clear_dead_mount` takes it away.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+DEV_FUSE = "/dev/fuse"
+SUBTYPE = "g35"
+FILESYSTEM_TYPE = f"fuse.{SUBTYPE}"
+
+MS_NOSUID, MS_NODEV = 2, 4
+MNT_FORCE, MNT_DETACH = 1, 2
+FUSE_DEV_IOC_CLONE = 0x8004E500
+"""_IOR(229, 0, uint32_t): make this descriptor of /dev/fuse another queue of the same mount."""
+
+STACKED_MOUNTS_MAX = 16
+"""Dead mounts on top of each other that we clear before giving up."""
+PROBE_SECONDS = 3.0
+POLL_SECONDS = 0.02
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class MountError(Exception):
+    """The world's fault: we cannot mount or unmount here. Says why, and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """`allow_other`: None means yes where it is allowed, that is, as root."""
+
+    allow_other: bool | None = None
+    transfer_bytes: int = 1 << 20
+    read_ahead_bytes: int = 1 << 20
+
+
+def is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def mount(mountpoint: Path, options: MountOptions) -> int:
+    """Mount and return the descriptor to serve; the kernel's INIT request already waits in it."""
+    clear_dead_mount(mountpoint)
+    if not mountpoint.is_dir():
+        raise MountError(f"{mountpoint} is not a directory")
+    return _mount_as_root(mountpoint, options) if is_root() else _mount_by_helper(mountpoint, options)
+
+
+def clone(descriptor: int) -> int:
+    """Another queue of the same mount. Where /dev/fuse may not be opened (not root, and its mode says so)
+    it is the same queue once more, which works and scales a little less."""
+    try:
+        copy = os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        log.warning("workers share one queue: %s cannot be opened (%s)", DEV_FUSE, error.strerror)
+        return os.dup(descriptor)
+    try:
+        fcntl.ioctl(copy, FUSE_DEV_IOC_CLONE, array.array("I", [descriptor]))
+    except OSError as error:
+        os.close(copy)
+        raise MountError(f"cannot clone {DEV_FUSE}: {error.strerror}") from error
+    return copy
+
+
+def unmount(mountpoint: Path, *, lazy: bool = False, force: bool = False) -> bool:
+    """Unmount; False where it is busy. `lazy` takes the name away at once and leaves open files alone;
+    `force` ends the connection first, so that nobody waits for an answer any more (root only)."""
+    if is_root():
+        flags = (MNT_DETACH if lazy else 0) | (MNT_FORCE if force else 0)
+        return _umount2(mountpoint, flags)
+    helper = _helper()
+    arguments = [helper, "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    if done.returncode == 0 or not is_mounted(mountpoint):
+        return True
+    if "busy" in done.stderr:
+        return False
+    raise MountError(f"{helper} could not unmount {mountpoint}: {done.stderr.strip()}")
+
+
+def unmount_when_idle(mountpoint: Path, grace_seconds: float) -> bool:
+    """Unmount, waiting up to `grace_seconds` for whoever still uses it; False where it stayed busy."""
+    deadline = time.monotonic() + grace_seconds
+    while not unmount(mountpoint):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def is_mounted(mountpoint: Path) -> bool:
+    return device_of(mountpoint) is not None
+
+
+def device_of(mountpoint: Path) -> str | None:
+    """`major:minor` of the file system mounted exactly there, the topmost one; asks only the kernel's table,
+    so that a dead or hung mount cannot hold us up."""
+    wanted = os.path.realpath(mountpoint.parent) + "/" + mountpoint.name
+    found = None
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        for line in table:
+            fields = line.split()
+            if _unescaped(fields[4]) == os.path.normpath(wanted):
+                found = fields[2]
+    return found
+
+
+def clear_dead_mount(mountpoint: Path) -> None:
+    """Take away what killed agents left mounted here; `MountError` where something alive is."""
+    for _ in range(STACKED_MOUNTS_MAX):
+        if not is_mounted(mountpoint):
+            return
+        answer = _probe(mountpoint)
+        if answer is None:
+            raise MountError(f"{mountpoint} is mounted, and who serves it does not answer; unmount it first")
+        if answer == 0:
+            raise MountError(f"{mountpoint} is already mounted; unmount it first")
+        if answer != errno.ENOTCONN:
+            raise MountError(f"{mountpoint}: {os.strerror(answer)}")
+        log.warning("unmounting %s, whose agent is dead", mountpoint)
+        unmount(mountpoint, lazy=True)
+    raise MountError(f"{mountpoint} has more than {STACKED_MOUNTS_MAX} dead mounts")
+
+
+def set_read_ahead(mountpoint: Path, read_ahead_bytes: int) -> None:
+    """Raise the read-ahead of the mount, which INIT can only lower. Needs root; without, 128 KiB stay."""
+    device = device_of(mountpoint)
+    if device is None or not is_root():
+        return
+    with contextlib.suppress(OSError):  # a container's read-only /sys: slower, not wrong
+        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(f"{read_ahead_bytes >> 10}\n")
+
+
+def _probe(mountpoint: Path) -> int | None:
+    """The errno of a stat of the mount point, 0 where it answers, None where nothing comes in time."""
+    answers: list[int] = []
+
+    def ask() -> None:
+        try:
+            os.stat(mountpoint)
+            answers.append(0)
+        except OSError as error:
+            answers.append(error.errno or errno.EIO)
+
+    asker = threading.Thread(target=ask, name="mount-probe", daemon=True)
+    asker.start()
+    asker.join(PROBE_SECONDS)
+    return answers[0] if answers else None
+
+
+def _mount_as_root(mountpoint: Path, options: MountOptions) -> int:
+    try:
+        descriptor = os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise MountError(f"{DEV_FUSE}: {error.strerror}; is the fuse module loaded?") from error
+    data = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,{_common(options)}"
+    if options.allow_other is not False:
+        data += ",allow_other"
+    arguments = (SUBTYPE.encode(), os.fsencode(mountpoint), FILESYSTEM_TYPE.encode())
+    if _libc.mount(*arguments, ctypes.c_ulong(MS_NOSUID | MS_NODEV), data.encode()) != 0:
+        code = ctypes.get_errno()
+        os.close(descriptor)
+        raise MountError(f"mount {mountpoint}: {os.strerror(code)}")
+    return descriptor
+
+
+def _mount_by_helper(mountpoint: Path, options: MountOptions) -> int:
+    """fusermount3 mounts for us and sends the descriptor over a socket (SCM_RIGHTS)."""
+    wanted = f"fsname={SUBTYPE},subtype={SUBTYPE},{_common(options)}"
+    if options.allow_other:
+        wanted += ",allow_other"
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        done = subprocess.run(
+            [_helper(), "-o", wanted, "--", str(mountpoint)],
+            env={**os.environ, "_FUSE_COMMFD": str(theirs.fileno())},
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise MountError(f"fusermount3: {done.stderr.strip() or 'failed'}")
+        theirs.close()
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if not descriptors:
+        raise MountError("fusermount3 mounted but sent no descriptor")
+    os.set_inheritable(descriptors[0], False)
+    return descriptors[0]
+
+
+def _common(options: MountOptions) -> str:
+    return f"default_permissions,max_read={options.transfer_bytes}"
+
+
+def _helper() -> str:
+    found = shutil.which("fusermount3") or shutil.which("fusermount")
+    if found is None:
+        raise MountError("mounting without root needs fusermount3: install the package fuse3")
+    return found
+
+
+def _umount2(mountpoint: Path, flags: int) -> bool:
+    if _libc.umount2(os.fsencode(mountpoint), flags) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code == errno.EBUSY:
+        return False
+    if code in (errno.EINVAL, errno.ENOENT):
+        return True  # not mounted any more: somebody was faster
+    raise MountError(f"unmount {mountpoint}: {os.strerror(code)}")
+
+
+def _unescaped(field: str) -> str:
+    """mountinfo writes space, tab, newline and backslash in octal."""
+    for octal, plain in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        field = field.replace(octal, plain)
+    return field

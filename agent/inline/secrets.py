@@ -1,0 +1,141 @@
+"""Key material, and the file that the root key lives in.
+
+A `SecretKey` has no repr, no str, no equality that tells and no pickle: it cannot end up in a log line
+or a core of JSON by accident. The root key wraps the secret of each volume (RFC 5649, AES key wrap with
+padding), under a key of its own that is derived from the root for that volume alone; unwrapping with a
+wrong root key fails as a whole and yields nothing.
+
+The root key file is text, one line, mode 0600:
+
+    g35-root-key-1:<base64 of 32 bytes>:<first 8 hex digits of its SHA-256>
+
+The digits catch a truncated paste before it is taken for a key; 32 bits of a hash of 256 random bits
+tell an attacker nothing of use.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import stat
+from pathlib import Path
+from typing import NoReturn
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+from cryptography.hazmat.primitives.keywrap import (
+    InvalidUnwrap,
+    aes_key_unwrap_with_padding,
+    aes_key_wrap_with_padding,
+)
+
+from agent.errors import ConfigError
+
+_PREFIX = "g35-root-key-1"
+ROOT_KEY_BYTES = 32
+VOLUME_SECRET_BYTES = 96
+"""32 bytes for placement, 64 for the data: XTS takes them all, GCM the first half."""
+
+
+class SecretKey:
+    """Bytes that must not be seen. `reveal` is the only way to them, and is easy to search for."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self, key: bytes) -> None:
+        self._bytes = bytes(key)
+
+    def reveal(self) -> bytes:
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __repr__(self) -> str:
+        return "<secret>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret key is not pickled")
+
+    def derive(self, label: str, context: bytes = b"", length: int = 32) -> SecretKey:
+        """A key for one purpose (HKDF-Expand, RFC 5869): `label` names it, `context` binds it."""
+        info = b"g35/" + label.encode() + b"\0" + context
+        return SecretKey(HKDFExpand(hashes.SHA256(), length, info).derive(self._bytes))
+
+    def fingerprint(self) -> bytes:
+        """Eight bytes that name the key without giving it away; they stand in the clear in every slot."""
+        return self.derive("fingerprint", length=8).reveal()
+
+
+class WrongKey(Exception):
+    """What was wrapped does not open with this root key. Nothing of it has been revealed."""
+
+
+def wrap_volume_secret(root: SecretKey, context: bytes, secret: SecretKey) -> bytes:
+    """The volume's secret, safe to lie on flash; `context` (pool and volume) must be the same to unwrap."""
+    return aes_key_wrap_with_padding(root.derive("volume wrap", context).reveal(), secret.reveal())
+
+
+def unwrap_volume_secret(root: SecretKey, context: bytes, wrapped: bytes) -> SecretKey:
+    """The secret again. Raises WrongKey where root, context or the bytes are not those of the wrapping."""
+    try:
+        secret = aes_key_unwrap_with_padding(root.derive("volume wrap", context).reveal(), wrapped)
+    except (InvalidUnwrap, ValueError):
+        raise WrongKey("the volume's key does not open with this root key") from None
+    if len(secret) != VOLUME_SECRET_BYTES:
+        raise WrongKey("the volume's key has a length that no version of g35 has used")
+    return SecretKey(secret)
+
+
+def new_volume_secret() -> SecretKey:
+    return SecretKey(os.urandom(VOLUME_SECRET_BYTES))
+
+
+def create_root_key(path: Path) -> None:
+    """Write a fresh root key to `path`, which must not exist. Raises ConfigError where it cannot."""
+    key = os.urandom(ROOT_KEY_BYTES)
+    text = f"{_PREFIX}:{base64.b64encode(key).decode()}:{hashlib.sha256(key).hexdigest()[:8]}\n"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    except FileExistsError:
+        raise ConfigError(
+            f"{path} exists; a root key is never overwritten",
+            "choose another path, or move the old key away if no pool needs it any more",
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot create {path}: {error.strerror}", "check the folder") from None
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def load_root_key(path: Path) -> SecretKey:
+    """The root key in `path`. Raises ConfigError for a missing, exposed or damaged file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no root key at {path}", f"make one: g35 key new {path}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot open the root key {path}: {error.strerror}", "check the file") from None
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise ConfigError(f"the root key {path} is no regular file", "name the key file itself")
+        if facts.st_mode & 0o077:
+            raise ConfigError(
+                f"the root key {path} can be read by others (mode {stat.S_IMODE(facts.st_mode):04o})",
+                f"chmod 600 {path}, and think about who may have read it meanwhile",
+            )
+        text = file.read(4096)
+    damaged = ConfigError(f"{path} holds no root key of g35", "restore the file from where you keep it")
+    try:
+        prefix, body, check = text.decode("ascii").strip().split(":")
+        key = base64.b64decode(body, validate=True)
+    except (UnicodeDecodeError, ValueError, binascii.Error):
+        raise damaged from None
+    if prefix != _PREFIX or len(key) != ROOT_KEY_BYTES or hashlib.sha256(key).hexdigest()[:8] != check:
+        raise damaged
+    return SecretKey(key)

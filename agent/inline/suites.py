@@ -1,0 +1,212 @@
+"""The cipher suites: how one slot is sealed and opened.
+
+A slot is a header block and a value. The value is sealed in units (256 KiB by default), so that a range
+read opens only what it needs and opening overlaps with receiving; each unit has a 16-byte proof of its
+own, and the header, sealed last, carries the proofs of all units with the identity of the whole. The
+order of trust is therefore: header proves identity, length and proofs; a proof proves its unit.
+
+`Suite.slot` returns a `SlotCipher` for one write of one slot. What sets the suites apart:
+
+aes-256-gcm
+    A fresh key for every write, derived from the volume's key and 12 random bytes exactly as
+    XAES-256-GCM does (C2SP XAES-256-GCM, from NIST SP 800-108r1 with CMAC); the GCM nonce is 8 further
+    random bytes and the number of the unit. The pair (key, nonce) would repeat only if 160 random bits
+    did: at 2^64 slot writes a volume that has a chance of 2^-33, and no counter has to survive a crash
+    or be agreed between agents. One derived key seals at most 65 messages of at most 1 MiB.
+aes-256-xts+crc64
+    What a BlueField does inline. One data unit a unit of the slot: the key belongs to the namespace, the
+    tweak is the place (slot and unit), and CRC-64/NVME over the identity and the plain text is sealed in
+    the header. A CRC is no MAC: whoever can write to the flash *and* knows a plain text can forge; see
+    docs/security.md. OpenSSL restarts the tweak at every update, so a unit is one context and one
+    `update_into`, always; 1 MiB is 2^16 blocks, well under the limit of 2^20 (SP 800-38E).
+plain+crc64
+    The same without the cipher, to measure what the cipher costs.
+
+An engine for mlx5 crypto and signature MKEYs would be one more `Suite`, whose `seal_unit` only sets up
+what the NIC is to do.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+from dataclasses import dataclass
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from agent.inline.crc64 import crc64
+from agent.inline.secrets import SecretKey
+from agent.pool.steps import Buffer
+
+PROOF_BYTES = 16
+SALT_BYTES = 24
+UNIT_BYTES_MAX = 1 << 20
+HEADER_UNIT = 0xFFFF_FFFF
+"""The number under which the header itself is sealed; a slot has far fewer units."""
+
+_CRC_PROOF = struct.Struct("<Q8x")
+_TWEAK = struct.Struct("<QII")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a slot lies, as far as a cipher cares: the namespace and the slot's number in it."""
+
+    nguid: bytes
+    slot: int
+
+
+class SlotCipher(Protocol):
+    """Seals or opens the units and the header of one write of one slot."""
+
+    def seal_unit(self, number: int, plain: Buffer, into: memoryview, bound: bytes) -> bytes:
+        """Seal `plain` into `into` (same length); the 16-byte proof. `bound` is authenticated with it."""
+
+    def open_unit(self, number: int, sealed: Buffer, into: memoryview, bound: bytes, proof: bytes) -> bool:
+        """Open into `into` (same length). False: it is not what was sealed, and `into` must not be used."""
+
+
+class Suite(Protocol):
+    """One way to seal; `number` stands in every slot's header and never changes its meaning."""
+
+    name: str
+    number: int
+
+    def slot(self, salt: bytes, place: Place) -> SlotCipher: ...
+
+
+class _GcmSlot:
+    def __init__(self, key: bytes, nonce_prefix: bytes) -> None:
+        self._algorithm = algorithms.AES256(key)
+        self._nonce_prefix = nonce_prefix
+
+    def seal_unit(self, number: int, plain: Buffer, into: memoryview, bound: bytes) -> bytes:
+        nonce = self._nonce_prefix + number.to_bytes(4, "little")
+        encryptor = Cipher(self._algorithm, modes.GCM(nonce)).encryptor()
+        encryptor.authenticate_additional_data(bound)
+        encryptor.update_into(plain, into)
+        encryptor.finalize()
+        return encryptor.tag
+
+    def open_unit(self, number: int, sealed: Buffer, into: memoryview, bound: bytes, proof: bytes) -> bool:
+        nonce = self._nonce_prefix + number.to_bytes(4, "little")
+        decryptor = Cipher(self._algorithm, modes.GCM(nonce, proof)).decryptor()
+        decryptor.authenticate_additional_data(bound)
+        decryptor.update_into(sealed, into)
+        try:
+            decryptor.finalize()
+        except InvalidTag:
+            return False
+        return True
+
+
+def _double(block: bytes) -> bytes:
+    """Doubling in GF(2^128), for the CMAC subkey (NIST SP 800-38B, 6.1)."""
+    value = int.from_bytes(block, "big") << 1
+    if value >> 128:
+        value = (value & ((1 << 128) - 1)) ^ 0x87
+    return value.to_bytes(16, "big")
+
+
+class AesGcm:
+    """aes-256-gcm, the default."""
+
+    name = "aes-256-gcm"
+    number = 1
+
+    def __init__(self, data_key: SecretKey) -> None:
+        self._algorithm = algorithms.AES256(data_key.reveal()[:32])
+        subkey = _double(self._encrypt_blocks(bytes(16)))
+        self._first = int.from_bytes(subkey, "big") ^ int.from_bytes(b"\0\x01X\0" + bytes(12), "big")
+        self._second = int.from_bytes(subkey, "big") ^ int.from_bytes(b"\0\x02X\0" + bytes(12), "big")
+
+    def _encrypt_blocks(self, blocks: bytes) -> bytes:
+        # A context a call: contexts are not shared between threads, and one costs two microseconds.
+        return Cipher(self._algorithm, modes.ECB()).encryptor().update(blocks)
+
+    def derived_key(self, salt12: bytes) -> bytes:
+        """The 32-byte key that XAES-256-GCM derives for the first 12 bytes of its nonce."""
+        salt = int.from_bytes(salt12, "big")
+        return self._encrypt_blocks(
+            (self._first ^ salt).to_bytes(16, "big") + (self._second ^ salt).to_bytes(16, "big")
+        )
+
+    def slot(self, salt: bytes, place: Place) -> SlotCipher:
+        return _GcmSlot(self.derived_key(salt[:12]), salt[12:20])
+
+
+class _CrcSlot:
+    """Units proven by a CRC over what they are bound to and their plain text; in the clear."""
+
+    def seal_unit(self, number: int, plain: Buffer, into: memoryview, bound: bytes) -> bytes:
+        self._encrypt(number, plain, into)
+        return _CRC_PROOF.pack(crc64(plain, crc64(bound + number.to_bytes(4, "little"))))
+
+    def open_unit(self, number: int, sealed: Buffer, into: memoryview, bound: bytes, proof: bytes) -> bool:
+        self._decrypt(number, sealed, into)
+        found = _CRC_PROOF.pack(crc64(into, crc64(bound + number.to_bytes(4, "little"))))
+        return hmac.compare_digest(found, proof)
+
+    def _encrypt(self, number: int, plain: Buffer, into: memoryview) -> None:
+        into[:] = plain
+
+    def _decrypt(self, number: int, sealed: Buffer, into: memoryview) -> None:
+        into[:] = sealed
+
+
+class _XtsSlot(_CrcSlot):
+    def __init__(self, key: algorithms.AES256 | algorithms.AES, slot: int) -> None:
+        self._algorithm = key
+        self._slot = slot
+
+    def _mode(self, number: int) -> modes.XTS:
+        return modes.XTS(_TWEAK.pack(self._slot, number, 0))
+
+    def _encrypt(self, number: int, plain: Buffer, into: memoryview) -> None:
+        encryptor = Cipher(self._algorithm, self._mode(number)).encryptor()
+        encryptor.update_into(plain, into)
+        encryptor.finalize()
+
+    def _decrypt(self, number: int, sealed: Buffer, into: memoryview) -> None:
+        decryptor = Cipher(self._algorithm, self._mode(number)).decryptor()
+        decryptor.update_into(sealed, into)
+        decryptor.finalize()
+
+
+class AesXts:
+    """aes-256-xts+crc64: the cipher that a DPU's NIC applies inline."""
+
+    name = "aes-256-xts+crc64"
+    number = 2
+
+    def __init__(self, data_key: SecretKey) -> None:
+        self._data_key = data_key
+        self._namespace_keys: dict[bytes, algorithms.AES] = {}
+
+    def slot(self, salt: bytes, place: Place) -> SlotCipher:
+        key = self._namespace_keys.get(place.nguid)
+        if key is None:
+            # One entry a namespace of the pool map, which is bounded; two threads may both derive it.
+            derived = self._data_key.derive("xts namespace", place.nguid, length=64)
+            key = self._namespace_keys[place.nguid] = algorithms.AES(derived.reveal())
+        return _XtsSlot(key, place.slot)
+
+
+class Plain:
+    """plain+crc64: for measuring what the cipher costs."""
+
+    name = "plain+crc64"
+    number = 3
+
+    def __init__(self, data_key: SecretKey) -> None:
+        self._slot = _CrcSlot()
+
+    def slot(self, salt: bytes, place: Place) -> SlotCipher:
+        return self._slot
+
+
+SUITES: dict[str, type[AesGcm] | type[AesXts] | type[Plain]] = {
+    suite.name: suite for suite in (AesGcm, AesXts, Plain)
+}

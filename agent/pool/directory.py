@@ -1,0 +1,233 @@
+"""The directory block that a set begins with: 64 entries of 64 bytes, one for each slot.
+
+Layout of an entry, little-endian:
+     0 16  pseudonym of the key (agent/pool/placement.py); zero where the slot is free
+    16  8  generation of the write
+    24  8  last use, microseconds since the epoch
+    32  4  length of the value in bytes
+    36  4  expiry, seconds since the epoch; 0: none
+    40  4  pinned until, seconds since the epoch; 0: not pinned
+    44  2  hits, saturating
+    46  2  flags, zero
+    48  8  ghost: the first half of the pseudonym that this slot held before and lost by eviction
+    56  4  tag of the identity: it tells a torn mix of two entries from either
+    60  4  CRC-32 (IEEE 802.3) of the 60 bytes before
+
+A directory is a hint. Nothing is ever served because an entry says so; the slot proves itself
+(agent/pool/slot.py). So an entry may be stale, lost or damaged, and that costs a hit. An entry whose
+CRC is wrong counts as free, and its key, if the key itself is still readable, as corrupt.
+
+Ghosts let every agent, and an agent after its restart, tell an evicted key from one that was never
+stored, for as many keys as there are slots, in no memory of their own.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent.pool.placement import KEY_BYTES
+
+ENTRY = struct.Struct("<16sQQIIIHH8sII")
+ENTRY_BYTES = 64
+SLOTS_PER_SET = 64
+DIRECTORY_BYTES = 4096
+assert ENTRY.size == ENTRY_BYTES
+assert ENTRY_BYTES * SLOTS_PER_SET == DIRECTORY_BYTES
+
+_CHECKED_BYTES = 60
+_HITS_MAX = 0xFFFF
+_FREE = bytes(KEY_BYTES)
+_GHOST_AT, _GHOST_BYTES = 48, 8
+_LAST_USE_AT, _HITS_AT, _PINNED_AT, _CRC_AT = 24, 44, 40, 60
+_U64, _U32, _U16 = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<H")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One slot's entry. Times as in the layout; `ghost` is empty-handed as eight zero bytes."""
+
+    pseudonym: bytes
+    generation: int
+    last_use_us: int
+    length: int
+    expiry: int = 0
+    pinned_until: int = 0
+    hits: int = 0
+    flags: int = 0
+    ghost: bytes = bytes(_GHOST_BYTES)
+    tag: int = 0
+
+    def encode(self) -> bytes:
+        body = ENTRY.pack(
+            self.pseudonym,
+            self.generation,
+            self.last_use_us,
+            self.length,
+            self.expiry,
+            self.pinned_until,
+            self.hits,
+            self.flags,
+            self.ghost,
+            self.tag,
+            0,
+        )
+        return body[:_CHECKED_BYTES] + _U32.pack(zlib.crc32(body[:_CHECKED_BYTES]))
+
+
+class Directory:
+    """The 64 entries of one set, kept as the bytes of the block.
+
+    Single calls are safe from any thread (each is one operation on the bytes, or guarded by the owner's
+    lock: agent/pool/directory_cache.py says which).
+    """
+
+    __slots__ = ("_uncounted", "corrupt_keys", "raw")
+
+    def __init__(self, block: bytes | bytearray | memoryview | None = None) -> None:
+        self.raw = bytearray(block) if block is not None else bytearray(DIRECTORY_BYTES)
+        self.corrupt_keys: frozenset[bytes] = frozenset()
+        self._uncounted: set[int] = set()
+        """Slots changed in place since their CRC was made: a hit must not cost a CRC."""
+        if block is not None:
+            self._forget_damaged()
+
+    def _forget_damaged(self) -> None:
+        if not any(self.raw):
+            return
+        damaged = []
+        view = memoryview(self.raw)
+        for start in range(0, DIRECTORY_BYTES, ENTRY_BYTES):
+            crc = zlib.crc32(view[start : start + _CHECKED_BYTES])
+            if crc != _U32.unpack_from(view, start + _CRC_AT)[0] and any(view[start : start + ENTRY_BYTES]):
+                damaged.append(bytes(view[start : start + KEY_BYTES]))
+                view[start : start + ENTRY_BYTES] = bytes(ENTRY_BYTES)
+        self.corrupt_keys = frozenset(damaged)
+
+    def find(self, pseudonym: bytes) -> int | None:
+        """The slot whose entry has this pseudonym."""
+        start = self.raw.find(pseudonym)
+        while start >= 0:
+            if start % ENTRY_BYTES == 0:
+                return start // ENTRY_BYTES
+            start = self.raw.find(pseudonym, start + 1)
+        return None
+
+    def entry(self, slot: int) -> Entry | None:
+        """The entry of a slot; None where it is free."""
+        fields = ENTRY.unpack_from(self.raw, slot * ENTRY_BYTES)
+        if fields[0] == _FREE:
+            return None
+        return Entry(*fields[:10])
+
+    def __iter__(self) -> Iterator[tuple[int, Entry]]:
+        """The slots that are taken, with their entries."""
+        for slot, fields in enumerate(ENTRY.iter_unpack(bytes(self.raw))):
+            if fields[0] != _FREE:
+                yield slot, Entry(*fields[:10])
+
+    def install(self, slot: int, entry: Entry) -> None:
+        self.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES] = entry.encode()
+
+    def clear(self, slot: int, *, ghost: bytes | None = None) -> None:
+        """Free a slot. `ghost` is the pseudonym that it lost by eviction; without it an older ghost stays."""
+        kept = self.ghost(slot) if ghost is None else ghost[:_GHOST_BYTES]
+        body = bytearray(ENTRY_BYTES)
+        body[_GHOST_AT : _GHOST_AT + _GHOST_BYTES] = kept
+        if any(kept):
+            _U32.pack_into(body, _CRC_AT, zlib.crc32(body[:_CHECKED_BYTES]))
+        self.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES] = body
+
+    def ghost(self, slot: int) -> bytes:
+        start = slot * ENTRY_BYTES + _GHOST_AT
+        return bytes(self.raw[start : start + _GHOST_BYTES])
+
+    def has_ghost(self, pseudonym: bytes) -> bool:
+        """Whether a slot of this set lost this key by eviction, as far as ghosts reach back."""
+        half = pseudonym[:_GHOST_BYTES]
+        start = self.raw.find(half)
+        while start >= 0:
+            if start % ENTRY_BYTES == _GHOST_AT:
+                return True
+            start = self.raw.find(half, start + 1)
+        return False
+
+    def touch(self, slot: int, now_us: int) -> None:
+        """Count a hit. The block on flash learns of it with the next write of this directory."""
+        start = slot * ENTRY_BYTES
+        _U64.pack_into(self.raw, start + _LAST_USE_AT, now_us)
+        hits = _U16.unpack_from(self.raw, start + _HITS_AT)[0]
+        if hits < _HITS_MAX:
+            _U16.pack_into(self.raw, start + _HITS_AT, hits + 1)
+        self._uncounted.add(slot)
+
+    def pin(self, slot: int, until: int) -> None:
+        self._uncounted.add(slot)
+        _U32.pack_into(self.raw, slot * ENTRY_BYTES + _PINNED_AT, until)
+
+    def image(self) -> bytes:
+        """The block as it is to be written: the same entries, each with its CRC made right."""
+        while self._uncounted:
+            start = self._uncounted.pop() * ENTRY_BYTES
+            crc = zlib.crc32(memoryview(self.raw)[start : start + _CHECKED_BYTES])
+            _U32.pack_into(self.raw, start + _CRC_AT, crc)
+        return bytes(self.raw)
+
+    def merge_uses(self, earlier: Directory) -> None:
+        """Take over the hits that `earlier`, our copy of the same block, counted and never wrote."""
+        for slot, entry in earlier:
+            mine = self.entry(slot)
+            if mine and mine.generation == entry.generation and mine.last_use_us < entry.last_use_us:
+                start = slot * ENTRY_BYTES
+                _U64.pack_into(self.raw, start + _LAST_USE_AT, entry.last_use_us)
+                _U16.pack_into(self.raw, start + _HITS_AT, max(mine.hits, entry.hits))
+                self._uncounted.add(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A slot that a new value may take, and what it costs: nothing, or the entry that has to go."""
+
+    slot: int
+    victim: Entry | None
+    cost: float
+    """age / (1 + hits) of the victim in seconds, larger is the better victim; infinite where free."""
+
+    free_slots: int
+
+
+def choose_slot(directory: Directory, taken: frozenset[int] | set[int], now: float) -> Choice | None:
+    """The best slot of a set for a new value. `taken` are slots that writes under way have reserved.
+
+    A free slot before an expired one before the entry with the greatest age / (1 + hits); pinned
+    entries never. None where every slot is pinned or reserved.
+    """
+    free_slots = 0
+    free: int | None = None
+    best: tuple[float, int] | None = None
+    now_us = int(now * 1e6)
+    for slot, fields in enumerate(ENTRY.iter_unpack(bytes(directory.raw))):
+        if slot in taken:
+            continue
+        if fields[0] == _FREE:
+            free_slots += 1
+            if free is None:
+                free = slot
+            continue
+        expiry, pinned_until = fields[4], fields[5]
+        if expiry and expiry <= now:
+            free_slots += 1
+            score = float("inf")
+        elif pinned_until > now:
+            continue
+        else:
+            score = max(0, now_us - fields[2]) / (1 + fields[6])
+        if best is None or score > best[0]:
+            best = (score, slot)
+    if free is not None:
+        return Choice(free, None, float("inf"), free_slots)
+    if best is None:
+        return None
+    return Choice(best[1], directory.entry(best[1]), best[0] / 1e6, free_slots)

@@ -1,0 +1,106 @@
+"""Where a key belongs: a pure function of the key and the pool map, computed alike by every agent.
+
+A key is first replaced by its pseudonym, AES-256 under the volume's placement key, so that neither the
+place nor the directory on flash tells anything of the key, and nobody without the volume's secret can
+aim keys at one set. Then
+
+* weighted rendezvous hashing (Thaler and Ravishankar 1998; weights after Schindelhauer and Schomaker
+  2005) ranks the namespaces of the volume, and
+* the two candidates are one set in each of the two best-ranked namespaces (in the only one, where there
+  is only one); the key goes to the emptier.
+
+DESIGN.md sketched both candidates in one namespace. Spreading them keeps a volume of few sets from
+running full in one namespace while another has room, and lets writes go on while an enclosure is away.
+See docs/decisions/0003-candidates-in-two-namespaces.md. A joining namespace still moves about 1/N of the
+keys: it enters the first two ranks of 2/N of them and displaces the place where half of those lie.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from agent.inline.secrets import SecretKey
+
+KEY_BYTES = 16
+_WORDS = struct.Struct("<QQ")
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A set that a key may lie in: namespace (index into the pool map) and set number there."""
+
+    namespace: int
+    set_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The part of one namespace that belongs to a volume, as far as placement cares."""
+
+    namespace: int
+    nguid: bytes
+    sets: int
+
+
+def _mixed(value: int) -> int:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the input moves every bit."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)
+
+
+class Placement:
+    """Candidates of keys in one volume. Immutable; a changed pool map makes a new one."""
+
+    def __init__(self, placement_key: SecretKey, extents: Sequence[Extent]) -> None:
+        if not extents:
+            raise ValueError("a volume without an extent has no place for anything")
+        self._algorithm = algorithms.AES256(placement_key.reveal())
+        self._extents = tuple(extents)
+        seeds = [_mixed(sum(_WORDS.unpack(extent.nguid)) & _MASK) for extent in extents]
+        self._seeds: NDArray[np.uint64] = np.array(seeds, dtype=np.uint64)
+        self._weights: NDArray[np.float64] = np.array([extent.sets for extent in extents], dtype=np.float64)
+
+    def pseudonym(self, key: bytes) -> bytes:
+        """What stands for `key` (16 bytes) on flash."""
+        return Cipher(self._algorithm, modes.ECB()).encryptor().update(key)
+
+    def candidates(self, pseudonym: bytes) -> tuple[Candidate, Candidate]:
+        """The two sets of a pseudonym, the better-ranked first; both the same in a volume of one set."""
+        low, high = _WORDS.unpack(pseudonym)
+        extents = self._extents
+        if len(extents) == 1:
+            sets = extents[0].sets
+            first = high % sets
+            second = _mixed(high) % sets
+            if second == first and sets > 1:
+                second = (first + 1 + (_mixed(low) % (sets - 1))) % sets
+            only = extents[0].namespace
+            return Candidate(only, first), Candidate(only, second)
+        best, runner_up = self._two_best(low)
+        return (
+            Candidate(extents[best].namespace, high % extents[best].sets),
+            Candidate(extents[runner_up].namespace, _mixed(high) % extents[runner_up].sets),
+        )
+
+    def _two_best(self, word: int) -> tuple[int, int]:
+        # -ln(u)/w is exponentially distributed with rate w, so the smallest falls to a namespace with
+        # probability w over the sum of weights: that is what makes the weights shares.
+        value = self._seeds ^ np.uint64(word)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        value ^= value >> np.uint64(31)
+        uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        scores = -np.log(uniform) / self._weights
+        if len(scores) == 2:
+            return (0, 1) if scores[0] <= scores[1] else (1, 0)
+        two = np.argpartition(scores, 1)[:2]
+        best, runner_up = int(two[0]), int(two[1])
+        return (best, runner_up) if scores[best] <= scores[runner_up] else (runner_up, best)

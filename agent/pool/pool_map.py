@@ -1,0 +1,229 @@
+"""The pool map: a small document that every agent reads and that says what the pool consists of.
+
+It lies on every namespace of the pool (agent/pool/superblock.py), so whoever reaches one namespace can
+read it. It lists the namespaces by NGUID and the volumes with their extents; a key's place follows from
+it and from the volume's secret alone. Its version grows with every change, and the greatest that can be
+read is the one in force.
+
+The secrets of the volumes stand in it wrapped by the root key (agent/inline/secrets.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from agent.errors import ConfigError
+from agent.inline.secrets import (
+    SecretKey,
+    WrongKey,
+    new_volume_secret,
+    unwrap_volume_secret,
+    wrap_volume_secret,
+)
+from agent.inline.suites import SUITES
+from agent.pool.directory import SLOTS_PER_SET
+from agent.pool.slot import UNIT_BYTES_MIN
+from agent.pool.volume import VolumeExtent, VolumeSettings
+
+DATA_START = 1 << 20
+"""Where the first extent of a namespace begins; the superblocks lie before it."""
+EXTENT_ALIGNMENT = 1 << 20
+NAMESPACES_MAX = 4096
+VOLUMES_MAX = 64
+VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
+
+Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+VolumeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+SuiteName = Literal["aes-256-gcm", "aes-256-xts+crc64", "plain+crc64"]
+assert set(SUITES) == {"aes-256-gcm", "aes-256-xts+crc64", "plain+crc64"}
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MapNamespace(_Document):
+    """One namespace of the pool; `bytes` is its size when it joined."""
+
+    nguid: Hex32
+    bytes: int = Field(gt=0)
+
+
+class MapExtent(_Document):
+    """Part of a volume: `sets` sets at `offset` bytes of the namespace with this NGUID."""
+
+    nguid: Hex32
+    offset: int = Field(ge=DATA_START)
+    sets: int = Field(gt=0)
+
+
+class MapVolume(_Document):
+    """One volume. `kind` says which face serves it: `kv`, or `files` for the blocks behind /fs."""
+
+    name: VolumeName
+    volume_id: Hex32
+    tenant: Hex32
+    kind: Literal["kv", "files"]
+    value_bytes: int = Field(ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
+    unit_bytes: int = Field(ge=UNIT_BYTES_MIN, le=1 << 20)
+    suite: SuiteName
+    ttl_seconds: int = Field(ge=0, lt=1 << 31)
+    wrapped_secret: str
+    extents: tuple[MapExtent, ...] = Field(min_length=1, max_length=NAMESPACES_MAX)
+
+
+class PoolMap(_Document):
+    """The whole document."""
+
+    pool_id: Hex32
+    version: int = Field(ge=1)
+    namespaces: tuple[MapNamespace, ...] = Field(min_length=1, max_length=NAMESPACES_MAX)
+    volumes: tuple[MapVolume, ...] = Field(max_length=VOLUMES_MAX)
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> PoolMap:
+        sizes = {namespace.nguid: namespace.bytes for namespace in self.namespaces}
+        if len(sizes) != len(self.namespaces):
+            raise ValueError("a namespace is listed twice")
+        if len({volume.name for volume in self.volumes}) != len(self.volumes):
+            raise ValueError("two volumes have one name")
+        taken: dict[str, list[tuple[int, int]]] = {}
+        for volume in self.volumes:
+            set_bytes = set_size(volume.value_bytes)
+            for extent in volume.extents:
+                end = extent.offset + extent.sets * set_bytes
+                if end > sizes.get(extent.nguid, 0):
+                    raise ValueError(f"volume {volume.name} reaches past its namespace")
+                taken.setdefault(extent.nguid, []).append((extent.offset, end))
+        for spans in taken.values():
+            spans.sort()
+            if any(start < end for (_, end), (start, _) in itertools.pairwise(spans)):
+                raise ValueError("two extents overlap")
+        return self
+
+    def encode(self) -> bytes:
+        return self.model_dump_json().encode()
+
+    def settings(self, volume: MapVolume) -> VolumeSettings:
+        """A volume as the data path knows it, its namespaces numbered as in this map."""
+        index = {namespace.nguid: number for number, namespace in enumerate(self.namespaces)}
+        return VolumeSettings(
+            volume.name,
+            bytes.fromhex(volume.tenant),
+            bytes.fromhex(volume.volume_id),
+            volume.kind,
+            volume.value_bytes,
+            volume.unit_bytes,
+            volume.suite,
+            volume.ttl_seconds,
+            tuple(
+                VolumeExtent(index[extent.nguid], bytes.fromhex(extent.nguid), extent.offset, extent.sets)
+                for extent in volume.extents
+            ),
+        )
+
+    def secret(self, volume: MapVolume, root: SecretKey) -> SecretKey:
+        """The volume's secret. Raises ConfigError where the root key is not the pool's."""
+        context = bytes.fromhex(self.pool_id + volume.volume_id)
+        try:
+            return unwrap_volume_secret(root, context, bytes.fromhex(volume.wrapped_secret))
+        except WrongKey:
+            raise ConfigError(
+                f"the root key does not open volume {volume.name} of pool {self.pool_id}",
+                "use the key file that the pool was formatted with; nothing has been changed",
+            ) from None
+
+
+def decode_pool_map_untrusted(data: bytes | memoryview) -> PoolMap:
+    """A pool map out of what lay on a namespace. Raises ValueError, and nothing else, for bad bytes."""
+    try:
+        return PoolMap.model_validate_json(bytes(data))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"no pool map: {where} {first['msg']}") from None
+
+
+def set_size(value_bytes: int) -> int:
+    """Bytes of one set: its directory and 64 slots, each with a header."""
+    return 4096 + SLOTS_PER_SET * (4096 + value_bytes)
+
+
+class VolumeWish(_Document):
+    """A volume as the operator asks for it; `share` is its part of the pool's bytes."""
+
+    name: VolumeName
+    kind: Literal["kv", "files"] = "kv"
+    value_bytes: int = Field(ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, multiple_of=4096)
+    unit_bytes: int = 1 << 18
+    suite: SuiteName = "aes-256-gcm"
+    ttl_seconds: int = 0
+    share: float = Field(gt=0, le=1)
+    tenant: str = "default"
+
+
+def tenant_id(name: str) -> str:
+    """The 16 bytes that stand for a tenant's name in every slot, as hex."""
+    return uuid.uuid5(uuid.UUID("6a3c1f0e-35b7-5d51-8a35-000000000935"), name).hex
+
+
+def plan_pool(
+    namespaces: Iterable[tuple[bytes, int]], wishes: Iterable[VolumeWish], root: SecretKey
+) -> PoolMap:
+    """A map for a new pool: every volume on every namespace, in shares of each one's bytes.
+
+    `namespaces` are (NGUID, bytes). Raises ConfigError where the shares or the sizes do not fit.
+    """
+    members = list(namespaces)
+    volumes = list(wishes)
+    if not members:
+        raise ConfigError("a pool needs at least one namespace", "check the enclosures in the configuration")
+    if sum(wish.share for wish in volumes) > 1 + 1e-9:
+        raise ConfigError("the volumes' shares add up to more than 1", "lower some of them")
+    pool_id = uuid.uuid4().hex
+    positions = {nguid: DATA_START for nguid, _ in members}
+    planned = []
+    for wish in volumes:
+        extents = []
+        for nguid, size in members:
+            start = positions[nguid]
+            share = int((size - DATA_START) * wish.share)
+            sets = min(share, size - start) // set_size(wish.value_bytes)
+            if sets <= 0:
+                continue
+            extents.append(MapExtent(nguid=nguid.hex(), offset=start, sets=sets))
+            end = start + sets * set_size(wish.value_bytes)
+            positions[nguid] = -(-end // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
+        if not extents:
+            raise ConfigError(
+                f"no namespace has room for one set of volume {wish.name} "
+                f"({set_size(wish.value_bytes) >> 20} MiB)",
+                "give it a larger share, smaller values, or larger drives",
+            )
+        volume_id = uuid.uuid4().hex
+        wrapped = wrap_volume_secret(root, bytes.fromhex(pool_id + volume_id), new_volume_secret())
+        planned.append(
+            MapVolume(
+                name=wish.name,
+                volume_id=volume_id,
+                tenant=tenant_id(wish.tenant),
+                kind=wish.kind,
+                value_bytes=wish.value_bytes,
+                unit_bytes=wish.unit_bytes,
+                suite=wish.suite,
+                ttl_seconds=wish.ttl_seconds,
+                wrapped_secret=wrapped.hex(),
+                extents=tuple(extents),
+            )
+        )
+    return PoolMap(
+        pool_id=pool_id,
+        version=1,
+        namespaces=tuple(MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in members),
+        volumes=tuple(planned),
+    )

@@ -1,0 +1,285 @@
+"""Reading values: from a key to verified bytes in the host's buffer, in one fabric round trip.
+
+A `Reading` is one open value: it finds the slot, checks the header once and then serves ranges of it,
+each from exactly that write of that slot. Where the directory is remembered, the first range costs one
+read of header and data together; where it is not, one round trip for the two directories goes before.
+
+The order in which things are believed: a directory entry says where to look and how much to ask for;
+the header proves key, length and generation; each unit proves itself. A hint that led to something
+else is dropped, the directories are read anew, once, and the miss is final after that.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from agent.inline.suites import Place
+from agent.pool.directory_cache import CachedSet
+from agent.pool.prestage import PrestageCache
+from agent.pool.slot import HEADER_BYTES, OpenSlot
+from agent.pool.steps import Acquire, Lanes, Pending, Steps
+from agent.pool.tally import MissCause
+from agent.pool.volume import Found, Volume, wait_for
+
+
+@dataclass(slots=True)
+class _Source:
+    """Where the sealed bytes of a range come from: a buffer, and the read that fills it, if any."""
+
+    header: memoryview | None
+    data: memoryview
+    pending: Pending | None
+    header_pending: Pending | None
+    data_starts_at: int
+    """How many bytes of `pending` come before `data`: the header, where both are one read."""
+
+
+class Reading:
+    """One value being read. Not shared between threads at the same time."""
+
+    __slots__ = (
+        "_beginning",
+        "_offset",
+        "_open",
+        "_place",
+        "_prestage",
+        "cause",
+        "key",
+        "namespace",
+        "pseudonym",
+        "volume",
+    )
+
+    def __init__(self, volume: Volume, key: bytes, prestage: PrestageCache | None = None) -> None:
+        self.volume = volume
+        self.key = key
+        self.pseudonym = volume.placement.pseudonym(key)
+        self.cause: MissCause | None = None
+        """Why it is a miss; None before the first read, and after a hit."""
+        self._beginning = threading.Lock()
+        self.namespace = -1
+        self._offset = 0
+        self._place: Place | None = None
+        self._open: OpenSlot | None = None
+        self._prestage = prestage
+
+    @property
+    def length(self) -> int | None:
+        """The length of the value in bytes, once the header has proven it."""
+        return self._open.length if self._open is not None else None
+
+    def read(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int]:
+        """Fill `into` from `offset` of the value; how many bytes were there. 0 with `cause` set is a miss.
+
+        A get is counted once: as a miss, or as a hit when its first range was served.
+        """
+        if self.cause is not None or not len(into):
+            return 0
+        if self._open is None:
+            # Several threads may read one file at once; one of them finds the slot for all.
+            if not (yield Acquire(self._beginning, deadline)):
+                return 0
+            try:
+                if self._open is None:
+                    return (yield from self._begin(lanes, offset, into, deadline))
+            finally:
+                self._beginning.release()
+        return (yield from self._continue(lanes, offset, into, deadline))
+
+    def _begin(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int]:
+        if self.cause is not None:
+            return 0
+        served = yield from self._first(lanes, offset, into, deadline)
+        if isinstance(served, MissCause):
+            self.cause = served
+            lanes.tally.miss(served)
+            return 0
+        lanes.tally.gets_hit += 1
+        lanes.tally.bytes_read += served
+        return served
+
+    def _continue(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int]:
+        opened = self._open
+        if opened is None or offset >= opened.length:
+            return 0
+        source = self._request(
+            lanes, opened.identity.generation, opened.length, offset, len(into), with_header=False
+        )
+        served = yield from self._serve(lanes, opened, source, offset, into, deadline)
+        if isinstance(served, MissCause):
+            if served is MissCause.CORRUPT:
+                served = yield from self._reused_or_corrupt(lanes, opened, deadline)
+            # The first range counted as a hit; the value as a whole is a miss, and is counted once.
+            if self.cause is None:
+                self.cause = served
+                lanes.tally.gets_hit -= 1
+                lanes.tally.miss(served)
+            return 0
+        lanes.tally.bytes_read += served
+        return served
+
+    def _first(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int | MissCause]:
+        volume = self.volume
+        sets = volume.borrow_sets(self.pseudonym)
+        try:
+            tried: Found | None = None
+            cause: MissCause | None = None
+            for found in volume.find(sets, self.pseudonym):
+                tried = found
+                served = yield from self._try(lanes, found, offset, into, deadline)
+                if not isinstance(served, MissCause):
+                    return served
+                cause = served
+                if served is not MissCause.EVICTED:
+                    return served
+                lanes.tally.stale_hints += 1
+            stale = [cached for cached in sets if tried is not None or not volume.is_fresh(cached, lanes)]
+            trouble = (yield from volume.load(lanes, stale, deadline)) if stale else None
+            if stale:
+                for found in volume.find(sets, self.pseudonym):
+                    if tried is not None and _same(found, tried):
+                        continue
+                    served = yield from self._try(lanes, found, offset, into, deadline)
+                    if not isinstance(served, MissCause) or served is not MissCause.EVICTED:
+                        return served
+                    cause = served
+            return cause if cause is not None else volume.absence(sets, self.pseudonym, trouble)
+        finally:
+            volume.give_back_sets(sets)
+
+    def _try(
+        self, lanes: Lanes, found: Found, offset: int, into: memoryview, deadline: float
+    ) -> Steps[int | MissCause]:
+        """Read the slot that an entry points at, and serve the range if it proves itself."""
+        volume, entry, cached = self.volume, found.entry, found.cached
+        if entry.expiry and entry.expiry <= lanes.wall():
+            return MissCause.EXPIRED
+        if entry.length > volume.settings.value_bytes:
+            return MissCause.CORRUPT
+        self.namespace = cached.namespace
+        self._offset = volume.slot_offset(cached, found.slot)
+        self._place = volume.place(cached, found.slot)
+        source = self._request(lanes, entry.generation, entry.length, offset, len(into), with_header=True)
+        assert source.header is not None
+        header_from = source.header_pending or source.pending
+        if header_from is not None:
+            cause = yield from wait_for(lanes, header_from, deadline, HEADER_BYTES)
+            if cause is not None:
+                self._give_up(lanes, source)
+                return cause
+        opened = volume.codec.open(source.header, self.key, self._place, entry.generation)
+        if isinstance(opened, MissCause):
+            self._give_up(lanes, source)
+            return opened
+        if opened.length != entry.length or (opened.expiry and opened.expiry <= lanes.wall()):
+            self._give_up(lanes, source)
+            return MissCause.CORRUPT if opened.length != entry.length else MissCause.EXPIRED
+        if offset >= opened.length:
+            self._give_up(lanes, source)
+            count: int | MissCause = 0
+        else:
+            count = yield from self._serve(lanes, opened, source, offset, into, deadline)
+        if not isinstance(count, MissCause):
+            self._open = opened
+            directory = cached.directory
+            if directory is not None:
+                with cached.guard:
+                    if directory.find(self.pseudonym) == found.slot:
+                        directory.touch(found.slot, int(lanes.wall() * 1e6))
+        return count
+
+    def _request(
+        self, lanes: Lanes, generation: int, length: int, offset: int, size: int, *, with_header: bool
+    ) -> _Source:
+        """Ask for the units that a range lies in, and for the header with them or beside them."""
+        codec = self.volume.codec
+        first_byte = min(offset, max(length - 1, 0)) // codec.unit_bytes * codec.unit_bytes
+        last_unit = -(-min(max(offset + size, 1), length) // codec.unit_bytes)
+        last_byte = max(min(last_unit * codec.unit_bytes, codec.padded(length)), first_byte)
+        if self._prestage is not None:
+            staged = self._prestage.find(self.volume.settings.volume_id, self.key, generation)
+            if staged is not None:
+                if with_header:
+                    lanes.tally.prestage_hits += 1
+                return _Source(staged[:HEADER_BYTES], staged[HEADER_BYTES + first_byte :], None, None, 0)
+        span = last_byte - first_byte
+        buffer = lanes.receive_buffer(HEADER_BYTES + span)
+        header, data = buffer[:HEADER_BYTES], buffer[HEADER_BYTES:]
+        if with_header and first_byte == 0:
+            whole = lanes.read(self.namespace, self._offset, buffer)
+            return _Source(header, data, whole, None, HEADER_BYTES)
+        header_pending = lanes.read(self.namespace, self._offset, header) if with_header else None
+        pending = lanes.read(self.namespace, self._offset + HEADER_BYTES + first_byte, data)
+        return _Source(header if with_header else None, data, pending, header_pending, 0)
+
+    def _reused_or_corrupt(self, lanes: Lanes, opened: OpenSlot, deadline: float) -> Steps[MissCause]:
+        """A unit no longer proves itself: has the slot been given away since the header was read?"""
+        assert self._place is not None
+        header = lanes.receive_buffer(HEADER_BYTES)
+        cause = yield from wait_for(lanes, lanes.read(self.namespace, self._offset, header), deadline)
+        if cause is not None:
+            return cause
+        again = self.volume.codec.open(header, self.key, self._place, opened.identity.generation)
+        if isinstance(again, MissCause) or again.bound != opened.bound:
+            return MissCause.EVICTED
+        return MissCause.CORRUPT
+
+    def _give_up(self, lanes: Lanes, source: _Source) -> None:
+        for pending in (source.header_pending, source.pending):
+            if pending is not None and not pending.done:
+                lanes.abandon(pending)
+
+    def _serve(
+        self,
+        lanes: Lanes,
+        opened: OpenSlot,
+        source: _Source,
+        offset: int,
+        into: memoryview,
+        deadline: float,
+    ) -> Steps[int | MissCause]:
+        """Open the units of a range as they arrive, straight into `into` wherever a whole unit fits."""
+        unit_bytes = self.volume.codec.unit_bytes
+        first, last, from_byte, to_byte = opened.unit_span(offset, len(into))
+        wanted = min(len(into), opened.length - offset)
+        for number in range(first, last):
+            start = number * unit_bytes
+            size = min(unit_bytes, to_byte - start)
+            at = start - from_byte
+            if source.pending is not None:
+                cause = yield from wait_for(
+                    lanes, source.pending, deadline, source.data_starts_at + at + size
+                )
+                if cause is not None:
+                    self._give_up(lanes, source)
+                    return cause
+            sealed = source.data[at : at + size]
+            target = start - offset
+            if target >= 0 and target + size <= len(into):
+                opened_whole = opened.open_unit(number, sealed, into[target : target + size])
+            else:
+                # The range ends inside this unit, or the unit's padding does not fit: open it aside.
+                aside = memoryview(bytearray(size))
+                opened_whole = opened.open_unit(number, sealed, aside)
+                if opened_whole:
+                    begin, end = max(0, -target), min(size, wanted - target)
+                    into[target + begin : target + end] = aside[begin:end]
+                    lanes.tally.bytes_copied += end - begin
+            if not opened_whole:
+                self._give_up(lanes, source)
+                return MissCause.CORRUPT
+        return wanted
+
+
+def _same(one: Found, other: Found) -> bool:
+    return (one.cached is other.cached) and (one.slot, one.entry.generation) == (
+        other.slot,
+        other.entry.generation,
+    )
+
+
+def remembered_length(volume: Volume, pseudonym: bytes, sets: tuple[CachedSet, ...]) -> int | None:
+    """The length that a directory hints at, for a stat that must not move the value."""
+    found = volume.find(sets, pseudonym)
+    return found[0].entry.length if found else None

@@ -1,0 +1,253 @@
+"""One slot on flash: a header block that proves what the slot holds, then the value in sealed units.
+
+Layout of the header block, 4,096 bytes, little-endian:
+     0  8  magic "g35slot1"
+     8  1  suite (agent/inline/suites.py)
+     9  1  unit size as a power of two
+    10  6  zero
+    16  8  fingerprint of the volume's data key, so that a wrong key is told from damage
+    24 24  salt of this write
+    48 16  zero
+    64 4016  sealed under unit number 0xFFFFFFFF, with the 64 bytes above authenticated:
+             0 16  tenant          16 16  volume         32 16  key
+            48  8  generation      56  8  stored at, microseconds since the epoch
+            64  4  length of the value in bytes          68  4  expiry, seconds since the epoch; 0: none
+            72  2  number of units                       74  6  zero
+            80 16  proof of unit 0, then of unit 1, …; zero to the end
+  4080 16  proof of the header
+The value follows at 4,096. Unit n lies at n times the unit size; the last one is padded with zeros to
+the LBA size before it is sealed, so that every byte that is read back is also proven.
+
+A unit is bound to the salt, the tenant, the volume, the key and the generation (`Identity.bound`), and
+the header to the length and to the proofs of all units. Whatever does not open as exactly what was
+asked for is a miss with a cause; there is no other way to fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.inline.secrets import SecretKey
+from agent.inline.suites import (
+    HEADER_UNIT,
+    PROOF_BYTES,
+    SALT_BYTES,
+    SUITES,
+    UNIT_BYTES_MAX,
+    Place,
+    SlotCipher,
+)
+from agent.pool.placement import KEY_BYTES
+from agent.pool.steps import Buffer
+from agent.pool.tally import MissCause
+
+HEADER_BYTES = 4096
+MAGIC = b"g35slot1"
+UNITS_MAX = 64
+UNIT_BYTES_MIN = 1 << 16
+
+_PRELUDE = struct.Struct("<8sBB6s8s24s16s")
+_SEALED = struct.Struct("<16s16s16sQQIIH6s")
+_SEALED_AT = _PRELUDE.size
+_SEALED_BYTES = HEADER_BYTES - _SEALED_AT - PROOF_BYTES
+_PROOF_AT = HEADER_BYTES - PROOF_BYTES
+assert _PRELUDE.size == 64
+assert _SEALED.size == 80
+assert _SEALED.size + UNITS_MAX * PROOF_BYTES <= _SEALED_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Exactly what a slot must hold to be served."""
+
+    tenant: bytes
+    volume: bytes
+    key: bytes
+    generation: int
+
+    def bound(self, salt: bytes) -> bytes:
+        """32 bytes that stand for the identity and this one write; authenticated with every unit."""
+        digest = hashlib.blake2b(digest_size=32, person=b"g35 slot unit")
+        for part in (self.tenant, self.volume, self.key, self.generation.to_bytes(8, "little"), salt):
+            digest.update(part)
+        return digest.digest()
+
+    def tag(self) -> int:
+        """The 32 bits of it that stand in the directory."""
+        digest = hashlib.blake2b(self.tenant + self.volume + self.key, digest_size=4, person=b"g35 entry")
+        digest.update(self.generation.to_bytes(8, "little"))
+        return int.from_bytes(digest.digest(), "little")
+
+
+class SlotCodec:
+    """Seals and opens the slots of one volume: its identity, its data key, its suite, its unit size."""
+
+    def __init__(
+        self,
+        tenant: bytes,
+        volume: bytes,
+        data_key: SecretKey,
+        suite: str,
+        unit_bytes: int,
+        lba_bytes: int = 4096,
+    ) -> None:
+        if not UNIT_BYTES_MIN <= unit_bytes <= UNIT_BYTES_MAX or unit_bytes & (unit_bytes - 1):
+            raise ValueError(f"a unit of {unit_bytes} bytes is no power of two from 64 KiB to 1 MiB")
+        self.tenant = tenant
+        self.volume = volume
+        self.unit_bytes = unit_bytes
+        self.lba_bytes = lba_bytes
+        self.suite = SUITES[suite](data_key)
+        self.fingerprint = data_key.fingerprint()
+
+    def padded(self, length: int) -> int:
+        """How many bytes a value of `length` takes on flash, without its header."""
+        return -(-length // self.lba_bytes) * self.lba_bytes
+
+    def seal(self, key: bytes, generation: int, place: Place) -> SlotSealer:
+        return SlotSealer(self, Identity(self.tenant, self.volume, key, generation), place)
+
+    def open(
+        self, header: memoryview, key: bytes, place: Place, generation: int | None = None
+    ) -> OpenSlot | MissCause:
+        """What the header proves, or why it proves nothing of `key` (and `generation`, where given)."""
+        magic, suite, unit_log2, zero, fingerprint, salt, zeros = _PRELUDE.unpack_from(header)
+        if magic == bytes(8) and not any(header):
+            # Freed by a delete, which zeroes the header, or trimmed: an old directory led here.
+            return MissCause.EVICTED
+        if magic != MAGIC or suite != self.suite.number or 1 << unit_log2 != self.unit_bytes:
+            return MissCause.CORRUPT
+        if fingerprint != self.fingerprint:
+            return MissCause.WRONG_KEY
+        if any(zero) or any(zeros):
+            return MissCause.CORRUPT
+        cipher = self.suite.slot(salt, place)
+        plain = memoryview(bytearray(_SEALED_BYTES))
+        prelude = bytes(header[:_SEALED_AT])
+        proof = bytes(header[_PROOF_AT:])
+        if not cipher.open_unit(HEADER_UNIT, header[_SEALED_AT:_PROOF_AT], plain, prelude, proof):
+            return MissCause.CORRUPT
+        tenant, volume, found, made, stored_us, length, expiry, units, _ = _SEALED.unpack_from(plain)
+        if (tenant, volume) != (self.tenant, self.volume):
+            return MissCause.CORRUPT
+        if found != key or (generation is not None and made != generation):
+            # A slot since reused: the directory that led here was old.
+            return MissCause.EVICTED
+        if units != -(-length // self.unit_bytes) or units > UNITS_MAX:
+            return MissCause.CORRUPT
+        proofs = [
+            bytes(plain[at : at + PROOF_BYTES])
+            for at in range(_SEALED.size, _SEALED.size + units * PROOF_BYTES, PROOF_BYTES)
+        ]
+        identity = Identity(tenant, volume, found, made)
+        return OpenSlot(self, cipher, identity, identity.bound(salt), length, expiry, stored_us, proofs)
+
+
+class SlotSealer:
+    """One write of one slot: units in any order, then the header."""
+
+    def __init__(self, codec: SlotCodec, identity: Identity, place: Place) -> None:
+        self._codec = codec
+        self.identity = identity
+        self._salt = os.urandom(SALT_BYTES)
+        self._cipher: SlotCipher = codec.suite.slot(self._salt, place)
+        self._bound = identity.bound(self._salt)
+        self._proofs: dict[int, bytes] = {}
+
+    def seal(self, first_unit: int, plain: memoryview, into: memoryview) -> int:
+        """Seal whole units of `plain`, numbered from `first_unit`, into `into`; how many bytes they take.
+
+        Only the last unit of a value may be short, and is padded. A unit is sealed once: with a fresh
+        salt a write, sealing another text under the same number would break GCM.
+        """
+        unit_bytes = self._codec.unit_bytes
+        done = 0
+        number = first_unit
+        while done < len(plain):
+            part = plain[done : done + unit_bytes]
+            taken = self._codec.padded(len(part))
+            if number in self._proofs:
+                raise ValueError(f"unit {number} of this write is sealed already")
+            source: Buffer = part
+            if taken != len(part):
+                padded = bytearray(taken)
+                padded[: len(part)] = part
+                source = padded
+            self._proofs[number] = self._cipher.seal_unit(
+                number, source, into[done : done + taken], self._bound
+            )
+            done += taken
+            number += 1
+        return done
+
+    def header(self, length: int, *, expiry: int, stored_us: int) -> bytes:
+        """The header block, once every unit is sealed."""
+        codec = self._codec
+        units = -(-length // codec.unit_bytes)
+        if sorted(self._proofs) != list(range(units)):
+            raise ValueError(f"{sorted(self._proofs)} are not the units of {length} bytes")
+        prelude = _PRELUDE.pack(
+            MAGIC,
+            codec.suite.number,
+            codec.unit_bytes.bit_length() - 1,
+            bytes(6),
+            codec.fingerprint,
+            self._salt,
+            bytes(16),
+        )
+        identity = self.identity
+        plain = bytearray(_SEALED_BYTES)
+        _SEALED.pack_into(
+            plain,
+            0,
+            identity.tenant,
+            identity.volume,
+            identity.key,
+            identity.generation,
+            stored_us,
+            length,
+            expiry,
+            units,
+            bytes(6),
+        )
+        for number, proof in self._proofs.items():
+            at = _SEALED.size + number * PROOF_BYTES
+            plain[at : at + PROOF_BYTES] = proof
+        block = bytearray(HEADER_BYTES)
+        block[:_SEALED_AT] = prelude
+        sealed = memoryview(block)[_SEALED_AT:_PROOF_AT]
+        block[_PROOF_AT:] = self._cipher.seal_unit(HEADER_UNIT, plain, sealed, prelude)
+        return bytes(block)
+
+
+@dataclass(slots=True)
+class OpenSlot:
+    """A header that has proven itself; what is needed to open the units."""
+
+    codec: SlotCodec
+    cipher: SlotCipher
+    identity: Identity
+    bound: bytes
+    length: int
+    expiry: int
+    stored_us: int
+    proofs: Sequence[bytes]
+
+    def unit_span(self, offset: int, size: int) -> tuple[int, int, int, int]:
+        """For a range of the value: first unit, one past the last, and their bytes on flash from/to."""
+        unit_bytes = self.codec.unit_bytes
+        first = offset // unit_bytes
+        last = -(-min(offset + size, self.length) // unit_bytes)
+        return first, last, first * unit_bytes, min(last * unit_bytes, self.codec.padded(self.length))
+
+    def open_unit(self, number: int, sealed: memoryview, into: memoryview) -> bool:
+        """Open one unit (all of it, with its padding) into a buffer of the same length."""
+        return self.cipher.open_unit(number, sealed, into, self.bound, self.proofs[number])
+
+
+assert len(MAGIC) == 8
+assert KEY_BYTES == 16

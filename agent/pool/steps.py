@@ -1,0 +1,117 @@
+"""Operations that need the fabric are *steps*: generators that submit I/O and yield what they wait for.
+
+Read this before anything else in agent/. An operation such as `Volume.get` never blocks and owns no
+socket. It is handed *lanes* (below), submits reads and writes to them, and yields a `Wait` or an
+`Acquire` whenever it cannot go on; whoever drives it resumes it with the answer. So the same code runs
+
+* in a worker thread, which drives it by waiting on its own queue (agent/remote/lanes.py), and
+* in the simulator, which drives thousands of them in virtual time (tests/sim).
+
+What this replaced: `async def` throughout. Measured, an event loop with hand-over to threads served a
+third of what a thread does that runs one request to completion, and the hot path has no use for more
+than one request in flight per thread: the kernel hands requests to as many threads as there are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from types import GeneratorType
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
+
+if TYPE_CHECKING:
+    from agent.pool.tally import Tally
+
+T = TypeVar("T")
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+class Pending(Protocol):
+    """One read or write under way at an enclosure."""
+
+    @property
+    def done(self) -> bool:
+        """The last of it has arrived, or it has failed; see `fault`."""
+
+    @property
+    def received(self) -> int:
+        """Bytes of a read that have arrived so far, from its start and without a hole."""
+
+    @property
+    def fault(self) -> str | None:
+        """Why it failed, in a few words for a log line; None while under way and after success."""
+
+    @property
+    def unreachable(self) -> bool:
+        """It failed because there is no way to the enclosure, rather than by a status of its own."""
+
+
+class Lanes(Protocol):
+    """A worker's ways to the namespaces of the pool: its own queues, shared with nobody.
+
+    `namespace` is an index into the pool map. `offset` and all lengths are bytes and multiples of the
+    namespace's LBA size. Submitting never blocks and never raises for the peer's sake: what cannot be
+    sent is a `Pending` that is done with a fault.
+    """
+
+    def read(self, namespace: int, offset: int, into: memoryview) -> Pending: ...
+
+    def write(self, namespace: int, offset: int, parts: Sequence[Buffer]) -> Pending: ...
+
+    def flush(self, namespace: int) -> Pending: ...
+
+    def abandon(self, pending: Pending) -> None:
+        """Give up on it: from now on nothing is written into its buffer, whenever the answer comes."""
+
+    def receive_buffer(self, size: int) -> memoryview:
+        """`size` bytes to receive into, this worker's own and good until the operation ends."""
+
+    def send_buffer(self, size: int) -> memoryview:
+        """`size` bytes to seal into, this worker's own and good until the operation ends."""
+
+    @property
+    def tally(self) -> Tally:
+        """This worker's counters."""
+
+    def now(self) -> float:
+        """Seconds on the clock that deadlines are given in; it never goes back."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch, for times that are stored."""
+
+
+@dataclass(slots=True)
+class Wait:
+    """Resume me with True when `pending` is done or has received `at_least`, with False at `deadline`."""
+
+    pending: Pending
+    deadline: float
+    at_least: int | None = None
+
+
+@dataclass(slots=True)
+class Acquire:
+    """Resume me with True when I hold `lock`, with False at `deadline`."""
+
+    lock: threading.Lock
+    deadline: float
+
+
+Steps: TypeAlias = Generator[Wait | Acquire, bool, T]
+Outcome: TypeAlias = T | Steps[T]
+"""What an operation may return: its value at once, or the steps that lead to it."""
+
+
+class Runner(Protocol):
+    """Drives steps to their end: the loop that a worker, a test or the simulator brings along."""
+
+    def run(self, steps: Steps[T]) -> T: ...
+
+
+def settle(outcome: Outcome[T], runner: Runner) -> T:
+    """The value of an outcome, running its steps where it has any."""
+    if isinstance(outcome, GeneratorType):
+        return runner.run(cast("Steps[T]", outcome))
+    return cast(T, outcome)

@@ -1,0 +1,74 @@
+"""Counters of one worker: what was asked, what came of it, and why each miss was one.
+
+A worker has a `Tally` of its own and is the only one to write to it, so counting needs no lock and no
+count is lost; a reader sums the tallies of all workers (`total`). The rule that misses add up (DESIGN,
+"what must hold", 5) holds by construction: a get is counted once, in `miss` or in `gets_hit`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+
+class MissCause(enum.IntEnum):
+    """Why a get found nothing. The numbers are those of `host_shim.control_wire.Outcome`."""
+
+    NEVER_STORED = 1
+    EVICTED = 2
+    EXPIRED = 3
+    CORRUPT = 4
+    WRONG_KEY = 5
+    LATE = 6
+    ENCLOSURE_DOWN = 7
+
+
+CAUSES = tuple(MissCause)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the worker began. Bytes are those of values, but for `flash_*`."""
+
+    gets_hit: int = 0
+    misses: dict[MissCause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    bytes_read: int = 0
+    puts: int = 0
+    puts_already_there: int = 0
+    puts_refused: int = 0
+    bytes_written: int = 0
+    deletes: int = 0
+    evictions: int = 0
+    evictions_expired: int = 0
+    directory_reads: int = 0
+    stale_hints: int = 0
+    corrupt_entries: int = 0
+    prestage_hits: int = 0
+    prestaged_bytes: int = 0
+    bytes_copied: int = 0
+    flash_bytes_read: int = 0
+    flash_bytes_written: int = 0
+    get_seconds: float = 0.0
+    put_seconds: float = 0.0
+
+    def miss(self, cause: MissCause) -> None:
+        self.misses[cause] += 1
+
+    @property
+    def gets_missed(self) -> int:
+        return sum(self.misses.values())
+
+
+_PLAIN_FIELDS = tuple(each.name for each in fields(Tally) if each.name != "misses")
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """The sum of the tallies of all workers."""
+    summed = Tally()
+    for tally in tallies:
+        for name in _PLAIN_FIELDS:
+            setattr(summed, name, getattr(summed, name) + getattr(tally, name))
+        for cause, count in tally.misses.items():
+            summed.misses[cause] += count
+    return summed

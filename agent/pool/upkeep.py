@@ -1,0 +1,86 @@
+"""Removing and pinning keys: what touches entries without moving values."""
+
+from __future__ import annotations
+
+from agent.pool.directory import SLOTS_PER_SET
+from agent.pool.slot import HEADER_BYTES
+from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.tally import MissCause
+from agent.pool.volume import Volume, wait_for
+from agent.pool.writing import PutRefused
+
+PINNED_SLOTS_MAX = SLOTS_PER_SET // 2
+"""Of one set. Pins must not be able to stop a volume from taking new values."""
+
+
+def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:
+    """Remove a key everywhere it may lie. True where it was there.
+
+    The header is zeroed with the entry, so that an agent with an old directory finds nothing either.
+    Raises PutRefused where a candidate enclosure does not answer: then the key may come back with it,
+    and nobody may be told that it is gone.
+    """
+    pseudonym = volume.placement.pseudonym(key)
+    sets = volume.borrow_sets(pseudonym)
+    try:
+        trouble = yield from volume.load(lanes, sets, deadline)
+        if trouble is not None:
+            raise PutRefused("an enclosure that may hold the key does not answer", trouble)
+        removed = False
+        for found in volume.find(sets, pseudonym):
+            cached = found.cached
+            if not (yield Acquire(cached.writer, deadline)):
+                raise PutRefused("the directory is being written all the time", MissCause.LATE)
+            try:
+                with cached.guard:
+                    directory = cached.directory
+                    if directory is None or directory.find(pseudonym) != found.slot:
+                        continue
+                    directory.clear(found.slot)
+                    image = directory.image()
+                offset = volume.slot_offset(cached, found.slot)
+                writes = (
+                    lanes.write(cached.namespace, offset, [bytes(HEADER_BYTES)]),
+                    lanes.write(cached.namespace, cached.offset, [image]),
+                )
+                for pending in writes:
+                    cause = yield from wait_for(lanes, pending, deadline)
+                    if cause is not None:
+                        raise PutRefused(f"the enclosure did not delete it: {pending.fault}", cause)
+            finally:
+                cached.writer.release()
+            removed = True
+        lanes.tally.deletes += removed
+        return removed
+    finally:
+        volume.give_back_sets(sets)
+
+
+def pin(volume: Volume, lanes: Lanes, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
+    """Keep a key from eviction until a time (seconds since the epoch; 0 unpins).
+
+    True where it is pinned now, False where the set has its share of pins, None where no directory
+    names the key. The pin is in force at once here; flash, and so other agents, learn of it with the
+    next write of the directory.
+    """
+    pseudonym = volume.placement.pseudonym(key)
+    sets = volume.borrow_sets(pseudonym)
+    try:
+        stale = [cached for cached in sets if not volume.is_fresh(cached, lanes)]
+        if stale and not volume.find(sets, pseudonym):
+            yield from volume.load(lanes, stale, deadline)
+        found = volume.find(sets, pseudonym)
+        if not found:
+            return None
+        cached, wall = found[0].cached, lanes.wall()
+        with cached.guard:
+            directory = cached.directory
+            if directory is None or directory.find(pseudonym) != found[0].slot:
+                return None
+            pinned = sum(1 for _, entry in directory if entry.pinned_until > wall)
+            if until > wall and pinned >= PINNED_SLOTS_MAX and found[0].entry.pinned_until <= wall:
+                return False
+            directory.pin(found[0].slot, until)
+        return True
+    finally:
+        volume.give_back_sets(sets)

@@ -1,0 +1,251 @@
+"""A volume: fixed-size slots of one tenant, spread over the namespaces of the pool.
+
+This file knows where the slots lie and how to find a key's entry; agent/pool/reading.py and
+agent/pool/writing.py are the two halves that move values. Read slot.py and directory.py first.
+
+A set is one directory block and 64 slots; a slot is a header block and `value_bytes`. Sets follow each
+other without a gap from the extent's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.inline.secrets import SecretKey
+from agent.inline.suites import Place
+from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
+from agent.pool.directory_cache import CachedSet, DirectoryCache
+from agent.pool.placement import Candidate, Extent, Placement
+from agent.pool.slot import HEADER_BYTES, SlotCodec
+from agent.pool.steps import Lanes, Pending, Steps, Wait
+from agent.pool.tally import MissCause
+
+LOADS_IN_FLIGHT = 16
+"""Directory reads that one batch keeps under way; more would only queue at the drive."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeExtent:
+    """Where a volume lies in one namespace: `offset` in bytes, `sets` sets from there on."""
+
+    namespace: int
+    nguid: bytes
+    offset: int
+    sets: int
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSettings:
+    """What a volume is, from the pool map. Sizes in bytes, times in seconds (0: no expiry)."""
+
+    name: str
+    tenant: bytes
+    volume_id: bytes
+    kind: str
+    value_bytes: int
+    unit_bytes: int
+    suite: str
+    ttl_seconds: int
+    extents: tuple[VolumeExtent, ...]
+
+    @property
+    def slot_bytes(self) -> int:
+        return HEADER_BYTES + self.value_bytes
+
+    @property
+    def set_bytes(self) -> int:
+        return DIRECTORY_BYTES + SLOTS_PER_SET * self.slot_bytes
+
+    @property
+    def slots(self) -> int:
+        return sum(extent.sets for extent in self.extents) * SLOTS_PER_SET
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Bounds in time, seconds, that the operator sets."""
+
+    read_deadline: float = 0.05
+    write_deadline: float = 5.0
+    directory_fresh: float = 1.0
+    """For how long an absent entry in a remembered directory is believed without asking again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An entry that the directories hint at."""
+
+    cached: CachedSet
+    slot: int
+    entry: Entry
+
+
+class Volume:
+    """One volume, opened with its secret. Shared by all workers; its operations are steps."""
+
+    def __init__(
+        self,
+        settings: VolumeSettings,
+        secret: SecretKey,
+        cache: DirectoryCache,
+        timing: Timing,
+        lba_bytes: int = 4096,
+    ) -> None:
+        self.settings = settings
+        self.timing = timing
+        self.cache = cache
+        raw = secret.reveal()
+        self.codec = SlotCodec(
+            settings.tenant,
+            settings.volume_id,
+            SecretKey(raw[32:]),
+            settings.suite,
+            settings.unit_bytes,
+            lba_bytes,
+        )
+        self.placement = Placement(
+            SecretKey(raw[:32]),
+            [Extent(extent.namespace, extent.nguid, extent.sets) for extent in settings.extents],
+        )
+        self._extents = {extent.namespace: extent for extent in settings.extents}
+
+    def set_offset(self, candidate: Candidate) -> int:
+        """Where a set's directory lies, in bytes from the namespace's start."""
+        extent = self._extents[candidate.namespace]
+        return extent.offset + candidate.set_number * self.settings.set_bytes
+
+    def slot_offset(self, cached: CachedSet, slot: int) -> int:
+        return cached.offset + DIRECTORY_BYTES + slot * self.settings.slot_bytes
+
+    def place(self, cached: CachedSet, slot: int) -> Place:
+        """A slot as the cipher sees it: its number counts through all sets of the namespace."""
+        extent = self._extents[cached.namespace]
+        set_number = (cached.offset - extent.offset) // self.settings.set_bytes
+        return Place(extent.nguid, set_number * SLOTS_PER_SET + slot)
+
+    def borrow_sets(self, pseudonym: bytes) -> tuple[CachedSet, ...]:
+        """The one or two sets of a key; give them back with `give_back_sets`."""
+        first, second = self.placement.candidates(pseudonym)
+        borrowed = self.cache.borrow(first.namespace, self.set_offset(first))
+        if first == second:
+            return (borrowed,)
+        return borrowed, self.cache.borrow(second.namespace, self.set_offset(second))
+
+    def give_back_sets(self, sets: Sequence[CachedSet]) -> None:
+        for cached in sets:
+            self.cache.give_back(cached)
+
+    def find(self, sets: Sequence[CachedSet], pseudonym: bytes) -> list[Found]:
+        """What the remembered directories hint at, the newest generation first."""
+        found = []
+        for cached in sets:
+            directory = cached.directory
+            if directory is None:
+                continue
+            slot = directory.find(pseudonym)
+            if slot is not None and (entry := directory.entry(slot)) is not None:
+                found.append(Found(cached, slot, entry))
+        if len(found) > 1:
+            found.sort(key=lambda each: each.entry.generation, reverse=True)
+        return found
+
+    def is_fresh(self, cached: CachedSet, lanes: Lanes) -> bool:
+        return cached.directory is not None and lanes.now() - cached.loaded_at < self.timing.directory_fresh
+
+    def load(self, lanes: Lanes, sets: Sequence[CachedSet], deadline: float) -> Steps[MissCause | None]:
+        """Read the directories of `sets`, side by side. The worst that happened, None where all came."""
+        worst: MissCause | None = None
+        for start in range(0, len(sets), LOADS_IN_FLIGHT):
+            batch: list[tuple[CachedSet, memoryview, Pending]] = []
+            for cached in sets[start : start + LOADS_IN_FLIGHT]:
+                block = memoryview(bytearray(DIRECTORY_BYTES))
+                batch.append((cached, block, lanes.read(cached.namespace, cached.offset, block)))
+            for cached, block, pending in batch:
+                cause = yield from wait_for(lanes, pending, deadline)
+                cached.fault = None if cause is None else cause.name
+                if cause is None:
+                    lanes.tally.directory_reads += 1
+                    lanes.tally.corrupt_entries += cached.accept(block, lanes.now())
+                else:
+                    worst = max(worst, cause) if worst is not None else cause
+        return worst
+
+    def absence(self, sets: Sequence[CachedSet], pseudonym: bytes, trouble: MissCause | None) -> MissCause:
+        """Why a key that no directory names is not there."""
+        for cached in sets:
+            directory = cached.directory
+            if directory is not None and pseudonym in directory.corrupt_keys:
+                return MissCause.CORRUPT
+        if trouble is not None:
+            return trouble
+        for cached in sets:
+            directory = cached.directory
+            if directory is not None and directory.has_ghost(pseudonym):
+                return MissCause.EVICTED
+        return MissCause.NEVER_STORED
+
+    def exists(self, lanes: Lanes, keys: Sequence[bytes], deadline: float) -> Steps[list[bool]]:
+        """Whether the directories name each key. A hint, as every answer to "does it exist" is."""
+        pseudonyms = [self.placement.pseudonym(key) for key in keys]
+        borrowed = [self.borrow_sets(pseudonym) for pseudonym in pseudonyms]
+        try:
+            wanted: dict[int, CachedSet] = {}
+            for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
+                if not self.find(sets, pseudonym):
+                    wanted.update((id(cached), cached) for cached in sets if not self.is_fresh(cached, lanes))
+            if wanted:
+                yield from self.load(lanes, list(wanted.values()), deadline)
+            now = lanes.wall()
+            return [
+                any(
+                    not found.entry.expiry or found.entry.expiry > now for found in self.find(sets, pseudonym)
+                )
+                for pseudonym, sets in zip(pseudonyms, borrowed, strict=True)
+            ]
+        finally:
+            for sets in borrowed:
+                self.give_back_sets(sets)
+
+    def usage(self) -> tuple[int, int]:
+        """Slots in all, and slots taken in the directories that this agent remembers."""
+        taken = 0
+        for cached in self.remembered():
+            if cached.directory is not None:
+                taken += sum(1 for _ in cached.directory)
+        return self.settings.slots, taken
+
+    def remembered(self) -> list[CachedSet]:
+        """The cached sets of this volume."""
+        ranges = {
+            extent.namespace: (extent.offset, extent.offset + extent.sets * self.settings.set_bytes)
+            for extent in self.settings.extents
+        }
+        return [
+            cached
+            for cached in self.cache.snapshot()
+            if cached.namespace in ranges
+            and ranges[cached.namespace][0] <= cached.offset < ranges[cached.namespace][1]
+        ]
+
+
+def wait_for(
+    lanes: Lanes, pending: Pending, deadline: float, at_least: int | None = None
+) -> Steps[MissCause | None]:
+    """Wait for a read or write; None once it (or `at_least` bytes of it) is there, else why it is not.
+
+    Whatever did not come in time is abandoned, so its buffer is the caller's own again.
+    """
+    if not pending.done and (at_least is None or pending.received < at_least):
+        came = yield Wait(pending, deadline, at_least)
+        if not came:
+            lanes.abandon(pending)
+            return MissCause.LATE
+    if pending.fault is None:
+        return None
+    return fault_cause(pending)
+
+
+def fault_cause(pending: Pending) -> MissCause:
+    """A fault as a miss cause: no way there is the enclosure's absence, a media error is damage."""
+    return MissCause.ENCLOSURE_DOWN if pending.unreachable else MissCause.CORRUPT

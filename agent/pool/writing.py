@@ -1,0 +1,363 @@
+"""Writing values: choose a slot, seal, write, and only then name it in the directory.
+
+A `Writing` is one value on its way. Its units are sealed and sent as they come, in any order as long
+as they are whole units, so that a value of any size needs at most one unit of memory here. The header
+goes last, and where the value came in one piece it goes with it in a single write.
+
+What a crash leaves, at whatever moment: a slot whose header does not open, or one that opens as a
+value that no directory names. Both are free slots to everybody else. The entry goes out beside the
+slot's own write when nobody else is writing that directory, because an entry without its slot is only
+a hint that turns out wrong; the put is acknowledged when both are on flash.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from agent.pool.directory import ENTRY_BYTES, Choice, Entry, choose_slot
+from agent.pool.directory_cache import CachedSet
+from agent.pool.slot import HEADER_BYTES, SlotSealer
+from agent.pool.steps import Acquire, Lanes, Pending, Steps
+from agent.pool.tally import MissCause
+from agent.pool.volume import Found, Volume, wait_for
+
+RESERVE_TRIES = 4
+"""Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
+
+_generation_noise = random.SystemRandom()
+
+
+class PutRefused(Exception):
+    """The value was not stored. `cause` says whether the enclosures are to blame; None: no room."""
+
+    def __init__(self, why: str, cause: MissCause | None = None) -> None:
+        super().__init__(why)
+        self.cause = cause
+
+
+class BadPut(Exception):
+    """The caller's fault: a length that does not fit, or units out of shape."""
+
+
+class TooLong(BadPut):
+    """The value does not fit the volume's slots, or the length that was announced."""
+
+
+def new_generation(wall: float) -> int:
+    """A number that no other write has: microseconds since the epoch and a random byte.
+
+    Its order only breaks ties between two entries of one key; a clock that jumps costs a hit at most.
+    """
+    return int(wall * 1e6) << 8 | _generation_noise.getrandbits(8)
+
+
+@dataclass(slots=True)
+class _Reservation:
+    cached: CachedSet
+    slot: int
+    sealer: SlotSealer
+    offset: int
+
+
+class Writing:
+    """One value being written. `length` where it is known from the start, None where close decides."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        key: bytes,
+        *,
+        length: int | None = None,
+        ttl_seconds: int = 0,
+        may_evict: bool = True,
+    ) -> None:
+        if length is not None and not 0 < length <= volume.settings.value_bytes:
+            raise TooLong(f"{length} bytes; {volume.settings.name} takes 1 to {volume.settings.value_bytes}")
+        self.volume = volume
+        self.key = key
+        self.pseudonym = volume.placement.pseudonym(key)
+        self.already_there = False
+        """The key was stored before: values are immutable, the first write wins, nothing was sent."""
+        self.finished = False
+        self._length = length
+        self._ttl_seconds = ttl_seconds or volume.settings.ttl_seconds
+        self._may_evict = may_evict
+        self._reservation: _Reservation | None = None
+        self._units_sealed: set[int] = set()
+        self._tail = bytearray()
+        self._tail_at = 0
+        self._end = 0
+
+    @property
+    def received(self) -> int:
+        """One past the last byte that came so far."""
+        return self._end
+
+    # -- the three calls of a put ---------------------------------------------------------------
+
+    def write(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[bool]:
+        """Take bytes of the value. True when that completed a value of known length: it is on flash.
+
+        Raises BadPut for bytes that do not fit, PutRefused where the value cannot be stored.
+        """
+        end = offset + len(data)
+        limit = self._length if self._length is not None else self.volume.settings.value_bytes
+        if end > limit:
+            raise TooLong(f"bytes up to {end} of a value that ends at {limit}")
+        if self.finished or not len(data):
+            return self.finished
+        if self._reservation is None and not self.already_there:
+            yield from self._begin(lanes, deadline)
+        self._end = max(self._end, end)
+        if self.already_there:
+            self.finished = self._length is not None and self._end == self._length
+            return self.finished
+        if self._length is not None and len(data) == self._length:
+            yield from self._write_whole(lanes, data, deadline)
+            return True
+        yield from self._write_units(lanes, offset, data, deadline)
+        if self._length is not None and self._complete(self._length):
+            yield from self.finish(lanes, deadline)
+            return True
+        return False
+
+    def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        """The value is complete as it is: seal what is left, write the header, name it."""
+        if self.finished:
+            return
+        if self.already_there or not self._end:
+            self.finished = True
+            return
+        reservation = self._reservation
+        assert reservation is not None
+        length = self._end
+        if not self._complete(length):
+            yield from self.drop(lanes)
+            raise BadPut(f"a value of {length} bytes with a hole in it")
+        if self._tail:
+            # The tail waits here and not on flash, so it takes a buffer of its own to be sealed from.
+            tail, self._tail = memoryview(self._tail), bytearray()
+            yield from self._send_units(lanes, self._tail_at, tail, deadline)
+        header = self._header(lanes, reservation, length)
+        yield from self._commit(lanes, reservation, [header], length, deadline)
+
+    def drop(self, lanes: Lanes) -> Steps[None]:
+        """Give up: the reservation goes back; what was written is a slot that nobody names."""
+        self.finished = True
+        self._tail = bytearray()
+        self._release()
+        return
+        yield
+
+    # -- how it is done -------------------------------------------------------------------------
+
+    def _complete(self, length: int) -> bool:
+        unit = self.volume.codec.unit_bytes
+        units = -(-length // unit)
+        sealed = len(self._units_sealed) + (1 if self._tail else 0)
+        tail_fits = not self._tail or self._tail_at + len(self._tail) == length
+        return sealed == units and tail_fits
+
+    def _begin(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        volume = self.volume
+        sets = volume.borrow_sets(self.pseudonym)
+        try:
+            unread = [
+                cached for cached in sets if cached.directory is None or not volume.is_fresh(cached, lanes)
+            ]
+            trouble = (yield from volume.load(lanes, unread, deadline)) if unread else None
+            wall = lanes.wall()
+            for found in volume.find(sets, self.pseudonym):
+                if not found.entry.expiry or found.entry.expiry > wall:
+                    self.already_there = True
+                    lanes.tally.puts_already_there += 1
+                    return
+                self._clear_expired(found)
+            usable = [cached for cached in sets if cached.directory is not None and cached.fault is None]
+            if not usable:
+                lanes.tally.puts_refused += 1
+                raise PutRefused("no enclosure that this key belongs to answers", trouble)
+            self._reserve(lanes, usable, everywhere=len(usable) == len(sets))
+        finally:
+            volume.give_back_sets(sets)
+
+    def _clear_expired(self, found: Found) -> None:
+        # Two entries of one key in one directory would hide the newer; flash learns of it with the put.
+        with found.cached.guard:
+            directory = found.cached.directory
+            if directory is not None and directory.entry(found.slot) == found.entry:
+                directory.clear(found.slot)
+
+    def _reserve(self, lanes: Lanes, sets: list[CachedSet], *, everywhere: bool) -> None:
+        """Choose and reserve a slot in the emptier set; evict only where both are full.
+
+        With one of two enclosures away nothing is evicted: the volume as a whole may have plenty of
+        room, and what must hold is that live data then stays.
+        """
+        volume, wall = self.volume, lanes.wall()
+        for _ in range(RESERVE_TRIES):
+            best: tuple[CachedSet, Choice] | None = None
+            for cached in sets:
+                assert cached.directory is not None
+                with cached.guard:
+                    choice = choose_slot(cached.directory, cached.reserved, wall)
+                if choice is None:
+                    continue
+                if best is None or (choice.free_slots, choice.cost) > (best[1].free_slots, best[1].cost):
+                    best = (cached, choice)
+            if best is None:
+                break
+            cached, choice = best
+            live_victim = choice.victim is not None and choice.cost != float("inf")
+            if live_victim and not (everywhere and self._may_evict):
+                break
+            if self._take(lanes, cached, choice):
+                return
+        lanes.tally.puts_refused += 1
+        raise PutRefused(f"volume {volume.settings.name} has no slot for this key that may be used")
+
+    def _take(self, lanes: Lanes, cached: CachedSet, choice: Choice) -> bool:
+        volume = self.volume
+        slot = choice.slot
+        with cached.guard:
+            directory = cached.directory
+            if directory is None or slot in cached.reserved:
+                return False
+            present = directory.entry(slot)
+            if (present and present.generation) != (choice.victim and choice.victim.generation):
+                return False
+            if present is not None:
+                expired = bool(present.expiry) and present.expiry <= lanes.wall()
+                if expired:
+                    lanes.tally.evictions_expired += 1
+                else:
+                    lanes.tally.evictions += 1
+                directory.clear(slot, ghost=None if expired else present.pseudonym)
+            cached.reserved.add(slot)
+        # The set stays borrowed while it holds a reservation, so that the cache cannot drop it.
+        volume.cache.borrow(cached.namespace, cached.offset)
+        sealer = volume.codec.seal(self.key, new_generation(lanes.wall()), volume.place(cached, slot))
+        self._reservation = _Reservation(cached, slot, sealer, volume.slot_offset(cached, slot))
+        return True
+
+    def _release(self) -> None:
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            with reservation.cached.guard:
+                reservation.cached.reserved.discard(reservation.slot)
+            self.volume.cache.give_back(reservation.cached)
+
+    def _write_whole(self, lanes: Lanes, data: memoryview, deadline: float) -> Steps[None]:
+        reservation = self._reservation
+        assert reservation is not None
+        buffer = lanes.send_buffer(HEADER_BYTES + self.volume.codec.padded(len(data)))
+        taken = reservation.sealer.seal(0, data, buffer[HEADER_BYTES:])
+        buffer[:HEADER_BYTES] = self._header(lanes, reservation, len(data))
+        yield from self._commit(lanes, reservation, [buffer[: HEADER_BYTES + taken]], len(data), deadline)
+
+    def _write_units(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[None]:
+        """Seal and send the whole units of `data`; what is left of the last one waits in the tail."""
+        unit = self.volume.codec.unit_bytes
+        if self._tail and offset == self._tail_at + len(self._tail):
+            room = unit - len(self._tail)
+            self._tail += data[:room]
+            lanes.tally.bytes_copied += min(room, len(data))
+            offset, data = offset + room, data[room:]
+            if len(self._tail) == unit:
+                tail, self._tail = memoryview(self._tail), bytearray()
+                yield from self._send_units(lanes, self._tail_at, tail, deadline)
+        if not len(data):
+            return
+        if offset % unit or (self._tail and len(data) % unit):
+            yield from self.drop(lanes)
+            raise BadPut("a value is written from its start on, or in whole units")
+        whole = len(data) // unit * unit
+        if whole:
+            yield from self._send_units(lanes, offset, data[:whole], deadline)
+        if whole < len(data):
+            self._tail_at = offset + whole
+            self._tail = bytearray(data[whole:])
+            lanes.tally.bytes_copied += len(self._tail)
+
+    def _send_units(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[None]:
+        reservation = self._reservation
+        assert reservation is not None
+        first = offset // self.volume.codec.unit_bytes
+        units = range(first, first + -(-len(data) // self.volume.codec.unit_bytes))
+        if not self._units_sealed.isdisjoint(units):
+            yield from self.drop(lanes)
+            raise BadPut("bytes of a value are written once")
+        buffer = lanes.send_buffer(self.volume.codec.padded(len(data)))
+        taken = reservation.sealer.seal(first, data, buffer)
+        self._units_sealed.update(units)
+        pending = lanes.write(
+            reservation.cached.namespace, reservation.offset + HEADER_BYTES + offset, [buffer[:taken]]
+        )
+        cause = yield from wait_for(lanes, pending, deadline)
+        if cause is not None:
+            yield from self._fail(lanes, pending, cause)
+
+    def _header(self, lanes: Lanes, reservation: _Reservation, length: int) -> bytes:
+        wall = lanes.wall()
+        expiry = int(wall) + self._ttl_seconds if self._ttl_seconds else 0
+        return reservation.sealer.header(length, expiry=expiry, stored_us=int(wall * 1e6))
+
+    def _commit(
+        self,
+        lanes: Lanes,
+        reservation: _Reservation,
+        parts: list[memoryview] | list[bytes],
+        length: int,
+        deadline: float,
+    ) -> Steps[None]:
+        """Write the last of the slot and its entry; both on flash is what acknowledges the put."""
+        cached, wall = reservation.cached, lanes.wall()
+        entry = Entry(
+            self.pseudonym,
+            reservation.sealer.identity.generation,
+            int(wall * 1e6),
+            length,
+            int(wall) + self._ttl_seconds if self._ttl_seconds else 0,
+            tag=reservation.sealer.identity.tag(),
+        )
+        alone = cached.writer.acquire(blocking=False)
+        slot_write = lanes.write(cached.namespace, reservation.offset, parts)
+        try:
+            if not alone:
+                cause = yield from wait_for(lanes, slot_write, deadline)
+                if cause is not None:
+                    yield from self._fail(lanes, slot_write, cause)
+                if not (yield Acquire(cached.writer, deadline)):
+                    yield from self._fail(lanes, slot_write, MissCause.LATE)
+                alone = True
+            directory_write = self._write_directory(lanes, cached, reservation.slot, entry)
+            for pending in (slot_write, directory_write):
+                cause = yield from wait_for(lanes, pending, deadline)
+                if cause is not None:
+                    lanes.abandon(directory_write)
+                    yield from self._fail(lanes, pending, cause)
+            with cached.guard:
+                if cached.directory is not None:
+                    cached.directory.install(reservation.slot, entry)
+                    cached.loaded_at = max(cached.loaded_at, lanes.now())
+        finally:
+            if alone:
+                cached.writer.release()
+        self._release()
+        self.finished = True
+        lanes.tally.puts += 1
+        lanes.tally.bytes_written += length
+
+    def _write_directory(self, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry) -> Pending:
+        with cached.guard:
+            assert cached.directory is not None
+            image = bytearray(cached.directory.image())
+        image[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES] = entry.encode()
+        return lanes.write(cached.namespace, cached.offset, [image])
+
+    def _fail(self, lanes: Lanes, pending: Pending, cause: MissCause) -> Steps[None]:
+        why = pending.fault or "no answer in time"
+        yield from self.drop(lanes)
+        lanes.tally.puts_refused += 1
+        raise PutRefused(f"the enclosure did not take it: {why}", cause)

@@ -1,0 +1,69 @@
+"""How long a command takes on the drive that is being imitated. No I/O, no clock, no randomness of its own.
+
+A drive is one server for bandwidth and one for commands per second, with a latency on top: a command is done
+`latency` after both servers have got to its end. With everything at zero, the default, a command is done at
+once, and the enclosure is as fast as the machine.
+
+The same seed and the same sequence of calls give the same times.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DriveModelSettings:
+    """What to imitate; 0 switches a part off.
+
+    `jitter` spreads each latency evenly over latency * (1 - jitter) .. latency * (1 + jitter).
+    """
+
+    read_latency_s: float = 0.0
+    write_latency_s: float = 0.0
+    bandwidth_bytes_per_s: float = 0.0
+    commands_per_s: float = 0.0
+    jitter: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("read_latency_s", "write_latency_s", "bandwidth_bytes_per_s", "commands_per_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be a number of 0 or more")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError("jitter must be between 0 and 1")
+
+    @property
+    def is_off(self) -> bool:
+        """Nothing to imitate: the drive's hot path asks this once and skips the model."""
+        return not (
+            self.read_latency_s or self.write_latency_s or self.bandwidth_bytes_per_s or self.commands_per_s
+        )
+
+
+class DriveModel:
+    """The state of one imitated drive. Not thread-safe: the drive holds its lock around `due`."""
+
+    def __init__(self, settings: DriveModelSettings) -> None:
+        self.settings = settings
+        self._random = random.Random(settings.seed)
+        self._bandwidth_free_at = float("-inf")
+        self._commands_free_at = float("-inf")
+
+    def due(self, *, is_read: bool, length: int, now: float) -> float:
+        """When a command of `length` bytes that arrives at `now` (seconds) is done."""
+        settings = self.settings
+        end = now
+        if settings.bandwidth_bytes_per_s:
+            start = max(now, self._bandwidth_free_at)
+            self._bandwidth_free_at = start + length / settings.bandwidth_bytes_per_s
+            end = max(end, self._bandwidth_free_at)
+        if settings.commands_per_s:
+            start = max(now, self._commands_free_at)
+            self._commands_free_at = start + 1 / settings.commands_per_s
+            end = max(end, self._commands_free_at)
+        latency = settings.read_latency_s if is_read else settings.write_latency_s
+        if latency and settings.jitter:
+            latency *= 1 + settings.jitter * self._random.uniform(-1, 1)
+        return end + latency

@@ -1,0 +1,174 @@
+"""What a drive keeps its bytes in: a stretch of memory, or a sparse file that outlives the process.
+
+The two differ in one respect that everything else follows from. Memory can be received into and sent from
+directly. A file cannot: mapped into memory it would be as fast, but a full disk then is a SIGBUS in the
+middle of a copy instead of an errno, so a file is read and written by pread and pwrite, and ENOSPC becomes
+an NVMe status (`emulator.jbof.drive`).
+
+Both zero a range without writing it where the system can (`punch`), so that deallocation gives room back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import Final, Protocol
+
+_FALLOC_FL_KEEP_SIZE: Final = 1
+_FALLOC_FL_PUNCH_HOLE: Final = 2
+_ZEROS: Final = bytes(1 << 20)
+
+
+class Medium(Protocol):
+    """Bytes at offsets. Ranges are inside the medium: whoever calls has checked. May raise OSError."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def window(self, offset: int, length: int) -> memoryview | None:
+        """The bytes themselves, writable, if the medium is memory; None if it is not."""
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from `offset`."""
+
+    def write(self, offset: int, data: memoryview | bytes) -> None:
+        """Store all of `data` at `offset`."""
+
+    def punch(self, offset: int, length: int) -> None:
+        """Make the range read as zeros and give its room back where that is possible."""
+
+    def flush(self) -> None:
+        """Push what was written to stable storage."""
+
+    def used_bytes(self) -> int:
+        """Room taken up at present; the whole size where that cannot be told."""
+
+    def close(self) -> None:
+        """Let go of file handles and memory. Nobody may hold a window any more."""
+
+
+class MemoryMedium:
+    """Anonymous memory, given by the kernel page by page as it is first written."""
+
+    def __init__(self, size: int) -> None:
+        # Private, not shared: only then do huge pages apply (a first write costs one fault per 2 MiB rather
+        # than per 4 KiB) and does MADV_DONTNEED give zeros back.
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        try:
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:
+            pass  # A kernel without transparent huge pages: slower at first touch, otherwise the same.
+        self._view = memoryview(self._map)
+        self.size = size
+
+    def window(self, offset: int, length: int) -> memoryview:
+        return self._view[offset : offset + length]
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        into[:] = self._view[offset : offset + len(into)]
+
+    def write(self, offset: int, data: memoryview | bytes) -> None:
+        self._view[offset : offset + len(data)] = data
+
+    def punch(self, offset: int, length: int) -> None:
+        end = offset + length
+        first = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = end // mmap.PAGESIZE * mmap.PAGESIZE
+        if first >= last:
+            self._zero(offset, end)
+            return
+        self._zero(offset, first)
+        self._zero(last, end)
+        self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+    def _zero(self, start: int, end: int) -> None:
+        while start < end:
+            step = min(end - start, len(_ZEROS))
+            self._view[start : start + step] = _ZEROS[:step]
+            start += step
+
+    def flush(self) -> None:
+        """Nothing to do: memory does not survive in any case."""
+
+    def used_bytes(self) -> int:
+        return self.size
+
+    def close(self) -> None:
+        self._view.release()
+        try:
+            self._map.close()
+        except BufferError:
+            pass  # A reply that is still being sent holds a window; the memory goes when that does.
+
+
+class FileMedium:
+    """A sparse file. It is created at its full length, takes up what was written, and survives a crash.
+
+    Raises OSError where the file cannot be made, and ValueError if one is there with another size.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            there = os.fstat(self._fd).st_size
+            if there == 0:
+                os.ftruncate(self._fd, size)
+            elif there != size:
+                raise ValueError(f"{path} has {there} bytes, the drive is to have {size}")
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def window(self, offset: int, length: int) -> None:
+        return None
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        while into:
+            got = os.preadv(self._fd, [into], offset)
+            if got == 0:
+                raise OSError(errno.EIO, f"{self.path} has become shorter than its drive")
+            into, offset = into[got:], offset + got
+
+    def write(self, offset: int, data: memoryview | bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            put = os.pwrite(self._fd, rest, offset)
+            rest, offset = rest[put:], offset + put
+
+    def punch(self, offset: int, length: int) -> None:
+        try:
+            _punch_hole(self._fd, offset, length)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            for start in range(offset, offset + length, len(_ZEROS)):
+                self.write(start, _ZEROS[: min(len(_ZEROS), offset + length - start)])
+
+    def flush(self) -> None:
+        os.fdatasync(self._fd)
+
+    def used_bytes(self) -> int:
+        return min(self.size, os.fstat(self._fd).st_blocks * 512)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.fallocate.restype = ctypes.c_int
+
+
+def _punch_hole(fd: int, offset: int, length: int) -> None:
+    """fallocate(2) with PUNCH_HOLE, which the os module does not offer."""
+    if _libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

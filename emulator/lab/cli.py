@@ -1,0 +1,170 @@
+"""`g35 lab`: the lab from the command line.
+
+Exit codes: 0 it worked, 1 it did not, 2 wrong arguments, 130 Ctrl-C.
+
+`run` is the exception: it exits with the status of the command that it ran in the guest.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+
+from emulator.lab.accelerator import choose_accelerator
+from emulator.lab.cache import REPOSITORY
+from emulator.lab.errors import GuestDiedError, GuestTimedOutError, LabError, LabUnavailableError
+from emulator.lab.image import LabImage, prepare
+from emulator.lab.machine import Guest, run_in_guest
+
+app = typer.Typer(
+    help="Run things on Debian's stock 6.12 kernel in a virtual machine (QEMU), where the kernel's own NVMe "
+    "drivers judge ours. The guest sees this machine's files and cannot change them. Without a verb: run "
+    "the tests in tests/lab.",
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+told = Console(stderr=True)
+
+
+@app.callback(invoke_without_command=True)
+def lab(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        run_tests()
+
+
+@app.command("test")
+def run_chosen_tests(
+    pytest_arguments: Annotated[
+        list[str], typer.Argument(help="Handed on to pytest, e.g. -- -k discover", default_factory=list)
+    ],
+) -> None:
+    """Run the tests in tests/lab, with options for pytest."""
+    run_tests(*pytest_arguments)
+
+
+@app.command("prepare")
+def prepare_lab(
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Look for a newer kernel than the cached.")
+    ] = False,
+) -> None:
+    """Download the kernel and build the guest (once)."""
+    with failures_told():
+        image = _prepared(refresh=refresh)
+        told.print(f"{image.release}, {choose_accelerator(image)}: {image.kernel.parent}", soft_wrap=True)
+
+
+@app.command("run")
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --")],
+    timeout: Annotated[float, typer.Option(help="Seconds until the guest is ended.", min=1)] = 300.0,
+    folder: Annotated[Path, typer.Option(help="Folder of this machine to run it in.")] = REPOSITORY,
+    results: Annotated[
+        Path | None, typer.Option(help="Folder for the files that it leaves in /run/g35/results.")
+    ] = None,
+) -> None:
+    """Run one command in the guest, as root.
+
+    Prints what it prints and exits with its status. Example: g35 lab run -- nvme list
+    """
+    with failures_told():
+        _prepared()
+        result = run_in_guest(
+            command, timeout, folder=folder.absolute(), on_output=_print_raw, results=results
+        )
+        raise typer.Exit(result.status)
+
+
+@app.command("shell")
+def shell(
+    folder: Annotated[Path, typer.Option(help="Folder of this machine to start in.")] = REPOSITORY,
+) -> None:
+    """Open a shell in the guest.
+
+    `exit` powers the guest off; Ctrl-A X ends QEMU.
+    """
+    with failures_told():
+        image = _prepared()
+        with Guest(
+            "exec /bin/bash --login",
+            image=image,
+            accelerator=choose_accelerator(image),
+            folder=folder.absolute(),
+            interactive=True,
+        ) as guest:
+            guest.wait_on_terminal()
+
+
+def run_tests(*pytest_arguments: str) -> NoReturn:
+    """Hand over to pytest; it boots one guest for all tests (tests/support/guest_tests.py)."""
+    with failures_told():
+        _prepared()
+        command = [sys.executable, "-m", "pytest", str(REPOSITORY / "tests" / "lab"), "-v", "-rs"]
+        with subprocess.Popen([*command, *pytest_arguments], cwd=REPOSITORY) as pytest:
+            try:
+                status = pytest.wait()
+            except KeyboardInterrupt:
+                pytest.send_signal(signal.SIGINT)  # it ends its guest, and needs a moment for it
+                pytest.wait(timeout=15)
+                raise
+            finally:
+                pytest.kill()
+        raise typer.Exit(1 if status else 0)
+    raise typer.Exit(1)
+
+
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """Turn the lab's errors into a message and an exit code; a SIGTERM unwinds like Ctrl-C."""
+
+    def unwind(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    except LabUnavailableError as error:
+        told.print(f"The lab cannot run here: {error}", markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except (GuestDiedError, GuestTimedOutError, LabError) as error:
+        told.print(str(error), markup=False, highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        told.print("Interrupted; the guest has been ended.")
+        raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _prepared(*, refresh: bool = False) -> LabImage:
+    with _shown_progress() as progress:
+        return prepare(progress, refresh=refresh)
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Callable[[str], None]]:
+    with told.status("preparing the lab") as status:
+
+        def show(step: str) -> None:
+            if told.is_terminal:
+                status.update(step)
+            elif not step.startswith("downloading") or ": 0 of" in step:
+                told.print(step, markup=False, highlight=False)
+
+        yield show
+
+
+def _print_raw(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,268 @@
+"""Boot a guest, run one script in it, get its output and exit status; QEMU is always gone at the end.
+
+    result = run_in_guest([".venv/bin/python", "-m", "pytest", "..."], timeout_s=120)
+
+The guest sees this machine's whole file system, read-only, under a layer of its own memory. One folder is
+shared for real: `Guest.exchange` here, /run/g35 there. The script, its output and its status travel in it,
+and tests may put files of their own there. There is no network but the guest's own loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from emulator.lab.accelerator import ACCELERATOR_OPTIONS, QEMU, choose_accelerator
+from emulator.lab.cache import REPOSITORY
+from emulator.lab.errors import GuestDiedError, GuestTimedOutError
+from emulator.lab.image import LabImage, prepare
+
+EXCHANGE_IN_GUEST = Path("/run/g35")
+GUEST_MEMORY = "2G"
+GUEST_CORES = 2
+# What a guest may say in all; beyond it only the end is kept.
+OUTPUT_LIMIT = 4 << 20
+POLL_S = 0.05
+SCRATCH_PREFIX = "g35-lab-"
+
+# The guest starts with nothing; these make it look like the shell that started it.
+GUEST_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "TERM": "linux",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "G35_LAB_GUEST": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GuestResult:
+    """`status` as a shell reports it (128 + signal), `output` both streams, `seconds` with the boot."""
+
+    status: int
+    output: str
+    seconds: float
+
+
+class Guest:
+    """One virtual machine that runs one script. A context manager: leaving it ends the machine.
+
+    `command` is an argument vector or the text of a shell script; it runs as root in `folder` (a path of
+    this machine), with `files` (name -> text) in its /run/g35. With `interactive` the guest's console is
+    this terminal and there is no exit status.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] | str,
+        *,
+        image: LabImage,
+        accelerator: str = "tcg",
+        folder: Path = REPOSITORY,
+        environment: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | None = None,
+        interactive: bool = False,
+    ) -> None:
+        remove_left_overs(Path(tempfile.gettempdir()))
+        self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-"))
+        self.exchange = self._scratch / "exchange"
+        # Beside the exchange, not in it: the guest cannot write what counts as its console.
+        self._console = self._scratch / "console"
+        self._started = time.monotonic()
+        try:
+            (self.exchange / "results").mkdir(parents=True)
+            for name, text in (files or {}).items():
+                (self.exchange / name).write_text(text)
+            (self.exchange / "script").write_text(guest_script(command, folder, environment or {}))
+            with (self._scratch / "qemu").open("wb") as said:
+                self._qemu = subprocess.Popen(
+                    qemu_command(image, accelerator, self.exchange, None if interactive else self._console),
+                    stdin=None if interactive else subprocess.DEVNULL,
+                    stdout=None if interactive else said,
+                    stderr=None if interactive else said,
+                    # Ctrl-C is for us to act on: QEMU must not end before its output has been read.
+                    start_new_session=not interactive,
+                )
+        except BaseException:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """QEMU's process id."""
+        return self._qemu.pid
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def output(self) -> str:
+        """What the script has printed so far (the last OUTPUT_LIMIT bytes of it)."""
+        return _tail(self.exchange / "output", OUTPUT_LIMIT)
+
+    def console(self) -> str:
+        """What the guest's kernel and QEMU have said so far."""
+        return _tail(self._console, OUTPUT_LIMIT) + _tail(self._scratch / "qemu", OUTPUT_LIMIT)
+
+    def running(self) -> bool:
+        """Whether the guest is on. It powers off when its script has ended."""
+        return self._qemu.poll() is None
+
+    def result(self) -> GuestResult:
+        """The outcome of a guest that no longer runs. Raises GuestDiedError if it left none."""
+        try:
+            status = int((self.exchange / "status").read_text())
+        except (OSError, ValueError):
+            raise GuestDiedError(
+                f"the guest ended without an exit status (QEMU: {self._qemu.returncode})",
+                self.output(),
+                self.console(),
+            ) from None
+        return GuestResult(status, self.output(), self.seconds)
+
+    def wait(self, timeout_s: float, on_output: Callable[[str], None] | None = None) -> GuestResult:
+        """Wait for the guest to power off, passing on what its script prints as it comes.
+
+        Raises GuestTimedOutError (`timeout_s` counts from the boot) and GuestDiedError; both carry what
+        was printed.
+        """
+        follower = Follower(self.exchange / "output")
+        while self.running():
+            if on_output:
+                follower.pass_on(on_output)
+            if self.seconds > timeout_s:
+                raise GuestTimedOutError(timeout_s, self.output(), self.console())
+            time.sleep(POLL_S)
+        if on_output:
+            follower.pass_on(on_output)
+        return self.result()
+
+    def copy_results(self, folder: Path) -> None:
+        """Copy the plain files that the script left in /run/g35/results."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (self.exchange / "results").iterdir():
+            # The guest is root and may have left a link to anywhere on this machine.
+            if file.is_file() and not file.is_symlink():
+                shutil.copyfile(file, folder / file.name)
+
+    def wait_on_terminal(self) -> None:
+        """Wait for the end of an interactive guest."""
+        self._qemu.wait()
+
+    def close(self) -> None:
+        """End the machine if it still runs, and remove its files. Nothing of it is left afterwards."""
+        self._qemu.kill()
+        self._qemu.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+class Follower:
+    """Hands on what has been appended to a growing text file since the last time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def pass_on(self, receive: Callable[[str], None]) -> None:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                fresh = file.read()
+        except FileNotFoundError:
+            return
+        self._offset += len(fresh)
+        if fresh:
+            receive(fresh.decode(errors="replace"))
+
+
+def run_in_guest(
+    command: Sequence[str] | str,
+    timeout_s: float,
+    *,
+    folder: Path = REPOSITORY,
+    environment: Mapping[str, str] | None = None,
+    on_output: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda step: None,
+    results: Path | None = None,
+) -> GuestResult:
+    """Prepare the lab if need be, boot it, run `command` (argument vector, or text of a script) in it.
+
+    The files that the command leaves in /run/g35/results are copied into the folder `results`.
+    Raises LabUnavailableError, GuestTimedOutError, GuestDiedError. A status other than 0 is a result.
+    """
+    image = prepare(progress)
+    accelerator = choose_accelerator(image)
+    progress(f"booting {image.release} ({accelerator})")
+    with Guest(
+        command, image=image, accelerator=accelerator, folder=folder, environment=environment
+    ) as guest:
+        try:
+            return guest.wait(timeout_s, on_output)
+        finally:
+            if results:
+                guest.copy_results(results)
+
+
+def guest_script(command: Sequence[str] | str, folder: Path, environment: Mapping[str, str]) -> str:
+    """The script that the guest runs: environment, working folder, then the command."""
+    lines = [
+        f"export {name}={shlex.quote(value)}" for name, value in {**GUEST_ENVIRONMENT, **environment}.items()
+    ]
+    lines.append(f"cd {shlex.quote(str(folder))} || exit 125")
+    lines.append(command if isinstance(command, str) else f"exec {shlex.join(command)}")
+    return "\n".join(lines) + "\n"
+
+
+def qemu_command(image: LabImage, accelerator: str, exchange: Path, console: Path | None) -> list[str]:
+    """QEMU's arguments. `console` is the file for the serial console; None means this terminal."""
+    kernel_line = "console=ttyS0 quiet panic=-1" + ("" if console else " lab.shell")
+    return [
+        # If we are killed without a chance to tidy up, the kernel ends QEMU.
+        *("setpriv", "--pdeathsig", "KILL", QEMU, *ACCELERATOR_OPTIONS[accelerator]),
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-net", "none"),
+        *("-m", GUEST_MEMORY, "-smp", str(GUEST_CORES)),
+        *("-kernel", str(image.kernel), "-initrd", str(image.initramfs), "-append", kernel_line),
+        *("-serial", f"file:{console}" if console else "mon:stdio"),
+        *("-virtfs", _share(Path("/"), "machine") + ",readonly=on"),
+        *("-virtfs", _share(exchange, "exchange")),
+    ]
+
+
+def remove_left_overs(temporary: Path) -> None:
+    """Remove the folders of guests whose process was killed before it could do so (QEMU died with it)."""
+    for folder in temporary.glob(f"{SCRATCH_PREFIX}*-*"):
+        owner = folder.name.removeprefix(SCRATCH_PREFIX).split("-")[0]
+        if owner.isdecimal() and not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _share(path: Path, tag: str) -> str:
+    # QEMU's option syntax: a comma in a value is doubled.
+    doubled = os.fspath(path).replace(",", ",,")
+    return f"local,path={doubled},mount_tag={tag},security_model=none,multidevs=remap"
+
+
+def _tail(path: Path, limit: int) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,1 @@
+"""What enters the GPU host's interpreter: a client for the mount, standard library only."""

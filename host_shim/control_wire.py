@@ -1,0 +1,260 @@
+"""The bytes of a control session: what a client and the agent say to each other through one open file.
+
+`/.g35/session` in the mount is the door. Every open of it is a session of its own. In a session
+
+* a request is one write(2) at offset 0, at most `REQUEST_BYTES_MAX` long;
+* its answer is what the next read(2) at offset 0 returns, whole. Requests with `FLAG_NO_ANSWER` have
+  none. Answers wait in the order of the requests, `ANSWERS_MAX` of them at most;
+* values move at *tickets*. A GET or PUT request binds numbers of the client's choosing to keys, and
+  from then on the value of ticket t lies at file offset `data_offset(t)`: pread(2) there reads it,
+  pwrite(2) there writes it. A read that returns nothing is a miss. A write becomes visible with its
+  last byte: the write(2) that delivers it returns once the value is sealed and on flash.
+
+So a get is two requests to the kernel and one round trip on the fabric, many gets are one request
+more than values, and nothing but read and write has to cross FUSE or virtio-fs. What this replaced:
+ioctl(2), which FUSE limits to 16 KiB and virtio-fs does not carry everywhere.
+
+Layout of a request, little-endian:
+     0  4  magic "g35q"
+     4  2  version
+     6  2  operation
+     8  4  request id, echoed in the answer
+    12  4  number of keys
+    16  4  first ticket (GET, PUT)
+    20  4  time to live in seconds, 0 for the volume's own (PUT, PIN)
+    24  2  length of the volume's name in bytes
+    26  2  flags
+    28  4  zero
+    32  …  the volume's name in UTF-8, then 16 bytes a key, then (PUT) a 4-byte value length a key
+Layout of an answer, little-endian:
+     0  4  magic "g35a"
+     4  2  version
+     6  2  operation
+     8  4  request id
+    12  4  errno of the whole request, 0 where it was understood
+    16  4  bytes that follow
+    20 12  zero
+    32  …  EXISTS, DELETE, PRESTAGE, PIN, OUTCOME: one byte a key (`Outcome`); STATS: JSON in UTF-8
+The agent imports this file and nothing else of host_shim, so both sides speak one definition.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+VERSION = 1
+SESSION_PATH = ".g35/session"
+REQUEST_MAGIC = b"g35q"
+ANSWER_MAGIC = b"g35a"
+KEY_BYTES = 16
+KEYS_MAX = 4096
+"""Keys in one request. 4,096 blocks of 512 tokens are two million tokens of prefix."""
+VOLUME_NAME_BYTES_MAX = 64
+TICKETS_MAX = 4096
+"""Tickets of one session; each costs the agent well under a kilobyte while it is bound."""
+ANSWERS_MAX = 64
+TICKET_SHIFT = 32
+VALUE_BYTES_MAX = 1 << 24
+FLAG_NO_ANSWER = 0x0001
+
+_REQUEST = struct.Struct("<4sHHIIIIHHI")
+_ANSWER = struct.Struct("<4sHHIII12x")
+assert _REQUEST.size == 32
+assert _ANSWER.size == 32
+HEADER_BYTES = 32
+REQUEST_BYTES_MAX = HEADER_BYTES + VOLUME_NAME_BYTES_MAX + KEYS_MAX * (KEY_BYTES + 4)
+ANSWER_BYTES_MAX = 1 << 20
+
+
+class Operation(enum.IntEnum):
+    """What a request asks for."""
+
+    EXISTS = 1
+    GET = 2
+    PUT = 3
+    PRESTAGE = 4
+    PIN = 5
+    DELETE = 6
+    STATS = 7
+    OUTCOME = 8
+
+
+class Outcome(enum.IntEnum):
+    """What became of one key; every miss has exactly one cause."""
+
+    HIT = 0
+    NEVER_STORED = 1
+    EVICTED = 2
+    EXPIRED = 3
+    CORRUPT = 4
+    WRONG_KEY = 5
+    LATE = 6
+    ENCLOSURE_DOWN = 7
+    STARTED = 16
+    """Prestage: on its way into the agent's memory."""
+    REFUSED = 17
+    """Prestage, pin or put: a bound is reached or the volume does not allow it; nothing was changed."""
+    UNKNOWN = 18
+    """Outcome: the ticket is not bound, or nothing was moved at it yet."""
+
+
+class MalformedControl(Exception):
+    """The bytes are no control message; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, checked. `lengths` has one entry a key for PUT and is empty otherwise."""
+
+    operation: Operation
+    request_id: int
+    volume: str
+    keys: tuple[bytes, ...] = ()
+    first_ticket: int = 0
+    ttl_seconds: int = 0
+    flags: int = 0
+    lengths: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        """The bytes of one write(2)."""
+        name = self.volume.encode()
+        head = _REQUEST.pack(
+            REQUEST_MAGIC,
+            VERSION,
+            self.operation,
+            self.request_id,
+            len(self.keys),
+            self.first_ticket,
+            self.ttl_seconds,
+            len(name),
+            self.flags,
+            0,
+        )
+        return b"".join((head, name, *self.keys, struct.pack(f"<{len(self.lengths)}I", *self.lengths)))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a read(2) at offset 0 returns."""
+
+    operation: int
+    request_id: int
+    errno: int
+    body: bytes
+
+    def encode(self) -> bytes:
+        head = _ANSWER.pack(
+            ANSWER_MAGIC, VERSION, self.operation, self.request_id, self.errno, len(self.body)
+        )
+        return head + self.body
+
+
+_HEX_KEY = re.compile(rb"[0-9a-fA-F]{32}")
+_KEY_PERSONALITY = b"g35 key"
+
+
+def key_of_name(name: str | bytes) -> bytes:
+    """The 16-byte key of any name: 32 hexadecimal digits are the key itself, all else is hashed.
+
+    The hash is BLAKE2b with 128 bits of output. `/kv/<volume>/<name>` and the client agree by this one
+    function. Raises ValueError for an empty name.
+    """
+    raw = name.encode("utf-8", "surrogateescape") if isinstance(name, str) else bytes(name)
+    if not raw:
+        raise ValueError("an empty name has no key")
+    if _HEX_KEY.fullmatch(raw):
+        return bytes.fromhex(raw.decode())
+    return hashlib.blake2b(raw, digest_size=KEY_BYTES, person=_KEY_PERSONALITY).digest()
+
+
+def data_offset(ticket: int) -> int:
+    """Where in the session file the value of a ticket begins."""
+    return (ticket + 1) << TICKET_SHIFT
+
+
+def ticket_at(offset: int) -> tuple[int, int]:
+    """The ticket that a file offset belongs to (-1: the control channel) and the offset in its value."""
+    return (offset >> TICKET_SHIFT) - 1, offset & ((1 << TICKET_SHIFT) - 1)
+
+
+def decode_request_untrusted(data: bytes | bytearray | memoryview) -> Request:
+    """A request out of the bytes of one write(2). Bad bytes raise MalformedControl, and nothing else."""
+    if len(data) < HEADER_BYTES:
+        raise MalformedControl(f"a request has {HEADER_BYTES} bytes of header, this one {len(data)} in all")
+    magic, version, number, request_id, count, first_ticket, ttl_seconds, name_bytes, flags, zero = (
+        _REQUEST.unpack_from(data)
+    )
+    if magic != REQUEST_MAGIC:
+        raise MalformedControl("no request: the first four bytes are not 'g35q'")
+    if version != VERSION:
+        raise MalformedControl(f"version {version} of the control wire; this agent speaks {VERSION}")
+    try:
+        operation = Operation(number)
+    except ValueError:
+        raise MalformedControl(f"unknown operation {number}") from None
+    if count > KEYS_MAX:
+        raise MalformedControl(f"{count} keys in one request; {KEYS_MAX} is the most")
+    if name_bytes > VOLUME_NAME_BYTES_MAX:
+        raise MalformedControl(f"a volume's name of {name_bytes} bytes; {VOLUME_NAME_BYTES_MAX} is the most")
+    if flags & ~FLAG_NO_ANSWER or zero:
+        raise MalformedControl("unknown flags, or a reserved field that is not zero")
+    has_tickets = operation in (Operation.GET, Operation.PUT, Operation.OUTCOME)
+    if has_tickets and first_ticket + count > TICKETS_MAX:
+        raise MalformedControl(f"tickets up to {first_ticket + count}; a session has {TICKETS_MAX}")
+    has_lengths = operation is Operation.PUT
+    expected = HEADER_BYTES + name_bytes + count * (KEY_BYTES + (4 if has_lengths else 0))
+    if operation is Operation.OUTCOME:
+        expected = HEADER_BYTES + name_bytes
+    if len(data) != expected:
+        raise MalformedControl(f"{len(data)} bytes where the header announces {expected}")
+    try:
+        volume = bytes(data[HEADER_BYTES : HEADER_BYTES + name_bytes]).decode()
+    except UnicodeDecodeError:
+        raise MalformedControl("the volume's name is not UTF-8") from None
+    keys_start = HEADER_BYTES + name_bytes
+    if operation is Operation.OUTCOME:
+        keys: tuple[bytes, ...] = (b"",) * count
+    else:
+        keys = tuple(
+            bytes(data[at : at + KEY_BYTES])
+            for at in range(keys_start, keys_start + count * KEY_BYTES, KEY_BYTES)
+        )
+    lengths: tuple[int, ...] = ()
+    if has_lengths:
+        lengths = struct.unpack_from(f"<{count}I", data, keys_start + count * KEY_BYTES)
+        if any(not 0 < length <= VALUE_BYTES_MAX for length in lengths):
+            raise MalformedControl(f"a value has 1 to {VALUE_BYTES_MAX} bytes")
+    return Request(operation, request_id, volume, keys, first_ticket, ttl_seconds, flags, lengths)
+
+
+def outcome_request(request_id: int, first_ticket: int, count: int) -> bytes:
+    """The request that asks what became of `count` tickets from `first_ticket` on."""
+    return _REQUEST.pack(
+        REQUEST_MAGIC, VERSION, Operation.OUTCOME, request_id, count, first_ticket, 0, 0, 0, 0
+    )
+
+
+def decode_answer_untrusted(data: bytes | bytearray | memoryview) -> Answer:
+    """An answer out of the bytes of one read(2). Bad bytes raise MalformedControl, and nothing else."""
+    if len(data) < HEADER_BYTES:
+        raise MalformedControl(f"an answer has {HEADER_BYTES} bytes of header, this one {len(data)} in all")
+    magic, version, operation, request_id, errno, body_bytes = _ANSWER.unpack_from(data)
+    if magic != ANSWER_MAGIC or version != VERSION:
+        raise MalformedControl("no answer of this version of the control wire")
+    if len(data) - HEADER_BYTES < body_bytes:
+        raise MalformedControl(f"{len(data) - HEADER_BYTES} bytes of body where {body_bytes} are announced")
+    body = bytes(data[HEADER_BYTES : HEADER_BYTES + body_bytes])
+    return Answer(operation, request_id, errno, body)
+
+
+def outcomes(body: Sequence[int]) -> list[Outcome]:
+    """One `Outcome` a key out of an answer's body. Raises MalformedControl for an unknown one."""
+    try:
+        return [Outcome(value) for value in body]
+    except ValueError as unknown:
+        raise MalformedControl(str(unknown)) from None

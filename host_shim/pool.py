@@ -1,0 +1,459 @@
+"""The pool from the GPU host: values by key, through the mount, with the standard library alone.
+
+    pool = Pool("/mnt/g35")
+    blocks = pool.volume("kv")
+    blocks.put(key_of("block 17"), data)
+    length = blocks.get_into(key_of("block 17"), buffer)      # None: a miss
+
+A get is one write that names the key and one read that lands in the caller's buffer; many gets are
+one write more than values. Nothing about the state of the pool is an exception: a block that is not
+there, an enclosure that is down, an agent that is being restarted and a mount that is gone are all
+misses, and a put that did not happen is False. What raises is wrong use: a key that is no key, a
+volume that the pool doesn't have, a value that no slot can hold.
+
+Threads: everything here may be called from any thread. Each call borrows one of at most
+`sessions` control sessions for itself. After a fork the child opens its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from host_shim.block_key import checked_key
+from host_shim.control_wire import (
+    KEYS_MAX,
+    SESSION_PATH,
+    TICKETS_MAX,
+    VALUE_BYTES_MAX,
+    VOLUME_NAME_BYTES_MAX,
+    Operation,
+    Outcome,
+)
+from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead
+
+Buffer: TypeAlias = bytearray | memoryview
+"""Anything writable with the buffer protocol; named for the two that everybody has."""
+
+REOPEN_SECONDS = 0.05
+"""While there is no agent, the mount is asked for one this often and not with every call."""
+GET_BYTES_FIRST = 1 << 20
+_REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM})
+_BATCH_MAX = min(KEYS_MAX, TICKETS_MAX)
+
+
+class UnknownVolume(LookupError):
+    """The pool behind the mount has no volume of this name."""
+
+
+class ValueTooLong(ValueError):
+    """No slot of the volume can hold a value of this length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What became of one get: `length` is None for a miss, and `outcome` its cause.
+
+    `outcome` is None where no agent was there to say.
+    """
+
+    length: int | None
+    outcome: Outcome | None
+
+
+class Pool:
+    """A mounted pool. `sessions` bounds the calls that are under way at one time, `parallel` the
+    reads or writes that one `get_many` or `put_many` has under way.
+    """
+
+    def __init__(
+        self,
+        mount: str | os.PathLike[str],
+        *,
+        sessions: int = 16,
+        parallel: int = 4,
+        files: Files | None = None,
+    ) -> None:
+        if sessions < 1 or parallel < 1:
+            raise ValueError("a pool needs at least one session, and one transfer at a time")
+        self.mount = os.fspath(mount)
+        self._path = os.path.join(self.mount, SESSION_PATH)
+        self._files = files or RealFiles()
+        self._sessions_max = sessions
+        self._parallel = parallel
+        self._fresh_state()
+        _pools.add(self)
+
+    def _fresh_state(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[Session] = []
+        self._places = threading.Semaphore(self._sessions_max)
+        self._ask_again_at = 0.0
+        self._helpers: ThreadPoolExecutor | None = None
+        self._closed = False
+
+    def volume(self, name: str) -> Volume:
+        """A volume by name. Whether the pool has it turns out with the first call."""
+        if not 0 < len(name.encode()) <= VOLUME_NAME_BYTES_MAX:
+            raise ValueError(f"a volume's name has 1 to {VOLUME_NAME_BYTES_MAX} bytes: {name!r}")
+        return Volume(self, name)
+
+    def stats(self) -> dict[str, Any]:
+        """The agent's counters of the whole pool; empty while there is no agent."""
+        return self._stats("")
+
+    def alive(self) -> bool:
+        """Whether an agent answers behind the mount, asked now."""
+        self._ask_again_at = 0.0
+        with self._session() as session:
+            if session is None:
+                return False
+            try:
+                session.ask(Operation.STATS, "")
+            except (SessionDead, OSError):
+                return False
+            return True
+
+    def close(self) -> None:
+        """Close all sessions. Calls under way end; later ones raise RuntimeError."""
+        with self._lock:
+            self._closed = True
+            sessions, self._free = self._free, []
+            helpers, self._helpers = self._helpers, None
+        for session in sessions:
+            session.close()
+        if helpers is not None:
+            helpers.shutdown()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _session(self) -> Iterator[Session | None]:
+        """A session for the caller alone, or None while there is no agent."""
+        with self._places:
+            session = self._take()
+            try:
+                yield session
+            finally:
+                if session is not None:
+                    self._give_back(session)
+
+    def _take(self) -> Session | None:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the pool at {self.mount} is closed")
+            if self._free:
+                return self._free.pop()
+            if time.monotonic() < self._ask_again_at:
+                return None
+        try:
+            return Session(self._path, self._files)
+        except SessionDead:
+            self._ask_again_at = time.monotonic() + REOPEN_SECONDS
+            return None
+
+    def _give_back(self, session: Session) -> None:
+        stale: list[Session] = []
+        with self._lock:
+            if session.dead:
+                # Its agent is gone, so those of the same agent that wait here are dead as well.
+                stale, self._free = [session, *self._free], []
+            elif self._closed:
+                stale = [session]
+            else:
+                self._free.append(session)
+        for one in stale:
+            one.close()
+
+    def _stats(self, volume: str) -> dict[str, Any]:
+        with self._session() as session:
+            if session is None:
+                return {}
+            try:
+                found = json.loads(session.ask(Operation.STATS, volume))
+            except (SessionDead, ValueError):
+                return {}
+            except OSError as refused:
+                raise _wrong_use(refused, volume) from None
+            return found if isinstance(found, dict) else {}
+
+    def _share(self, work: Callable[[int], None], count: int) -> None:
+        """Run `work(0)` … `work(count - 1)` on this thread and a few helpers."""
+        helping = min(self._parallel, count) - 1
+        if helping <= 0:
+            for index in range(count):
+                work(index)
+            return
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the pool at {self.mount} is closed")
+            if self._helpers is None:
+                self._helpers = ThreadPoolExecutor(self._parallel * 2, "g35-shim")
+            helpers = self._helpers
+        indices = iter(range(count))  # next() on it is atomic under the interpreter's lock
+
+        def some_of_it() -> None:
+            for index in indices:
+                work(index)
+
+        others = [helpers.submit(some_of_it) for _ in range(helping)]
+        try:
+            some_of_it()
+        finally:
+            for other in others:
+                other.exception()  # wait: the caller's buffers are in use until then
+        for other in others:
+            other.result()
+
+    def _after_fork_in_child(self) -> None:
+        sessions = self._free
+        self._fresh_state()
+        for session in sessions:
+            session.close()
+
+
+class Volume:
+    """One volume of a pool. Keys are 16 bytes (`key_of` makes one of any name)."""
+
+    def __init__(self, pool: Pool, name: str) -> None:
+        self._pool = pool
+        self.name = name
+
+    def put(self, key: bytes, data: bytes | Buffer, ttl: float | None = None) -> bool:
+        """Store a value; True once it is on flash. `ttl` in seconds, None for the volume's own."""
+        return self.put_many([key], [data], ttl)[0]
+
+    def get_into(self, key: bytes, buffer: Buffer) -> int | None:
+        """Read a value into `buffer`; its length, or None for a miss. A longer value is cut off."""
+        return self.get_many([key], [buffer])[0]
+
+    def get(self, key: bytes) -> bytes | None:
+        """A value, or None for a miss. Copies once more than `get_into`."""
+        checked_key(key)
+        with self._pool._session() as session:
+            if session is None:
+                return None
+            try:
+                session.bind_reads(self.name, [key])
+                found = bytearray()
+                while True:
+                    # The second read is a long one: it asks for all that a value may have.
+                    part = bytearray(VALUE_BYTES_MAX - GET_BYTES_FIRST if found else GET_BYTES_FIRST)
+                    length = session.read(0, memoryview(part), len(found))
+                    found += memoryview(part)[:length]
+                    if length < len(part):
+                        break
+                if not found:
+                    return None
+                if len(found) > ONE_REQUEST_BYTES and session.outcomes(1) != [Outcome.HIT]:
+                    return None  # it broke off in the middle
+                return bytes(found)
+            except SessionDead:
+                return None
+            except OSError as refused:
+                raise _wrong_use(refused, self.name) from None
+
+    def get_many(self, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> list[int | None]:
+        """Read values into the buffers of the same index; their lengths, None where there is a hole."""
+        return [one.length for one in self.fetch(keys, buffers, causes=False)]
+
+    def fetch(
+        self, keys: Sequence[bytes], buffers: Sequence[Buffer], *, causes: bool = True
+    ) -> list[Fetched]:
+        """`get_many` that also says why there are holes; with holes that is one round trip more."""
+        _same_count(keys, buffers)
+        views = [_writable(buffer) for buffer in buffers]
+        result: list[Fetched] = []
+        for start in range(0, len(keys), _BATCH_MAX):
+            end = start + _BATCH_MAX
+            result += self._fetch_batch(keys[start:end], views[start:end], causes)
+        return result
+
+    def _fetch_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
+        lengths: list[int] = [0] * len(keys)
+        with self._pool._session() as session:
+            if session is None:
+                return [Fetched(None, None)] * len(keys)
+
+            def read(index: int) -> None:
+                if not session.dead:
+                    lengths[index] = session.read(index, views[index])
+
+            broken: SessionDead | None = None
+            try:
+                session.bind_reads(self.name, keys)
+                self._pool._share(read, len(keys))
+            except SessionDead as death:
+                broken = death
+            except OSError as refused:
+                raise _wrong_use(refused, self.name) from None
+            # A long read that came back short is either a short value or broke off in the middle.
+            doubtful = any(
+                ONE_REQUEST_BYTES < length < len(view) for length, view in zip(lengths, views, strict=True)
+            )
+            seen: Sequence[Outcome | None] = [None] * len(keys)
+            if broken is None and (doubtful or (causes and 0 in lengths)):
+                try:
+                    seen = session.outcomes(len(keys))
+                except (SessionDead, OSError):
+                    seen = [None] * len(keys)
+        return [
+            _judged(length, len(view), outcome)
+            for length, view, outcome in zip(lengths, views, seen, strict=True)
+        ]
+
+    def put_many(
+        self, keys: Sequence[bytes], values: Sequence[bytes | Buffer], ttl: float | None = None
+    ) -> list[bool]:
+        """Store values; which of them are on flash now."""
+        _same_count(keys, values)
+        views = [memoryview(value).cast("B") for value in values]
+        for view in views:
+            if not 0 < len(view) <= VALUE_BYTES_MAX:
+                raise ValueTooLong(f"a value has 1 to {VALUE_BYTES_MAX} bytes, this one {len(view)}")
+        seconds = _whole_seconds(ttl)
+        result: list[bool] = []
+        for start in range(0, len(keys), _BATCH_MAX):
+            end = start + _BATCH_MAX
+            result += self._put_batch(keys[start:end], views[start:end], seconds)
+        return result
+
+    def _put_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
+        stored = [False] * len(keys)
+        with self._pool._session() as session:
+            if session is None:
+                return stored
+
+            def write(index: int) -> None:
+                if session.dead:
+                    return
+                try:
+                    session.write(index, views[index])
+                except OSError as refused:
+                    if refused.errno not in _REFUSALS:
+                        raise
+                    return
+                stored[index] = True
+
+            try:
+                session.bind_writes(self.name, keys, [len(view) for view in views], seconds)
+                self._pool._share(write, len(keys))
+            except SessionDead:
+                return stored
+            except OSError as refused:
+                if refused.errno not in _REFUSALS:
+                    raise _wrong_use(refused, self.name) from None
+        return stored
+
+    def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which keys are there, in one round trip (per 4,096 keys)."""
+        return [one is Outcome.HIT for one in self._ask_each(Operation.EXISTS, keys)]
+
+    def prestage(self, keys: Sequence[bytes]) -> list[bool]:
+        """Ask the agent to bring values into its memory; which it has there or has set out for."""
+        answers = self._ask_each(Operation.PRESTAGE, keys)
+        return [one in (Outcome.HIT, Outcome.STARTED) for one in answers]
+
+    def pin(self, keys: Sequence[bytes], ttl: float | None = None) -> list[bool]:
+        """Keep values from eviction for `ttl` seconds (None: the volume's own); which are pinned now."""
+        answers = self._ask_each(Operation.PIN, keys, _whole_seconds(ttl))
+        return [one is Outcome.HIT for one in answers]
+
+    def delete(self, keys: Sequence[bytes]) -> list[bool]:
+        """Forget values; which of them were there."""
+        return [one is Outcome.HIT for one in self._ask_each(Operation.DELETE, keys)]
+
+    def stats(self) -> dict[str, Any]:
+        """The agent's counters of this volume; empty while there is no agent."""
+        return self._pool._stats(self.name)
+
+    def _ask_each(
+        self, operation: Operation, keys: Sequence[bytes], ttl_seconds: int = 0
+    ) -> list[Outcome | None]:
+        for key in keys:
+            checked_key(key)
+        result: list[Outcome | None] = []
+        for start in range(0, len(keys), KEYS_MAX):
+            some = keys[start : start + KEYS_MAX]
+            result += self._ask_some(operation, some, ttl_seconds)
+        return result
+
+    def _ask_some(
+        self, operation: Operation, keys: Sequence[bytes], ttl_seconds: int
+    ) -> Sequence[Outcome | None]:
+        with self._pool._session() as session:
+            if session is None:
+                return [None] * len(keys)
+            try:
+                body = session.ask(operation, self.name, keys, ttl_seconds)
+                return session.outcomes_in(body, len(keys))
+            except SessionDead:
+                return [None] * len(keys)
+            except OSError as refused:
+                raise _wrong_use(refused, self.name) from None
+
+
+def _judged(length: int, room: int, outcome: Outcome | None) -> Fetched:
+    if length == 0:
+        return Fetched(None, None if outcome is Outcome.HIT else outcome)
+    if ONE_REQUEST_BYTES < length < room and outcome is not Outcome.HIT:
+        return Fetched(None, outcome)
+    return Fetched(length, Outcome.HIT)
+
+
+def _same_count(keys: Sequence[bytes], buffers: Sequence[object]) -> None:
+    if len(keys) != len(buffers):
+        raise ValueError(f"{len(keys)} keys and {len(buffers)} buffers")
+    for key in keys:
+        checked_key(key)
+
+
+def _writable(buffer: Buffer) -> memoryview:
+    view = memoryview(buffer).cast("B")
+    if view.readonly:
+        raise TypeError("the buffer of a get must be writable")
+    if not len(view):
+        raise ValueError("the buffer of a get has no room")
+    return view
+
+
+def _whole_seconds(ttl: float | None) -> int:
+    if ttl is None:
+        return 0
+    if not 0 < ttl < 1 << 32:
+        raise ValueError(f"a time to live of {ttl} seconds; None means the volume's own")
+    return math.ceil(ttl)
+
+
+def _wrong_use(refused: OSError, volume: str) -> Exception:
+    """What an errno of the agent means to the caller; it has not to do with the state of the pool."""
+    if refused.errno == errno.ENOENT:
+        return UnknownVolume(f"the pool has no volume {volume!r}")
+    if refused.errno in (errno.EFBIG, errno.EMSGSIZE):
+        return ValueTooLong(f"a value is longer than the slots of volume {volume!r}")
+    return refused
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for pool in list(_pools):
+        pool._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

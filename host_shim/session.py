@@ -1,0 +1,205 @@
+"""One control session: an open `/.g35/session`, used by one thread at a time.
+
+Read control_wire.py first. A session either works or is dead. It dies with its agent, with the mount
+and with the first answer that makes no sense; from then on every call raises `SessionDead`, and pool.py
+turns that into misses and opens another. What the agent refuses for a reason of its own leaves the
+session alive and is an `OSError` with the agent's errno.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from host_shim.control_wire import (
+    ANSWER_BYTES_MAX,
+    FLAG_NO_ANSWER,
+    HEADER_BYTES,
+    Answer,
+    MalformedControl,
+    Operation,
+    Outcome,
+    Request,
+    data_offset,
+    decode_answer_untrusted,
+    outcome_request,
+    outcomes,
+)
+
+AGENT_GONE = frozenset(
+    {
+        errno.ENOTCONN,  # the agent died, the mount is still there
+        errno.ECONNABORTED,  # the connection was aborted under the request
+        errno.EIO,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.ESTALE,
+        errno.EBADF,
+        errno.ETIMEDOUT,
+    }
+)
+"""What a system call on the session reports when there is no agent behind it."""
+
+ONE_REQUEST_BYTES = (128 << 10) - 4096
+"""Reads up to this many bytes are one FUSE request on every kernel; longer ones may be several."""
+
+
+class SessionDead(Exception):
+    """There is no agent behind this session any more."""
+
+
+class Files(Protocol):
+    """The system calls of a session; tests put a scripted agent here."""
+
+    def open(self, path: str) -> int: ...
+
+    def close(self, descriptor: int) -> None: ...
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int: ...
+
+    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int: ...
+
+
+class RealFiles:
+    """The operating system's."""
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        return os.pwrite(descriptor, data, offset)
+
+    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
+        return os.preadv(descriptor, [into], offset)
+
+
+class Session:
+    """Requests, answers and values through one open file. Not thread-safe, except `read` and `write`."""
+
+    def __init__(self, path: str, files: Files) -> None:
+        self._files = files
+        self._next_id = 0
+        self.dead = False
+        try:
+            self._descriptor = files.open(path)
+        except OSError as error:
+            raise SessionDead(str(error)) from None
+
+    def close(self) -> None:
+        """Close the file; the agent forgets the tickets."""
+        self.dead = True
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            try:
+                self._files.close(descriptor)
+            except OSError:
+                return  # nothing is lost: what was acknowledged is on flash
+
+    def ask(
+        self, operation: Operation, volume: str, keys: Sequence[bytes] = (), ttl_seconds: int = 0
+    ) -> bytes:
+        """One request and its answer's body."""
+        request = Request(operation, self._new_id(), volume, tuple(keys), ttl_seconds=ttl_seconds)
+        self._send(request.encode())
+        room = ANSWER_BYTES_MAX if operation is Operation.STATS else HEADER_BYTES + len(keys)
+        return self._answer(operation, request.request_id, room).body
+
+    def bind_reads(self, volume: str, keys: Sequence[bytes]) -> None:
+        """From now on the value of the i-th key is read at ticket i."""
+        self._send(Request(Operation.GET, self._new_id(), volume, tuple(keys), flags=FLAG_NO_ANSWER).encode())
+
+    def bind_writes(
+        self, volume: str, keys: Sequence[bytes], lengths: Sequence[int], ttl_seconds: int
+    ) -> None:
+        """From now on the value of the i-th key, of the i-th length, is written at ticket i."""
+        self._send(
+            Request(
+                Operation.PUT,
+                self._new_id(),
+                volume,
+                tuple(keys),
+                ttl_seconds=ttl_seconds,
+                flags=FLAG_NO_ANSWER,
+                lengths=tuple(lengths),
+            ).encode()
+        )
+
+    def read(self, ticket: int, into: memoryview, at: int = 0) -> int:
+        """Bytes of the ticket's value from `at` on that came into `into`; 0 for a miss or the end."""
+        try:
+            return self._files.preadv(self._descriptor, into, data_offset(ticket) + at)
+        except OSError as error:
+            raise self._seen(error) from None
+
+    def write(self, ticket: int, data: memoryview) -> None:
+        """Write a whole value; it is stored when this returns."""
+        done = 0
+        while done < len(data):
+            try:
+                written = self._files.pwrite(self._descriptor, data[done:], data_offset(ticket) + done)
+            except OSError as error:
+                raise self._seen(error) from None
+            if written <= 0:
+                raise OSError(errno.EAGAIN, "the agent took none of the value")
+            done += written
+
+    def outcomes(self, count: int) -> list[Outcome]:
+        """What became of the first `count` tickets."""
+        request_id = self._new_id()
+        self._send(outcome_request(request_id, 0, count))
+        answer = self._answer(Operation.OUTCOME, request_id, HEADER_BYTES + count)
+        return self.outcomes_in(answer.body, count)
+
+    def outcomes_in(self, body: bytes, count: int) -> list[Outcome]:
+        """One outcome a key out of an answer; what makes no sense ends the session."""
+        try:
+            found = outcomes(body)
+        except MalformedControl as nonsense:
+            self.dead = True
+            raise SessionDead(str(nonsense)) from None
+        if len(found) != count:
+            self.dead = True
+            raise SessionDead(f"{len(found)} outcomes for {count} keys")
+        return found
+
+    def _new_id(self) -> int:
+        self._next_id = (self._next_id + 1) & 0xFFFF_FFFF
+        return self._next_id
+
+    def _send(self, request: bytes) -> None:
+        try:
+            written = self._files.pwrite(self._descriptor, request, 0)
+        except OSError as error:
+            raise self._seen(error) from None
+        if written != len(request):
+            self.dead = True
+            raise SessionDead(f"the agent took {written} of the request's {len(request)} bytes")
+
+    def _answer(self, operation: Operation, request_id: int, room: int) -> Answer:
+        buffer = memoryview(bytearray(room))
+        try:
+            length = self._files.preadv(self._descriptor, buffer, 0)
+            answer = decode_answer_untrusted(buffer[:length])
+        except OSError as error:
+            self.dead = True  # the answer may still be waiting, and would be taken for the next one's
+            raise self._seen(error) from None
+        except MalformedControl as nonsense:
+            self.dead = True
+            raise SessionDead(str(nonsense)) from None
+        if answer.request_id != request_id or answer.operation != operation:
+            self.dead = True
+            raise SessionDead(f"answer {answer.request_id} to request {request_id}")
+        if answer.errno:
+            raise OSError(answer.errno, os.strerror(answer.errno))
+        return answer
+
+    def _seen(self, error: OSError) -> Exception:
+        if error.errno in AGENT_GONE:
+            self.dead = True
+            return SessionDead(str(error))
+        return error

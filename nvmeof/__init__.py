@@ -1,0 +1,1 @@
+"""NVMe over Fabrics as bytes and rules, in both roles; sockets appear only in nvmeof.transport."""

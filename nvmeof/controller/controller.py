@@ -1,0 +1,243 @@
+"""One controller: what a host gets when its admin queue connects, and what lasts as long as that queue.
+
+It has the properties (CC, CSTS), the features, the keep-alive timer, the asynchronous events and the error
+log, and it knows the queues that belong to it. Commands are carried out in `admin_commands.py`; here is only
+the state they change, and the rules for changing it.
+
+All methods are called with `Target.lock` held, except `heard` and the plain attributes that the data path
+reads (`enabled`, `subsystem`). There is no I/O and no clock: `now` is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from nvmeof.controller.settings import ControllerSettings
+from nvmeof.controller.subsystem import Subsystem
+from nvmeof.wire.features import (
+    AEC_DISCOVERY_CHANGED,
+    AEC_NAMESPACE_CHANGED,
+    DISCOVERY_CHANGED_EVENT,
+    NAMESPACE_CHANGED_EVENT,
+    AsyncEvent,
+    Feature,
+)
+from nvmeof.wire.log_page import ErrorEntry, LogPage
+from nvmeof.wire.properties import (
+    SHUTDOWN_COMPLETE,
+    VERSION_1_4,
+    Capabilities,
+    ControllerStatus,
+    Shutdown,
+    decode_configuration,
+)
+
+if TYPE_CHECKING:
+    from nvmeof.controller.session import QueueSession
+
+ERROR_LOG_ENTRIES: Final = 16
+_CHANGED_LIMIT: Final = 1025  # one more than the changed-namespace log can list
+
+_SQ_ENTRY_SHIFT: Final = 6
+_CQ_ENTRY_SHIFT: Final = 4
+
+
+class Controller:
+    """See the module's docstring. Made by an admin Connect, under an id that `Target.register` chose."""
+
+    def __init__(
+        self,
+        cntlid: int,
+        subsystem: Subsystem,
+        *,
+        host_nqn: str,
+        host_id: bytes,
+        keep_alive_ms: int,
+        settings: ControllerSettings,
+        now: float,
+    ) -> None:
+        self.cntlid = cntlid
+        self.subsystem = subsystem
+        self.host_nqn = host_nqn
+        self.host_id = host_id
+        self.settings = settings
+        self.version = VERSION_1_4
+        self.enabled = False
+        self.ended: str | None = None
+        self.queues: dict[int, QueueSession] = {}
+        self._configuration = 0
+        self._shutdown_status = 0
+        self._fatal = False
+        self._keep_alive_ms = 0
+        self._last_heard = now
+        self.set_keep_alive(keep_alive_ms)
+        self.features: dict[int, int] = {
+            Feature.ARBITRATION: 0,
+            Feature.POWER_MANAGEMENT: 0,
+            Feature.TEMPERATURE_THRESHOLD: 0x0FFF,
+            Feature.ERROR_RECOVERY: 0,
+            Feature.WRITE_ATOMICITY: 0,
+            # Everything that can be reported is, until the host chooses: so does Linux' target.
+            Feature.ASYNC_EVENT_CONFIG: (
+                AEC_DISCOVERY_CHANGED if subsystem.is_discovery else AEC_NAMESPACE_CHANGED
+            ),
+        }
+        self.granted_io_queues = settings.max_io_queues
+        self.error_log: deque[ErrorEntry] = deque(maxlen=ERROR_LOG_ENTRIES)
+        self.error_count = 0
+        self.changed_namespaces: set[int] = set()
+        self._event_requests: deque[int] = deque()
+        self._events: deque[AsyncEvent] = deque()
+        self._masked: set[int] = set()  # log pages whose event has been given and which were not read since
+
+    # --- life -------------------------------------------------------------------------------------------
+
+    def heard(self, now: float) -> None:
+        """A command of this host has come. Every command counts (traffic-based keep-alive)."""
+        self._last_heard = now
+
+    def set_keep_alive(self, milliseconds: int) -> None:
+        """KATO, rounded up to the granularity; 0 switches it off, but never for a discovery controller."""
+        step = max(1, round(self.settings.keep_alive_granularity_s * 1000))
+        self._keep_alive_ms = -(-milliseconds // step) * step
+        if self._keep_alive_ms == 0 and self.subsystem.is_discovery:
+            self._keep_alive_ms = round(self.settings.discovery_idle_s * 1000)
+
+    @property
+    def keep_alive_ms(self) -> int:
+        return self._keep_alive_ms
+
+    @property
+    def expires_at(self) -> float:
+        """When the host counts as dead unless it is heard before; infinity without keep-alive."""
+        return self._last_heard + self._keep_alive_ms / 1000 if self._keep_alive_ms else math.inf
+
+    def end(self, reason: str) -> None:
+        """The controller is gone: its queues close. Idempotent."""
+        if self.ended is None:
+            self.ended = reason
+            self.enabled = False
+            for queue in list(self.queues.values()):
+                queue.close(reason)
+
+    def wake_queues(self) -> None:
+        for queue in self.queues.values():
+            queue.recheck()
+
+    # --- properties ----------------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> int:
+        """CAP."""
+        return Capabilities(
+            max_queue_entries=self.settings.max_queue_entries - 1,
+            timeout=20,  # 10 s; we are ready at once
+            command_sets=1,
+        ).encode()
+
+    @property
+    def configuration(self) -> int:
+        """CC."""
+        return self._configuration
+
+    @property
+    def status(self) -> int:
+        """CSTS."""
+        ready = decode_configuration(self._configuration).enable and not self._fatal
+        return ControllerStatus(ready=ready, fatal=self._fatal, shutdown=self._shutdown_status).encode()
+
+    def configure(self, value: int) -> None:
+        """Write CC: enable, disable, shut down. A configuration that cannot be is a fatal status (CSTS.CFS)."""
+        old, new = decode_configuration(self._configuration), decode_configuration(value)
+        self._configuration = value
+        if new.enable and not old.enable:
+            self._shutdown_status = 0
+            sizes_fit = self.subsystem.is_discovery or (
+                new.sq_entry_size == _SQ_ENTRY_SHIFT and new.cq_entry_size == _CQ_ENTRY_SHIFT
+            )
+            self._fatal = not sizes_fit or bool(new.page_size or new.arbitration or new.command_set)
+        elif old.enable and not new.enable:
+            self._reset()
+        if new.shutdown != Shutdown.NONE:
+            # Nothing is cached above the media, so a shutdown is complete as soon as it is asked for.
+            self._shutdown_status = SHUTDOWN_COMPLETE
+        elif old.shutdown != Shutdown.NONE:
+            self._shutdown_status = 0
+        self.enabled = (
+            new.enable and not self._fatal and new.shutdown == Shutdown.NONE and self.ended is None
+        )
+
+    def _reset(self) -> None:
+        """CC.EN 1 to 0: I/O queues are deleted; events and their requests are forgotten."""
+        self._fatal = False
+        self._events.clear()
+        self._event_requests.clear()
+        self._masked.clear()
+        self.changed_namespaces.clear()
+        for qid, queue in list(self.queues.items()):
+            if qid != 0:
+                queue.close("the controller was reset")
+                del self.queues[qid]
+
+    # --- asynchronous events ----------------------------------------------------------------------------------
+
+    def request_event(self, cid: int) -> bool:
+        """Take an Asynchronous Event Request; False if the host has as many outstanding as it may."""
+        if len(self._event_requests) >= self.settings.async_event_limit:
+            return False
+        self._event_requests.append(cid)
+        return True
+
+    def abort_event_request(self, cid: int) -> bool:
+        """Take one back; False if it is not outstanding (any more)."""
+        if cid not in self._event_requests:
+            return False
+        self._event_requests.remove(cid)
+        return True
+
+    def due_events(self) -> list[tuple[int, AsyncEvent]]:
+        """Events that have found a request: (command id to complete, event). Each is given once."""
+        due = []
+        while self._events and self._event_requests:
+            due.append((self._event_requests.popleft(), self._events.popleft()))
+        return due
+
+    def namespace_changed(self, nsid: int) -> None:
+        """A namespace came, went or changed its size."""
+        if len(self.changed_namespaces) < _CHANGED_LIMIT:
+            self.changed_namespaces.add(nsid)
+        self._raise_event(NAMESPACE_CHANGED_EVENT, AEC_NAMESPACE_CHANGED)
+
+    def discovery_changed(self) -> None:
+        """The discovery log of this discovery controller has changed."""
+        self._raise_event(DISCOVERY_CHANGED_EVENT, AEC_DISCOVERY_CHANGED)
+
+    def _raise_event(self, event: AsyncEvent, enabling_bit: int) -> None:
+        if not self.features[Feature.ASYNC_EVENT_CONFIG] & enabling_bit or event.log_page in self._masked:
+            return
+        self._masked.add(event.log_page)
+        self._events.append(event)
+        admin = self.queues.get(0)
+        if admin is not None:
+            admin.wake()
+
+    def log_page_read(self, page: int) -> None:
+        """The host has read the page and did not ask to retain its event: it may be raised again."""
+        self._masked.discard(page)
+        if page == LogPage.CHANGED_NAMESPACES:
+            self.changed_namespaces.clear()
+
+    # --- errors ---------------------------------------------------------------------------------------------
+
+    def record_error(self, *, qid: int, cid: int, status: int, nsid: int, lba: int) -> None:
+        self.error_count += 1
+        self.error_log.appendleft(
+            ErrorEntry(self.error_count, qid, cid, status, lba=lba, nsid=nsid, transport_type=3)
+        )
+
+
+WakeHook = Callable[[], None]
+"""Called from any thread when a queue's owner should look at it again."""

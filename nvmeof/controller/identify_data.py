@@ -1,0 +1,186 @@
+"""What a controller says about itself and its namespaces: the answers to Identify, by CNS.
+
+Each builder returns 4096 bytes or raises `Refusal`. What the Linux host insists on is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
+from nvmeof.controller.request import Refusal
+from nvmeof.controller.settings import COMPLETION_BYTES, NAMESPACE_ID_LIMIT
+from nvmeof.controller.subsystem import Namespace
+from nvmeof.wire.identify import (
+    CTRATT_HOST_ID_128,
+    IDENTIFY_BYTES,
+    LPA_EFFECTS,
+    LPA_EXTENDED,
+    OAES_DISCOVERY_CHANGED,
+    OAES_NAMESPACE_CHANGED,
+    ONCS_COMPARE,
+    ONCS_DATASET_MANAGEMENT,
+    ONCS_WRITE_ZEROES,
+    SGLS_OFFSET,
+    SGLS_SUPPORTED,
+    VWC_PRESENT,
+    CommandSet,
+    CommandSets,
+    ControllerKind,
+    IdentifyCns,
+    IdentifyController,
+    IdentifyNamespace,
+    IndependentNamespace,
+    LbaFormat,
+    NamespaceDescriptors,
+    NvmController,
+    encode_namespace_list,
+    encode_nvm_namespace,
+)
+from nvmeof.wire.sqe import Sqe
+from nvmeof.wire.status import Status
+
+_CTRATT_TRAFFIC_KEEP_ALIVE: Final = 1 << 6
+_VWC_FLUSH_BROADCAST: Final = 3 << 1
+_OFCS_DISCONNECT: Final = 1
+_NSFEAT_THIN: Final = 1 << 0
+_NSFEAT_PREFERRED_SIZES: Final = 1 << 4
+_DLFEAT_ZEROS: Final = 1
+_DLFEAT_WRITE_ZEROES: Final = 1 << 3
+_CMIC_MULTIPLE_CONTROLLERS: Final = 1 << 1
+_NMIC_SHARED: Final = 1
+_SENSIBLE_WRITE_BLOCKS: Final = 16  # NPWG and NPWA: 64 KiB of 4 KiB blocks
+
+
+def identify(controller: Controller, sqe: Sqe) -> bytes:
+    """The 4096 bytes that an Identify command asks for."""
+    cns = sqe.cdw10 & 0xFF
+    builder = (_DISCOVERY if controller.subsystem.is_discovery else _BUILDERS).get(cns)
+    if builder is None:
+        raise Refusal(Status.INVALID_FIELD)
+    return builder(controller, sqe)
+
+
+def _controller(controller: Controller, sqe: Sqe) -> bytes:
+    settings, subsystem = controller.settings, controller.subsystem
+    discovery = subsystem.is_discovery
+    return IdentifyController(
+        serial=subsystem.serial,
+        model=subsystem.model,
+        firmware=subsystem.firmware,
+        cmic=0 if discovery else _CMIC_MULTIPLE_CONTROLLERS,
+        mdts=settings.mdts,
+        cntlid=controller.cntlid,  # Linux: equal to the result of Connect
+        version=controller.version,
+        oaes=OAES_DISCOVERY_CHANGED if discovery else OAES_NAMESPACE_CHANGED,
+        ctratt=CTRATT_HOST_ID_128 | _CTRATT_TRAFFIC_KEEP_ALIVE,
+        cntrltype=ControllerKind.DISCOVERY if discovery else ControllerKind.IO,
+        acl=settings.abort_limit - 1,
+        aerl=settings.async_event_limit - 1,
+        frmw=0x03,  # one firmware slot, read-only
+        lpa=LPA_EFFECTS | LPA_EXTENDED,
+        elpe=ERROR_LOG_ENTRIES - 1,
+        wctemp=353,
+        cctemp=363,
+        kas=max(1, round(settings.keep_alive_granularity_s * 10)),  # Linux: not 0
+        sqes=0x66,
+        cqes=0x44,
+        maxcmd=settings.max_queue_entries,
+        nn=0 if discovery else NAMESPACE_ID_LIMIT,
+        oncs=0 if discovery else ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES,
+        vwc=0 if discovery else VWC_PRESENT | _VWC_FLUSH_BROADCAST,
+        sgls=SGLS_SUPPORTED | SGLS_OFFSET,  # Linux: SGLs supported at all, and in-capsule data by offset
+        subnqn=subsystem.nqn,
+        ioccsz=settings.ioccsz,  # Linux: at least 4
+        iorcsz=COMPLETION_BYTES // 16,  # Linux: at least 1
+        icdoff=0,
+        msdbd=1,
+        ofcs=_OFCS_DISCONNECT,
+    ).encode()
+
+
+def _namespace_of(controller: Controller, nsid: int) -> Namespace | None:
+    """The active namespace, None for an inactive id; Refusal for one that cannot be."""
+    if not 1 <= nsid <= NAMESPACE_ID_LIMIT:
+        raise Refusal(Status.INVALID_NAMESPACE)
+    return controller.subsystem.namespaces.get(nsid)
+
+
+def _namespace(controller: Controller, sqe: Sqe) -> bytes:
+    namespace = _namespace_of(controller, sqe.nsid)
+    if namespace is None:
+        return bytes(IDENTIFY_BYTES)  # Zeros are how an inactive id is told.
+    blocks = namespace.block_count
+    return IdentifyNamespace(
+        nsze=blocks,
+        ncap=blocks,
+        nuse=namespace.storage.used_blocks(),
+        nsfeat=_NSFEAT_THIN | _NSFEAT_PREFERRED_SIZES,
+        nmic=_NMIC_SHARED,
+        dlfeat=_DLFEAT_ZEROS | _DLFEAT_WRITE_ZEROES,
+        npwg=_SENSIBLE_WRITE_BLOCKS - 1,
+        npwa=_SENSIBLE_WRITE_BLOCKS - 1,
+        nguid=namespace.nguid,
+        formats=(LbaFormat(namespace.lba_bytes.bit_length() - 1),),
+    ).encode()
+
+
+def _active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
+    if sqe.nsid >= 0xFFFF_FFFE:
+        raise Refusal(Status.INVALID_NAMESPACE)
+    return encode_namespace_list(nsid for nsid in controller.subsystem.namespaces if nsid > sqe.nsid)
+
+
+def _descriptors(controller: Controller, sqe: Sqe) -> bytes:
+    namespace = _namespace_of(controller, sqe.nsid)
+    if namespace is None:
+        raise Refusal(Status.INVALID_NAMESPACE)
+    return NamespaceDescriptors(nguid=namespace.nguid, command_set=CommandSet.NVM).encode()
+
+
+def _nvm_only(sqe: Sqe) -> None:
+    if sqe.cdw11 >> 24 != CommandSet.NVM:
+        raise Refusal(Status.INVALID_FIELD)
+
+
+def _nvm_namespace(controller: Controller, sqe: Sqe) -> bytes:
+    _nvm_only(sqe)
+    return encode_nvm_namespace() if _namespace_of(controller, sqe.nsid) else bytes(IDENTIFY_BYTES)
+
+
+def _nvm_controller(controller: Controller, sqe: Sqe) -> bytes:
+    _nvm_only(sqe)
+    return NvmController(dataset_ranges=255).encode()
+
+
+def _nvm_active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
+    _nvm_only(sqe)
+    return _active_namespaces(controller, sqe)
+
+
+def _independent(controller: Controller, sqe: Sqe) -> bytes:
+    if _namespace_of(controller, sqe.nsid) is None:
+        return bytes(IDENTIFY_BYTES)
+    return IndependentNamespace(nmic=_NMIC_SHARED).encode()
+
+
+def _command_sets(controller: Controller, sqe: Sqe) -> bytes:
+    return CommandSets((1 << CommandSet.NVM,)).encode()
+
+
+_Builder = Callable[[Controller, Sqe], bytes]
+
+_DISCOVERY: Final[dict[int, _Builder]] = {IdentifyCns.CONTROLLER: _controller}
+
+_BUILDERS: Final[dict[int, _Builder]] = {
+    IdentifyCns.NAMESPACE: _namespace,
+    IdentifyCns.CONTROLLER: _controller,
+    IdentifyCns.ACTIVE_NAMESPACES: _active_namespaces,
+    IdentifyCns.NAMESPACE_DESCRIPTORS: _descriptors,
+    IdentifyCns.COMMAND_SET_NAMESPACE: _nvm_namespace,
+    IdentifyCns.COMMAND_SET_CONTROLLER: _nvm_controller,
+    IdentifyCns.COMMAND_SET_ACTIVE_NAMESPACES: _nvm_active_namespaces,
+    IdentifyCns.INDEPENDENT_NAMESPACE: _independent,
+    IdentifyCns.COMMAND_SETS: _command_sets,
+}

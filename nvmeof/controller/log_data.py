@@ -1,0 +1,116 @@
+"""The log pages of a controller: what Get Log Page answers. Called with `Target.lock` held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
+from nvmeof.controller.request import Refusal
+from nvmeof.wire.identify import CommandSet
+from nvmeof.wire.log_page import (
+    EFFECT_CONTENT_CHANGE,
+    EFFECT_SUPPORTED,
+    ERROR_ENTRY,
+    CommandEffects,
+    DiscoveryLog,
+    LogPage,
+    LogPageRequest,
+    SmartLog,
+    encode_changed_namespaces,
+)
+from nvmeof.wire.sqe import AdminOpcode, IoOpcode
+from nvmeof.wire.status import Status
+
+if TYPE_CHECKING:
+    from nvmeof.controller.subsystem import Target
+
+_ROOM_TEMPERATURE_K: Final = 298
+
+_ADMIN_EFFECTS: Final = {
+    opcode: EFFECT_SUPPORTED
+    for opcode in (
+        AdminOpcode.GET_LOG_PAGE,
+        AdminOpcode.IDENTIFY,
+        AdminOpcode.ABORT,
+        AdminOpcode.SET_FEATURES,
+        AdminOpcode.GET_FEATURES,
+        AdminOpcode.ASYNC_EVENT_REQUEST,
+        AdminOpcode.KEEP_ALIVE,
+    )
+}
+_CHANGES: Final = EFFECT_SUPPORTED | EFFECT_CONTENT_CHANGE
+_IO_EFFECTS: Final = {
+    IoOpcode.FLUSH: EFFECT_SUPPORTED,
+    IoOpcode.READ: EFFECT_SUPPORTED,
+    IoOpcode.COMPARE: EFFECT_SUPPORTED,
+    IoOpcode.WRITE: _CHANGES,
+    IoOpcode.WRITE_ZEROES: _CHANGES,
+    IoOpcode.DATASET_MANAGEMENT: _CHANGES,
+}
+
+
+def log_page(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
+    """`wanted.length` bytes of a page from `wanted.offset`; zeros after its end. Raises Refusal."""
+    builder = (_DISCOVERY if controller.subsystem.is_discovery else _BUILDERS).get(wanted.page)
+    if builder is None:
+        raise Refusal(Status.INVALID_LOG_PAGE)
+    if wanted.page == LogPage.COMMAND_EFFECTS and wanted.csi != CommandSet.NVM:
+        raise Refusal(Status.INVALID_FIELD)
+    page = builder(target, controller)
+    if wanted.offset % 4 or wanted.offset > len(page):
+        raise Refusal(Status.INVALID_FIELD)
+    if not wanted.retain_event:
+        controller.log_page_read(wanted.page)
+    return page[wanted.offset : wanted.offset + wanted.length].ljust(wanted.length, b"\0")
+
+
+def _supported(target: Target, controller: Controller) -> bytes:
+    pages = _DISCOVERY if controller.subsystem.is_discovery else _BUILDERS
+    return b"".join((1 if page in pages else 0).to_bytes(4, "little") for page in range(256))
+
+
+def _errors(target: Target, controller: Controller) -> bytes:
+    entries = b"".join(entry.encode() for entry in controller.error_log)
+    return entries.ljust(ERROR_LOG_ENTRIES * ERROR_ENTRY.size, b"\0")
+
+
+def _smart(target: Target, controller: Controller) -> bytes:
+    return SmartLog(temperature=_ROOM_TEMPERATURE_K, error_entries=controller.error_count).encode()
+
+
+def _firmware(target: Target, controller: Controller) -> bytes:
+    """512 bytes: byte 0 the active slot, 8..15 the revision in slot 1."""
+    revision = controller.subsystem.firmware.encode("ascii", "replace").ljust(8)[:8]
+    return (b"\x01".ljust(8, b"\0") + revision).ljust(512, b"\0")
+
+
+def _changed(target: Target, controller: Controller) -> bytes:
+    return encode_changed_namespaces(controller.changed_namespaces)
+
+
+def _effects(target: Target, controller: Controller) -> bytes:
+    return CommandEffects(_ADMIN_EFFECTS, _IO_EFFECTS).encode()
+
+
+def _discovery(target: Target, controller: Controller) -> bytes:
+    generation, entries = target.discovery_log(controller.host_nqn)
+    return DiscoveryLog(generation, entries).encode()
+
+
+_Builder = Callable[["Target", Controller], bytes]
+
+_DISCOVERY: Final[dict[int, _Builder]] = {
+    LogPage.SUPPORTED: _supported,
+    LogPage.ERROR: _errors,
+    LogPage.DISCOVERY: _discovery,
+}
+
+_BUILDERS: Final[dict[int, _Builder]] = {
+    LogPage.SUPPORTED: _supported,
+    LogPage.ERROR: _errors,
+    LogPage.SMART: _smart,
+    LogPage.FIRMWARE_SLOT: _firmware,
+    LogPage.CHANGED_NAMESPACES: _changed,
+    LogPage.COMMAND_EFFECTS: _effects,
+}

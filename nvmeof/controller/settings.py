@@ -1,0 +1,60 @@
+"""What a controller announces and what it bounds. One record, given to the `Target` when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+CAPSULE_BYTES: Final = 64
+COMPLETION_BYTES: Final = 16
+ADMIN_IN_CAPSULE_BYTES: Final = 8192
+"""In-capsule data on the admin queue: NVMe/TCP fixes it, whatever IOCCSZ says (NVMe/TCP 1.0, 3.4.4)."""
+
+NAMESPACE_ID_LIMIT: Final = 1024
+"""NN: the largest namespace id."""
+
+MIN_PAGE_BYTES: Final = 4096
+"""CAP.MPSMIN; the unit of MDTS."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """Bounds of every controller of one target.
+
+    `max_transfer_bytes` is MDTS and a power of two of at least 4096. `in_capsule_bytes` is the room for a
+    write's payload within the command capsule of an I/O queue, a multiple of 16. A payload in the capsule
+    saves the round trip of an R2T; a host may send as many as the queue has entries, and each is received
+    straight to its place, so a large value costs no memory here.
+    """
+
+    max_transfer_bytes: int = 2 << 20
+    in_capsule_bytes: int = 16 << 10
+    max_queue_entries: int = 1024
+    max_io_queues: int = 64
+    max_controllers: int = 1024
+    async_event_limit: int = 4
+    abort_limit: int = 8
+    keep_alive_granularity_s: float = 1.0
+    discovery_idle_s: float = 120.0
+    """A discovery controller without a keep-alive timer goes after this long in silence, as in Linux."""
+
+    def __post_init__(self) -> None:
+        transfer = self.max_transfer_bytes
+        if transfer < MIN_PAGE_BYTES or transfer & (transfer - 1):
+            raise ValueError(f"max_transfer_bytes is a power of two of at least {MIN_PAGE_BYTES}")
+        if self.in_capsule_bytes % 16 or not 0 <= self.in_capsule_bytes <= 64 << 20:
+            raise ValueError("in_capsule_bytes is a multiple of 16, at most 64 MiB")
+        if not 32 <= self.max_queue_entries <= 4096:
+            raise ValueError("max_queue_entries is between 32 and 4096")
+        if not 1 <= self.max_io_queues <= 1024:
+            raise ValueError("max_io_queues is between 1 and 1024")
+
+    @property
+    def mdts(self) -> int:
+        """MDTS: the power of two of pages."""
+        return (self.max_transfer_bytes // MIN_PAGE_BYTES).bit_length() - 1
+
+    @property
+    def ioccsz(self) -> int:
+        """IOCCSZ: the size of a command capsule in units of 16 bytes."""
+        return (CAPSULE_BYTES + self.in_capsule_bytes) // 16

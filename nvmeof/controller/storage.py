@@ -1,0 +1,106 @@
+"""What a controller asks of the thing behind a namespace; an enclosure's drive is the implementation.
+
+Read this first in nvmeof/controller/. Everything above it speaks NVMe; everything below it knows bytes at
+offsets. The seam has two properties that the data path depends on:
+
+* **No copy.** `read` may return a view of the medium itself, which is then sent as it is, and
+  `write_window` may name the very memory into which the transport should receive the payload.
+* **No waiting.** A slow or hung drive does not block the caller: `admit` answers with the time at which
+  the command may end, and the queue goes on with other commands until then.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Final, Protocol
+
+HELD: Final = math.inf
+"""The answer of `Storage.admit` for a command that ends only when somebody says so."""
+
+
+class StorageError(Exception):
+    """The medium could not do it (the world's fault). `status` is the 15-bit NVMe status, SCT << 8 | SC."""
+
+    def __init__(self, status: int, reason: str, *, do_not_retry: bool = False) -> None:
+        super().__init__(f"{reason} (status {status:#05x})")
+        self.status = status
+        self.do_not_retry = do_not_retry
+
+
+class Operation(enum.Enum):
+    """The kinds of I/O command that reach a drive."""
+
+    READ = "read"
+    WRITE = "write"
+    FLUSH = "flush"
+    WRITE_ZEROES = "write_zeroes"
+    COMPARE = "compare"
+    DEALLOCATE = "deallocate"
+
+
+class Scratch:
+    """One buffer that a queue lends to its drive for payload that has no place of its own in memory.
+
+    It grows to the largest command seen and never beyond `limit` bytes; the commands themselves are
+    bounded by MDTS, so a request above the limit is a bug.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._memory = bytearray()
+
+    def take(self, length: int) -> memoryview:
+        """A writable view of `length` bytes; what an earlier call returned must not be in use any more."""
+        if length > self._limit:
+            raise ValueError(f"{length} bytes of scratch asked for, the limit is {self._limit}")
+        if len(self._memory) < length:
+            # A new one, not resize: a view of the old one may still be held by somebody who ignores it.
+            self._memory = bytearray(length)
+        return memoryview(self._memory)[:length]
+
+
+class Storage(Protocol):
+    """The medium of one namespace. Called by many connection threads at once; does its own locking."""
+
+    @property
+    def lba_bytes(self) -> int:
+        """Bytes in a logical block: 512 or 4096."""
+
+    @property
+    def block_count(self) -> int:
+        """Logical blocks in the namespace."""
+
+    @property
+    def nguid(self) -> bytes:
+        """16 bytes, the same for as long as the medium exists."""
+
+    def used_blocks(self) -> int:
+        """Logical blocks that take up room at present (NUSE)."""
+
+    def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
+        """Take note of a command whose payload is here; when may it end? `HELD`: not before `held_until` says.
+
+        Raises StorageError if it is to fail.
+        """
+
+    def held_until(self, now: float) -> float:
+        """Asked again for commands that were answered `HELD`, whenever something may have changed."""
+
+    def read(self, offset: int, length: int, scratch: Scratch) -> memoryview:
+        """The bytes at `offset`: a view of the medium, or `scratch` filled. Raises StorageError."""
+
+    def write_window(self, offset: int, length: int) -> memoryview | None:
+        """Where a payload may be received directly, or None: receive elsewhere and call `write`."""
+
+    def write(self, offset: int, data: memoryview, *, placed: bool) -> None:
+        """Store `data`. `placed`: it was received into `write_window` already. Raises StorageError."""
+
+    def flush(self) -> None:
+        """Return when everything written so far would survive a power cut. Raises StorageError."""
+
+    def write_zeroes(self, offset: int, length: int, *, deallocate: bool) -> None:
+        """Make the range read as zeros, giving its room back if asked to. Raises StorageError."""
+
+    def deallocate(self, offset: int, length: int) -> None:
+        """Give the room of the range back; it reads as zeros from now on. Raises StorageError."""

@@ -1,0 +1,213 @@
+"""What a target offers: subsystems, their namespaces, who may connect, and the ports for the discovery log.
+
+A `Target` is one registry, shared by the threads of all its connections. `Target.lock` guards everything
+that changes rarely (subsystems, controllers, namespaces, events). The data path takes no lock: it reads
+`Subsystem.namespaces`, a mapping that is replaced as a whole and never changed in place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
+from nvmeof.controller.storage import Storage
+from nvmeof.wire.fabrics import DISCOVERY_NQN, encode_nqn
+from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, TransportType
+
+if TYPE_CHECKING:
+    from nvmeof.controller.controller import Controller
+
+
+class Namespace:
+    """A namespace of a subsystem. Its geometry is copied from the storage: the data path reads it often."""
+
+    __slots__ = ("block_count", "lba_bytes", "nguid", "nsid", "storage")
+
+    def __init__(self, nsid: int, storage: Storage) -> None:
+        self.nsid = nsid
+        self.storage = storage
+        self.lba_bytes = storage.lba_bytes
+        self.block_count = storage.block_count
+        self.nguid = storage.nguid
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """Where a target listens. `service` is the TCP port, as text."""
+
+    address: str
+    service: str
+    transport_type: int = TransportType.TCP
+    address_family: int = AddressFamily.IPV4
+    port_id: int = 1
+
+
+class Subsystem:
+    """An NVM subsystem. Made and changed through its `Target`; `allowed_hosts` None lets every host in."""
+
+    def __init__(
+        self,
+        nqn: str,
+        *,
+        serial: str,
+        model: str = "g35 enclosure",
+        firmware: str = "0.1",
+        allowed_hosts: Iterable[str] | None = None,
+    ) -> None:
+        encode_nqn(nqn)
+        self.nqn = nqn
+        self.serial = serial
+        self.model = model
+        self.firmware = firmware
+        self.allowed_hosts = None if allowed_hosts is None else frozenset(allowed_hosts)
+        self.namespaces: Mapping[int, Namespace] = MappingProxyType({})
+
+    @property
+    def is_discovery(self) -> bool:
+        return self.nqn == DISCOVERY_NQN
+
+    def allows(self, host_nqn: str) -> bool:
+        return self.allowed_hosts is None or host_nqn in self.allowed_hosts
+
+
+class Target:
+    """All subsystems, controllers and ports behind one set of listeners.
+
+    Every method may be called from any thread. `wake` hooks of queues are called with the lock held and
+    must not call back.
+    """
+
+    def __init__(self, settings: ControllerSettings | None = None) -> None:
+        self.settings = settings or ControllerSettings()
+        self.lock = threading.RLock()
+        self.discovery = Subsystem(DISCOVERY_NQN, serial="discovery", model="g35 discovery")
+        self._subsystems: dict[str, Subsystem] = {}
+        self._controllers: dict[int, Controller] = {}
+        self._ports: list[Port] = []
+        self._next_cntlid = 1
+        self._discovery_generation = 1
+
+    # --- subsystems, ports and namespaces -------------------------------------------------------------
+
+    def add_subsystem(self, subsystem: Subsystem) -> None:
+        """Offer a subsystem from now on. ValueError if its name is taken."""
+        with self.lock:
+            if subsystem.nqn in self._subsystems or subsystem.is_discovery:
+                raise ValueError(f"there is a subsystem {subsystem.nqn} already")
+            self._subsystems[subsystem.nqn] = subsystem
+            self._discovery_changed()
+
+    def remove_subsystem(self, nqn: str) -> None:
+        """Stop offering it; its controllers end. KeyError if there is none."""
+        with self.lock:
+            subsystem = self._subsystems.pop(nqn)
+            for controller in [c for c in self._controllers.values() if c.subsystem is subsystem]:
+                controller.end("its subsystem was removed")
+            self._discovery_changed()
+
+    def find_subsystem(self, nqn: str) -> Subsystem | None:
+        with self.lock:
+            return self.discovery if nqn == DISCOVERY_NQN else self._subsystems.get(nqn)
+
+    def add_port(self, port: Port) -> None:
+        """List one more way to reach the target in the discovery log."""
+        with self.lock:
+            self._ports.append(port)
+            self._discovery_changed()
+
+    def add_namespace(self, subsystem: Subsystem, nsid: int, storage: Storage) -> Namespace:
+        """Attach a namespace; connected hosts are told. ValueError if the id is taken or out of range."""
+        if not 1 <= nsid <= NAMESPACE_ID_LIMIT:
+            raise ValueError(f"a namespace id is between 1 and {NAMESPACE_ID_LIMIT}, not {nsid}")
+        with self.lock:
+            if nsid in subsystem.namespaces:
+                raise ValueError(f"namespace {nsid} is there already")
+            namespace = Namespace(nsid, storage)
+            entries = dict(subsystem.namespaces) | {nsid: namespace}
+            subsystem.namespaces = MappingProxyType(dict(sorted(entries.items())))
+            self._namespace_changed(subsystem, nsid)
+            return namespace
+
+    def remove_namespace(self, subsystem: Subsystem, nsid: int) -> Namespace:
+        """Detach a namespace; its commands in flight end with an error. KeyError if there is none."""
+        with self.lock:
+            entries = dict(subsystem.namespaces)
+            namespace = entries.pop(nsid)
+            subsystem.namespaces = MappingProxyType(entries)
+            self._namespace_changed(subsystem, nsid)
+            return namespace
+
+    def _namespace_changed(self, subsystem: Subsystem, nsid: int) -> None:
+        for controller in self._controllers.values():
+            if controller.subsystem is subsystem:
+                controller.namespace_changed(nsid)
+
+    def _discovery_changed(self) -> None:
+        self._discovery_generation += 1
+        for controller in self._controllers.values():
+            if controller.subsystem.is_discovery:
+                controller.discovery_changed()
+
+    def poke(self) -> None:
+        """Have every queue look at its waiting commands again: a drive was healed, a fault was set."""
+        with self.lock:
+            for controller in self._controllers.values():
+                controller.wake_queues()
+
+    # --- controllers -----------------------------------------------------------------------------------
+
+    def register(self, make: Callable[[int], Controller]) -> Controller | None:
+        """Make a controller under a fresh id; None when there are as many as allowed."""
+        with self.lock:
+            if len(self._controllers) >= self.settings.max_controllers:
+                return None
+            while self._next_cntlid in self._controllers:
+                self._advance_cntlid()
+            cntlid = self._next_cntlid
+            self._advance_cntlid()
+            controller = self._controllers[cntlid] = make(cntlid)
+            return controller
+
+    def _advance_cntlid(self) -> None:
+        # Ids go round the whole range before one is used again: a host that comes late with the id of a
+        # controller that has ended must not find somebody else's. FFF0h and above are reserved.
+        self._next_cntlid = self._next_cntlid % 0xFFEF + 1
+
+    def unregister(self, controller: Controller) -> None:
+        with self.lock:
+            self._controllers.pop(controller.cntlid, None)
+
+    def find_controller(self, cntlid: int) -> Controller | None:
+        with self.lock:
+            return self._controllers.get(cntlid)
+
+    @property
+    def controllers(self) -> list[Controller]:
+        """Those alive at this moment."""
+        with self.lock:
+            return list(self._controllers.values())
+
+    # --- discovery ----------------------------------------------------------------------------------------
+
+    def discovery_log(self, host_nqn: str) -> tuple[int, list[DiscoveryEntry]]:
+        """(generation, entries that `host_nqn` may see)."""
+        with self.lock:
+            entries = [
+                DiscoveryEntry(
+                    transport_type=port.transport_type,
+                    address_family=port.address_family,
+                    subsystem_type=SubsystemType.NVM,
+                    address=port.address,
+                    service=port.service,
+                    subsystem_nqn=subsystem.nqn,
+                    port_id=port.port_id,
+                )
+                for subsystem in self._subsystems.values()
+                if subsystem.allows(host_nqn)
+                for port in self._ports
+            ]
+            return self._discovery_generation, entries

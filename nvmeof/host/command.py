@@ -1,0 +1,152 @@
+"""One command of the host role, from submission to its single end. `commands.py` builds them.
+
+A command is submitted to one queue, once. It ends exactly once, in one of three ways: the controller's
+completion, the death of the queue (`lost`), or, for one that was abandoned, without anybody being told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nvmeof.errors import CommandFailed, ConnectionLost
+from nvmeof.tcp.crc32c import Buffer
+from nvmeof.wire.sqe import AdminOpcode
+from nvmeof.wire.status import Status, describe
+
+
+class Command:
+    """Fields of the submission entry, the memory for its data, and what became of it."""
+
+    __slots__ = (
+        "abandoned",
+        "cdw2",
+        "cdw3",
+        "cdw10",
+        "cdw11",
+        "cdw12",
+        "cdw13",
+        "cdw14",
+        "cdw15",
+        "cid",
+        "data_in",
+        "data_out",
+        "do_not_retry",
+        "done",
+        "in_bytes",
+        "in_capsule",
+        "lost",
+        "name",
+        "nsid",
+        "opcode",
+        "out_bytes",
+        "received",
+        "requested",
+        "result",
+        "spoiled",
+        "status",
+        "submitted_at",
+        "transferred",
+        "why_lost",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        opcode: int,
+        nsid: int = 0,
+        cdw10: int = 0,
+        cdw11: int = 0,
+        cdw12: int = 0,
+        cdw13: int = 0,
+        cdw14: int = 0,
+        cdw15: int = 0,
+        *,
+        data_in: memoryview | None = None,
+        data_out: Sequence[Buffer] = (),
+        in_capsule: bool = False,
+    ) -> None:
+        self.name = name
+        """What it is, for log lines: "read", "identify"."""
+        self.opcode = opcode
+        self.nsid = nsid
+        self.cdw2 = 0
+        self.cdw3 = 0
+        self.cdw10 = cdw10
+        self.cdw11 = cdw11
+        self.cdw12 = cdw12
+        self.cdw13 = cdw13
+        self.cdw14 = cdw14
+        self.cdw15 = cdw15
+        self.data_in = data_in
+        """Where the controller's data go: writable, bytes, exactly as long as the answer."""
+        self.in_bytes = len(data_in) if data_in is not None else 0
+        self.data_out = data_out
+        """What the controller gets: buffers of bytes, sent in turn and never joined."""
+        self.out_bytes = sum(map(len, data_out)) if data_out else 0
+        self.in_capsule = in_capsule
+        """The data must travel in the capsule, whatever their size (Connect)."""
+
+        self.done = False
+        self.status: int | None = None
+        """SCT << 8 | SC; None while in flight and when lost."""
+        self.do_not_retry = False
+        self.result = 0
+        self.received = 0
+        """Bytes of `data_in` that have arrived, from its beginning and without a hole; may lag."""
+        self.lost = False
+        """It ended because the queue died."""
+        self.why_lost = ""
+        self.cid = -1
+        """Its id on the queue; -1 before it is submitted."""
+        self.submitted_at = 0.0
+        self.abandoned = False
+
+        # The transport's bookkeeping.
+        self.transferred = 0
+        """Bytes of `data_in` for which data PDUs have begun, in any order."""
+        self.requested = 0
+        """Bytes of `data_out` that the controller has asked for."""
+        self.spoiled = False
+        """Some of its data failed the digest."""
+
+    def __repr__(self) -> str:
+        if not self.done:
+            state = "new" if self.cid < 0 else "in flight"
+        else:
+            state = self.failure() or "done"
+        return f"<Command {self.name} nsid={self.nsid} cid={self.cid}: {state}>"
+
+    def failure(self) -> str | None:
+        """Why it failed, in a few words; None while in flight and after success."""
+        if self.lost:
+            return self.why_lost or "connection lost"
+        if self.status:
+            return describe(self.status, fabrics=self.opcode == AdminOpcode.FABRICS)
+        return None
+
+    def check(self) -> None:
+        """Raise if it failed: `ConnectionLost`, or `CommandFailed` with its status."""
+        if self.lost:
+            raise ConnectionLost(f"{self.name}: {self.failure()}")
+        if self.status:
+            raise CommandFailed(self.status, self.name, do_not_retry=self.do_not_retry)
+
+    def end(self, status: int, result: int = 0, *, do_not_retry: bool = False) -> None:
+        """The controller's answer, as the queue settles it. A second end is a bug."""
+        assert not self.done, f"{self!r} ends twice"
+        self.status = status
+        self.result = result
+        self.do_not_retry = do_not_retry
+        self.done = True
+
+    def lose(self, reason: str) -> None:
+        """The queue died with this command in flight."""
+        assert not self.done, f"{self!r} ends twice"
+        self.lost = True
+        self.why_lost = reason
+        self.done = True
+
+
+def succeeded(command: Command) -> bool:
+    """It ended, and well."""
+    return command.done and command.status == Status.SUCCESS

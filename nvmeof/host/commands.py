@@ -1,0 +1,205 @@
+"""Builders of commands. Data lengths are in bytes, block counts are counted from 1.
+
+I/O commands: NVM Command Set 1.0, chapter 3; admin commands: NVMe Base 2.0, chapter 5; Fabrics: `wire/fabrics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from nvmeof.host.command import Command
+from nvmeof.tcp.crc32c import Buffer
+from nvmeof.wire.fabrics import Connect, ConnectData, Disconnect, PropertyAccess
+from nvmeof.wire.features import Feature, FeatureSelect, QueueCount
+from nvmeof.wire.identify import IDENTIFY_BYTES, IdentifyCns
+from nvmeof.wire.log_page import LogPageRequest
+from nvmeof.wire.properties import PROPERTY_BYTES, Property
+from nvmeof.wire.sqe import (
+    DATASET_DEALLOCATE,
+    READ_WRITE_FUA,
+    WRITE_ZEROES_DEALLOCATE,
+    AdminOpcode,
+    DatasetRange,
+    IoOpcode,
+    Sqe,
+)
+
+MAX_BLOCKS = 1 << 16
+
+
+def _whole_bytes(parts: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Buffers whose `len` is their size in bytes."""
+    return [
+        part.cast("B") if isinstance(part, memoryview) and part.nbytes != len(part) else part
+        for part in parts
+    ]
+
+
+# --- NVM ----------------------------------------------------------------------
+
+
+def read(nsid: int, slba: int, blocks: int, into: memoryview) -> Command:
+    """Read `blocks` logical blocks from `slba` into `into`, which has exactly their size."""
+    return Command(
+        "read", IoOpcode.READ, nsid, slba & 0xFFFF_FFFF, slba >> 32, blocks - 1 & 0xFFFF, data_in=into
+    )
+
+
+def write(
+    nsid: int, slba: int, blocks: int, parts: Sequence[Buffer], *, force_unit_access: bool = False
+) -> Command:
+    """Write `parts`, together exactly `blocks` logical blocks, from `slba` on."""
+    return Command(
+        "write",
+        IoOpcode.WRITE,
+        nsid,
+        slba & 0xFFFF_FFFF,
+        slba >> 32,
+        blocks - 1 & 0xFFFF | (READ_WRITE_FUA if force_unit_access else 0),
+        data_out=_whole_bytes(parts),
+    )
+
+
+def compare(nsid: int, slba: int, blocks: int, parts: Sequence[Buffer]) -> Command:
+    """Compare blocks with `parts`; ends with status COMPARE_FAILURE where they differ."""
+    return Command(
+        "compare",
+        IoOpcode.COMPARE,
+        nsid,
+        slba & 0xFFFF_FFFF,
+        slba >> 32,
+        blocks - 1 & 0xFFFF,
+        data_out=_whole_bytes(parts),
+    )
+
+
+def flush(nsid: int) -> Command:
+    """Make everything that was written to the namespace durable."""
+    return Command("flush", IoOpcode.FLUSH, nsid)
+
+
+def write_zeroes(nsid: int, slba: int, blocks: int, *, deallocate: bool = False) -> Command:
+    """Let blocks read as zeros; with `deallocate` their space may be given back."""
+    word = blocks - 1 & 0xFFFF | (WRITE_ZEROES_DEALLOCATE if deallocate else 0)
+    return Command("write zeroes", IoOpcode.WRITE_ZEROES, nsid, slba & 0xFFFF_FFFF, slba >> 32, word)
+
+
+def dataset_management(nsid: int, ranges: Iterable[DatasetRange], *, deallocate: bool = True) -> Command:
+    """Tell the namespace about 1 to 256 ranges: by default, that their contents are not needed any more."""
+    encoded = [entry.encode() for entry in ranges]
+    return Command(
+        "dataset management",
+        IoOpcode.DATASET_MANAGEMENT,
+        nsid,
+        len(encoded) - 1,
+        DATASET_DEALLOCATE if deallocate else 0,
+        data_out=(b"".join(encoded),),
+    )
+
+
+# --- admin --------------------------------------------------------------------
+
+
+def identify(cns: IdentifyCns | int, nsid: int = 0, *, cntlid: int = 0, csi: int = 0) -> Command:
+    """Identify: 4096 bytes into `data_in`, for the decoders of `wire/identify`."""
+    return Command(
+        f"identify {cns:#04x}",
+        AdminOpcode.IDENTIFY,
+        nsid,
+        cns | cntlid << 16,
+        csi << 24,
+        data_in=memoryview(bytearray(IDENTIFY_BYTES)),
+    )
+
+
+def get_log_page(
+    page: int,
+    length: int,
+    *,
+    offset: int = 0,
+    nsid: int = 0xFFFF_FFFF,
+    retain_event: bool = False,
+    specific: int = 0,
+) -> Command:
+    """`length` bytes (a multiple of 4) of a log page from `offset` on."""
+    request = LogPageRequest(page, length, offset, retain_event, specific)
+    return Command(
+        f"get log page {page:#04x}",
+        AdminOpcode.GET_LOG_PAGE,
+        nsid,
+        *request.dwords(),
+        data_in=memoryview(bytearray(length)),
+    )
+
+
+def get_features(
+    feature: Feature | int, select: int = FeatureSelect.CURRENT, *, nsid: int = 0, cdw11: int = 0
+) -> Command:
+    """The value of a feature, in `result`."""
+    return Command(
+        f"get feature {feature:#04x}", AdminOpcode.GET_FEATURES, nsid, feature | select << 8, cdw11
+    )
+
+
+def set_features(feature: Feature | int, value: int, *, nsid: int = 0) -> Command:
+    """Set a feature that has no data."""
+    return Command(f"set feature {feature:#04x}", AdminOpcode.SET_FEATURES, nsid, feature, value)
+
+
+def set_queue_count(queues: int) -> Command:
+    """Ask for I/O queue pairs; `result` says what is granted (`features.decode_queue_count`)."""
+    return set_features(Feature.QUEUE_COUNT, QueueCount(queues, queues).encode())
+
+
+def async_event_request() -> Command:
+    """Ends when something happens; `result` says what (`features.decode_async_event`)."""
+    return Command("asynchronous event request", AdminOpcode.ASYNC_EVENT_REQUEST)
+
+
+def keep_alive() -> Command:
+    """Tell the controller that this host lives."""
+    return Command("keep alive", AdminOpcode.KEEP_ALIVE)
+
+
+def abort(qid: int, cid: int) -> Command:
+    """Ask for a command to be aborted. Bit 0 of `result` is set if it was not."""
+    return Command("abort", AdminOpcode.ABORT, 0, qid | cid << 16)
+
+
+# --- Fabrics ------------------------------------------------------------------
+
+
+def _fabrics(name: str, sqe: Sqe, *, data_out: Sequence[Buffer] = (), in_capsule: bool = False) -> Command:
+    return Command(
+        name,
+        sqe.opcode,
+        sqe.nsid,
+        sqe.cdw10,
+        sqe.cdw11,
+        sqe.cdw12,
+        sqe.cdw13,
+        sqe.cdw14,
+        sqe.cdw15,
+        data_out=data_out,
+        in_capsule=in_capsule,
+    )
+
+
+def connect(fields: Connect, data: ConnectData) -> Command:
+    """Connect a queue; bits 15:0 of `result` are the controller id."""
+    return _fabrics("connect", fields.sqe(), data_out=(data.encode(),), in_capsule=True)
+
+
+def property_get(offset: Property) -> Command:
+    """Read a property; its value is `result`."""
+    return _fabrics("property get", PropertyAccess(offset, PROPERTY_BYTES[offset]).sqe())
+
+
+def property_set(offset: Property, value: int) -> Command:
+    """Write a property."""
+    return _fabrics("property set", PropertyAccess(offset, PROPERTY_BYTES[offset], value).sqe())
+
+
+def disconnect() -> Command:
+    """End the I/O queue on which it is sent."""
+    return _fabrics("disconnect", Disconnect().sqe())

@@ -1,0 +1,71 @@
+"""Every bound of nvmeof in one place, with the reason for its size.
+
+Wire formats have bounds of their own (a 16-bit command id); these are the ones we chose.
+"""
+
+from __future__ import annotations
+
+# --- any connection ----------------------------------------
+
+STAGING_BYTES = 512
+"""Read-ahead for PDU headers. Many small capsules arrive with one system call, and at most this much of
+a payload is copied once more, from here to its place."""
+
+MAX_HEADER_DATA_OFFSET = 256
+"""Largest PDO that we accept. PDA allows up to 128 bytes of alignment; more is nonsense."""
+
+MAX_PDU_DATA = 1 << 31
+"""Largest payload of one PDU that the framing accepts; the owner checks it against the command."""
+
+MAX_TERMINATION_BYTES = 152
+"""A termination request carries at most 128 bytes of the header that was wrong."""
+
+# --- host role ----------------------------------------
+
+MAX_QUEUE_DEPTH = 1024
+"""Commands in flight on one queue; command ids are dealt from this range."""
+
+ADMIN_QUEUE_DEPTH = 32
+"""NVMF_AQ_DEPTH of other implementations too; also the least that the specification allows."""
+
+ADMIN_QUEUE_RESERVED = 2
+"""Admin slots that ordinary commands leave free, so that a keep-alive and an abort always find one."""
+
+MAX_NAMESPACES = 1024
+"""Namespaces of one subsystem that we list; one active-namespace list holds as many."""
+
+MAX_DISCOVERY_ENTRIES = 1024
+"""Entries of a discovery log that we read."""
+
+DISCARD_BYTES = 256 << 10
+"""Where data for an abandoned command goes. It is overwritten in pieces of this size."""
+
+DEFAULT_MAXH2CDATA = 1 << 20
+"""Payload of one H2CData PDU that the controller role announces."""
+
+MIN_MAXH2CDATA = 4096
+"""A controller may not announce less (NVMe/TCP 1.0, 3.6.2.3)."""
+
+MAX_OUTSTANDING_R2T = 1
+"""R2Ts per command that we allow the controller. One, as Linux: with large R2Ts more bring nothing."""
+
+# --- time ----------------------------------------
+
+CONNECT_TIMEOUT_S = 10.0
+"""TCP connect, ICReq to ICResp, and each step of bringing a controller up."""
+
+ADMIN_TIMEOUT_S = 10.0
+"""An admin command unanswered for this long is aborted; after as long again the connection is given up."""
+
+KEEP_ALIVE_S = 10.0
+"""KATO. Keep Alive is sent at half of it."""
+
+SHUTDOWN_TIMEOUT_S = 3.0
+"""How long a goodbye may take before we hang up without one."""
+
+RECONNECT_FIRST_S = 0.1
+RECONNECT_MOST_S = 5.0
+"""Back-off between tries to reconnect: doubled from the first to the most."""
+
+CONTROLLER_LOSS_S = 600.0
+"""After this long without a connection a controller is declared lost (ctrl_loss_tmo of Linux)."""

@@ -1,0 +1,376 @@
+"""The PDUs of NVMe/TCP (NVMe/TCP Transport 1.0, 3.6), one record each, encoded and decoded for both roles.
+
+Every PDU begins with eight bytes:
+
+    0      type        `PduType`
+    1      flags       bit 0 HDGSTF, 1 DDGSTF, 2 LAST_PDU, 3 SUCCESS
+    2      HLEN        bytes of header, this one included, digest not
+    3      PDO         where the data begin, counted from the PDU's first byte; 0 without data
+    4..7   PLEN        bytes of the whole PDU, digests included
+
+then, little-endian throughout:
+
+    ICReq        8 PFV u16, 10 HPDA u8, 11 DGST u8, 12 MAXR2T u32 (0's based)           HLEN = PLEN = 128
+    ICResp       8 PFV u16, 10 CPDA u8, 11 DGST u8, 12 MAXH2CDATA u32                   HLEN = PLEN = 128
+    H2CTermReq, C2HTermReq   8 FES u16, 10 FEI u32, 24.. the header that was wrong      HLEN 24, PLEN 24..152
+    CapsuleCmd   8 SQE                                                                  HLEN 72
+    CapsuleResp  8 CQE                                                                  HLEN 24
+    H2CData      8 CCCID u16, 10 TTAG u16, 12 DATAO u32, 16 DATAL u32                   HLEN 24
+    C2HData      8 CCCID u16, 12 DATAO u32, 16 DATAL u32                                HLEN 24
+    R2T          8 CCCID u16, 10 TTAG u16, 12 R2TO u32, 16 R2TL u32                     HLEN 24
+
+The header digest follows HLEN at once, the data digest ends the PDU; between header (digest) and data there
+may be padding up to the alignment that the receiver asked for (HPDA, CPDA).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+from nvmeof.errors import FatalErrorStatus, MalformedPdu, RemoteProtocolError
+from nvmeof.limits import MAX_HEADER_DATA_OFFSET, MAX_PDU_DATA, MAX_TERMINATION_BYTES
+from nvmeof.tcp.crc32c import Buffer, crc32c
+from nvmeof.wire.cqe import CQE, Cqe, decode_cqe_untrusted
+from nvmeof.wire.sqe import SQE, Sqe, decode_sqe_untrusted
+
+COMMON = struct.Struct("<BBBBI")
+INITIALIZE = struct.Struct("<HBBI112x")
+TERMINATE = struct.Struct("<HI10x")
+DATA = struct.Struct("<HHII4x")
+DIGEST = struct.Struct("<I")
+assert COMMON.size == 8
+assert COMMON.size + INITIALIZE.size == 128
+assert COMMON.size + TERMINATE.size == COMMON.size + DATA.size == COMMON.size + CQE.size == 24
+assert COMMON.size + SQE.size == 72
+
+SMALLEST_PDU = 24
+
+FLAG_HEADER_DIGEST = 0x01
+FLAG_DATA_DIGEST = 0x02
+FLAG_LAST = 0x04
+FLAG_SUCCESS = 0x08
+
+
+class PduType(IntEnum):
+    """PDU-Type."""
+
+    IC_REQ = 0x00
+    IC_RESP = 0x01
+    H2C_TERM_REQ = 0x02
+    C2H_TERM_REQ = 0x03
+    CAPSULE_CMD = 0x04
+    CAPSULE_RESP = 0x05
+    H2C_DATA = 0x06
+    C2H_DATA = 0x07
+    R2T = 0x09
+
+
+FROM_HOST = frozenset({PduType.IC_REQ, PduType.H2C_TERM_REQ, PduType.CAPSULE_CMD, PduType.H2C_DATA})
+FROM_CONTROLLER = frozenset(
+    {PduType.IC_RESP, PduType.C2H_TERM_REQ, PduType.CAPSULE_RESP, PduType.C2H_DATA, PduType.R2T}
+)
+
+HEADER_BYTES = {
+    PduType.IC_REQ: 128,
+    PduType.IC_RESP: 128,
+    PduType.H2C_TERM_REQ: 24,
+    PduType.C2H_TERM_REQ: 24,
+    PduType.CAPSULE_CMD: 72,
+    PduType.CAPSULE_RESP: 24,
+    PduType.H2C_DATA: 24,
+    PduType.C2H_DATA: 24,
+    PduType.R2T: 24,
+}
+_HEADER_BYTES = [HEADER_BYTES.get(kind, 0) for kind in range(256)]  # type: ignore[call-overload]
+_NEVER_DIGESTED = frozenset({PduType.IC_REQ, PduType.IC_RESP, PduType.H2C_TERM_REQ, PduType.C2H_TERM_REQ})
+_WITH_DATA = frozenset({PduType.CAPSULE_CMD, PduType.H2C_DATA, PduType.C2H_DATA})
+
+
+class Digests(NamedTuple):
+    """Which digests a connection has, in both directions."""
+
+    header: bool = False
+    data: bool = False
+
+
+NO_DIGESTS = Digests()
+
+
+@dataclass(frozen=True, slots=True)
+class ICReq:
+    """The host's first words. `data_alignment` is HPDA and `max_r2t` is MAXR2T, both 0's based as sent:
+    data for the host begin at a multiple of (HPDA + 1) * 4 bytes; MAXR2T + 1 R2Ts a command."""
+
+    header_digest: bool = False
+    data_digest: bool = False
+    max_r2t: int = 0
+    data_alignment: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ICResp:
+    """The controller's answer. `max_h2c_data` bounds the data of one H2CData PDU, in bytes."""
+
+    header_digest: bool = False
+    data_digest: bool = False
+    max_h2c_data: int = 0
+    data_alignment: int = 0
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TermReq:
+    """The connection is over, and why. `header` is the beginning of the PDU that was wrong."""
+
+    from_host: bool
+    fatal_error_status: int
+    information: int = 0
+    header: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class CapsuleCmd:
+    """A command, with `data_length` bytes of its data in the capsule."""
+
+    sqe: Sqe
+    data_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CapsuleResp:
+    """A completion."""
+
+    cqe: Cqe
+
+
+@dataclass(frozen=True, slots=True)
+class H2CData:
+    """Data of the host for command `cid`, from `offset` on: an answer to R2T `ttag`."""
+
+    cid: int
+    ttag: int
+    offset: int
+    data_length: int
+    last: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class C2HData:
+    """`data_length` bytes for the host, `offset` into command `cid`. `success` replaces the completion."""
+
+    cid: int
+    offset: int
+    data_length: int
+    last: bool = True
+    success: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class R2T:
+    """The controller is ready for `length` bytes of command `cid` from `offset` on."""
+
+    cid: int
+    ttag: int
+    offset: int
+    length: int
+
+
+Pdu: TypeAlias = ICReq | ICResp | TermReq | CapsuleCmd | CapsuleResp | H2CData | C2HData | R2T
+DataPdu: TypeAlias = CapsuleCmd | H2CData | C2HData
+
+
+# --- encoding ----------------------------------------
+
+
+def alignment_bytes(data_alignment: int) -> int:
+    """Bytes of alignment that an HPDA or CPDA asks for."""
+    return (data_alignment + 1) * 4
+
+
+def _head(kind: PduType, flags: int, body: bytes, data: int, digests: Digests, alignment: int) -> bytes:
+    hlen = COMMON.size + len(body)
+    start = hlen + (4 if digests.header else 0)
+    offset = 0
+    end = start
+    if digests.header:
+        flags |= FLAG_HEADER_DIGEST
+    if data:
+        end = offset = -(-start // alignment) * alignment
+        if digests.data:
+            flags |= FLAG_DATA_DIGEST
+    plen = end + data + (4 if data and digests.data else 0)
+    raw = COMMON.pack(kind, flags, hlen, offset, plen) + body
+    if digests.header:
+        raw += DIGEST.pack(crc32c(raw))
+    return raw.ljust(end, b"\0")
+
+
+def encode_header(pdu: Pdu, digests: Digests = NO_DIGESTS, alignment: int = 4) -> bytes:
+    """Everything that precedes the data of a PDU, header digest and padding included.
+
+    `alignment` is the receiver's, in bytes. The data themselves and their digest are the sender's to add
+    (`encode_pdu`), so that they are never copied.
+    """
+    match pdu:
+        case CapsuleCmd(sqe, length):
+            return _head(PduType.CAPSULE_CMD, 0, sqe.encode(), length, digests, alignment)
+        case CapsuleResp(cqe):
+            return _head(PduType.CAPSULE_RESP, 0, cqe.encode(), 0, digests, alignment)
+        case C2HData(cid, offset, length, last, success):
+            flags = (FLAG_LAST if last else 0) | (FLAG_SUCCESS if success else 0)
+            body = DATA.pack(cid, 0, offset, length)
+            return _head(PduType.C2H_DATA, flags, body, length, digests, alignment)
+        case H2CData(cid, ttag, offset, length, last):
+            body = DATA.pack(cid, ttag, offset, length)
+            return _head(PduType.H2C_DATA, FLAG_LAST if last else 0, body, length, digests, alignment)
+        case R2T(cid, ttag, offset, length):
+            return _head(PduType.R2T, 0, DATA.pack(cid, ttag, offset, length), 0, digests, alignment)
+        case ICReq():
+            word = pdu.header_digest | pdu.data_digest << 1
+            body = INITIALIZE.pack(pdu.version, pdu.data_alignment, word, pdu.max_r2t)
+            return _head(PduType.IC_REQ, 0, body, 0, NO_DIGESTS, 4)
+        case ICResp():
+            word = pdu.header_digest | pdu.data_digest << 1
+            body = INITIALIZE.pack(pdu.version, pdu.data_alignment, word, pdu.max_h2c_data)
+            return _head(PduType.IC_RESP, 0, body, 0, NO_DIGESTS, 4)
+        case TermReq():
+            kind = PduType.H2C_TERM_REQ if pdu.from_host else PduType.C2H_TERM_REQ
+            wrong = pdu.header[: MAX_TERMINATION_BYTES - SMALLEST_PDU]
+            head = COMMON.pack(kind, 0, SMALLEST_PDU, 0, SMALLEST_PDU + len(wrong))
+            return head + TERMINATE.pack(pdu.fatal_error_status, pdu.information) + wrong
+
+
+def encode_pdu(
+    pdu: Pdu, digests: Digests = NO_DIGESTS, alignment: int = 4, data: Sequence[Buffer] = ()
+) -> list[Buffer]:
+    """A whole PDU as buffers for scatter/gather. `data` together have the length that the PDU states."""
+    parts: list[Buffer] = [encode_header(pdu, digests, alignment), *data]
+    if data and digests.data:
+        digest = 0
+        for part in data:
+            digest = crc32c(part, digest)
+        parts.append(DIGEST.pack(digest))
+    return parts
+
+
+# --- decoding ----------------------------------------
+
+
+def _bad(reason: str, field: int) -> MalformedPdu:
+    return MalformedPdu(reason, fatal_error_status=FatalErrorStatus.INVALID_HEADER_FIELD, information=field)
+
+
+class Frame(NamedTuple):
+    """The eight common bytes of a PDU, checked: what is where."""
+
+    kind: int
+    flags: int
+    header_bytes: int
+    """HLEN."""
+    data_offset: int
+    """Bytes before the data; without data, bytes of the whole PDU."""
+    data_length: int
+    total: int
+    """PLEN."""
+
+
+def decode_frame_untrusted(
+    raw: Buffer, position: int = 0, digests: Digests = NO_DIGESTS, allowed: frozenset[PduType] | None = None
+) -> Frame:
+    """The common header at `position`, checked against itself and against the connection's digests.
+
+    `allowed` are the types that the peer's role may send; one of the others is a sequence error, one that
+    does not exist an invalid field.
+    """
+    kind, flags, hlen, offset, plen = COMMON.unpack_from(raw, position)
+    expected = _HEADER_BYTES[kind]
+    if not expected:
+        raise _bad(f"there is no PDU type {kind:#04x}", 0)
+    if allowed is not None and kind not in allowed:
+        raise MalformedPdu(
+            f"{PduType(kind).name} is not for the peer to send",
+            fatal_error_status=FatalErrorStatus.SEQUENCE_ERROR,
+        )
+    if hlen != expected:
+        raise _bad(f"HLEN of {PduType(kind).name} is {hlen}, not {expected}", 2)
+    if kind in _NEVER_DIGESTED:
+        if flags & (FLAG_HEADER_DIGEST | FLAG_DATA_DIGEST):
+            raise _bad(f"{PduType(kind).name} has no digests", 1)
+        if kind <= PduType.IC_RESP:
+            if plen != expected:
+                raise _bad(f"PLEN of {PduType(kind).name} is {plen}", 4)
+        elif not SMALLEST_PDU <= plen <= MAX_TERMINATION_BYTES:
+            raise _bad(f"PLEN of {PduType(kind).name} is {plen}", 4)
+        return Frame(kind, flags, hlen, plen, 0, plen)
+    start = hlen
+    if digests.header:
+        start = hlen + 4
+    if (flags & FLAG_HEADER_DIGEST != 0) != digests.header:
+        raise _bad("the header-digest flag differs from what was agreed", 1)
+    if kind not in _WITH_DATA or plen == start:
+        if plen != start or kind in (PduType.H2C_DATA, PduType.C2H_DATA):
+            raise _bad(f"PLEN of {PduType(kind).name} is {plen}", 4)
+        return Frame(kind, flags, hlen, start, 0, plen)
+    if (flags & FLAG_DATA_DIGEST != 0) != digests.data:
+        raise _bad("the data-digest flag differs from what was agreed", 1)
+    if not start <= offset <= MAX_HEADER_DATA_OFFSET or offset & 3:
+        raise _bad(f"data cannot begin at {offset}", 3)
+    length = plen - offset - (4 if digests.data else 0)
+    if not 0 < length <= MAX_PDU_DATA:
+        raise _bad(f"PLEN of {PduType(kind).name} is {plen} with data at {offset}", 4)
+    return Frame(kind, flags, hlen, offset, length, plen)
+
+
+def decode_pdu_untrusted(frame: Frame, raw: Buffer) -> Pdu:
+    """The record of a PDU from its header.
+
+    `raw` has exactly `frame.header_bytes` bytes; of a termination request, all of `frame.total`.
+    The header digest is not part of it and has been checked by the caller (`receiver.py`).
+    """
+    kind, flags, _, _, length, _ = frame
+    if kind == PduType.C2H_DATA:
+        cid, _, offset, stated = DATA.unpack_from(raw, 8)
+        if stated != length:
+            raise _bad(f"DATAL is {stated}, but the PDU carries {length} bytes", 16)
+        return C2HData(cid, offset, length, flags & FLAG_LAST != 0, flags & FLAG_SUCCESS != 0)
+    if kind == PduType.CAPSULE_RESP:
+        return CapsuleResp(decode_cqe_untrusted(raw[8:24]))
+    if kind == PduType.CAPSULE_CMD:
+        return CapsuleCmd(decode_sqe_untrusted(raw[8:72]), length)
+    if kind == PduType.H2C_DATA:
+        cid, ttag, offset, stated = DATA.unpack_from(raw, 8)
+        if stated != length:
+            raise _bad(f"DATAL is {stated}, but the PDU carries {length} bytes", 16)
+        return H2CData(cid, ttag, offset, length, flags & FLAG_LAST != 0)
+    if kind == PduType.R2T:
+        cid, ttag, offset, wanted = DATA.unpack_from(raw, 8)
+        return R2T(cid, ttag, offset, wanted)
+    if kind in (PduType.IC_REQ, PduType.IC_RESP):
+        version, alignment, word, value = INITIALIZE.unpack_from(raw, 8)
+        if alignment > 31:
+            raise _bad(f"a data alignment of {alignment}", 10)
+        if word & ~3:
+            raise MalformedPdu(
+                f"unknown digests {word:#04x}",
+                fatal_error_status=FatalErrorStatus.UNSUPPORTED_PARAMETER,
+                information=11,
+            )
+        known = ICReq if kind == PduType.IC_REQ else ICResp
+        return known(word & 1 != 0, word & 2 != 0, value, alignment, version)
+    status, information = TERMINATE.unpack_from(raw, 8)
+    return TermReq(kind == PduType.H2C_TERM_REQ, status, information, bytes(raw[SMALLEST_PDU:]))
+
+
+def termination_for(error: RemoteProtocolError, *, from_host: bool, header: bytes = b"") -> bytes | None:
+    """The termination request that answers a peer's error; None when it deserves none.
+
+    `header` is as much as is known of the PDU that was wrong.
+    """
+    if error.fatal_error_status is None:
+        return None
+    return encode_header(TermReq(from_host, error.fatal_error_status, error.information, header))

@@ -1,0 +1,204 @@
+"""The receive half of an NVMe/TCP connection, for both roles and without I/O. Read `pdu.py` first.
+
+It answers one question, "into which buffer should the next bytes go", so that payload is received straight
+into its place:
+
+    while True:
+        n = sock.recv_into(receiver.next_buffer())
+        for event in receiver.received(n): ...
+
+Headers are read into a small staging buffer, which may by luck hold several PDUs and the first few hundred
+bytes of a payload. As soon as the header of a PDU with data is whole and its digest verified, the owner is
+asked where the data belong (`place`); what staging holds of them is copied there, and the rest is received
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from nvmeof.errors import FatalErrorStatus, LocalProtocolError, MalformedPdu, RemoteProtocolError
+from nvmeof.limits import STAGING_BYTES
+from nvmeof.tcp.crc32c import crc32c
+from nvmeof.tcp.pdu import (
+    COMMON,
+    DIGEST,
+    NO_DIGESTS,
+    DataPdu,
+    Digests,
+    Frame,
+    ICReq,
+    ICResp,
+    Pdu,
+    PduType,
+    decode_frame_untrusted,
+    decode_pdu_untrusted,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BadDataDigest:
+    """The data of this PDU have arrived, and their digest is wrong. The connection may go on."""
+
+    pdu: DataPdu
+
+
+Event: TypeAlias = Pdu | BadDataDigest
+"""A PDU whose header and data are complete (the data are in their place), or one whose data are spoiled."""
+
+
+class Owner(Protocol):
+    """Whoever knows the commands that data belong to."""
+
+    def place(self, pdu: DataPdu) -> memoryview | Sequence[memoryview]:
+        """Where `pdu.data_length` bytes go: writable memory of exactly that length, in one piece or more.
+
+        Called before the events of the PDUs that arrived just before it have been handed out. May raise
+        `RemoteProtocolError` when no such data are expected.
+        """
+
+
+class PduReceiver:
+    """Bytes in, PDUs out. One per connection; after it has raised, the connection is over."""
+
+    def __init__(self, owner: Owner, allowed: frozenset[PduType], digests: Digests = NO_DIGESTS) -> None:
+        self.digests = digests
+        self.pdu: DataPdu | None = None
+        """The PDU whose data are arriving."""
+        self.payload_left = 0
+        """Bytes of that data which have not arrived."""
+        self._owner = owner
+        self._allowed = allowed
+        self._staging = bytearray(STAGING_BYTES)
+        self._view = memoryview(self._staging)
+        self._start = 0
+        self._end = 0
+        self._views: list[memoryview] = []
+        self._digest = 0
+        self._trailing = False
+
+    @property
+    def mid_pdu(self) -> bool:
+        """Whether a PDU has begun and not ended, which makes the end of the stream an error."""
+        return self.pdu is not None or self._end != self._start
+
+    @property
+    def wrong_header(self) -> bytes:
+        """After an error: what is known of the PDU that was wrong, for a termination request."""
+        hlen = self._staging[self._start + 2] if self._end - self._start > 2 else 0
+        return bytes(self._view[self._start : min(self._end, self._start + (hlen or 128))])
+
+    def next_buffer(self) -> memoryview:
+        """Where the next bytes of the stream go: at least one byte, filled from its beginning."""
+        if self.payload_left:
+            return self._views[0]
+        if self._start:
+            # What is left over is less than one header, so moving it is cheap.
+            rest = self._staging[self._start : self._end]
+            self._staging[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
+        return self._view[self._end :]
+
+    def received(self, count: int) -> list[Event]:
+        """`count` more bytes are in the buffer that `next_buffer` gave. Raises `RemoteProtocolError`."""
+        events: list[Event] = []
+        if self.payload_left:
+            self._landed(count)
+            if not self.payload_left:
+                self._payload_complete(events)
+            return events
+        self._end += count
+        while self._end > self._start and self._step(events):
+            pass
+        return events
+
+    def redirect(self, views: Sequence[memoryview]) -> None:
+        """Send the rest of the data that are arriving elsewhere: `payload_left` bytes in all."""
+        if sum(map(len, views)) != self.payload_left:
+            raise LocalProtocolError("a redirection has to cover what is left of the data, exactly")
+        self._views = [view for view in views if len(view)]
+
+    def _landed(self, count: int) -> None:
+        """`count` bytes have been written to the beginning of the first view."""
+        view = self._views[0]
+        if self.digests.data:
+            self._digest = crc32c(view[:count], self._digest)
+        if count == len(view):
+            del self._views[0]
+        else:
+            self._views[0] = view[count:]
+        self.payload_left -= count
+
+    def _payload_complete(self, events: list[Event]) -> None:
+        if self.digests.data:
+            self._trailing = True
+            return
+        assert self.pdu is not None
+        events.append(self.pdu)
+        self.pdu = None
+
+    def _step(self, events: list[Event]) -> bool:
+        """Take one header, digest or stretch of data out of staging; False if there is not enough of it."""
+        start = self._start
+        available = self._end - start
+        if self.payload_left:
+            count = min(available, len(self._views[0]))
+            self._views[0][:count] = self._view[start : start + count]
+            self._start += count
+            self._landed(count)
+            if not self.payload_left:
+                self._payload_complete(events)
+            return True
+        if self._trailing:
+            if available < 4:
+                return False
+            assert self.pdu is not None
+            good = DIGEST.unpack_from(self._staging, start)[0] == self._digest
+            events.append(self.pdu if good else BadDataDigest(self.pdu))
+            self.pdu, self._trailing, self._digest = None, False, 0
+            self._start += 4
+            return True
+        if available < COMMON.size:
+            return False
+        frame = decode_frame_untrusted(self._staging, start, self.digests, self._allowed)
+        if available < frame.data_offset:
+            return False
+        self._take(frame, events)
+        return True
+
+    def _take(self, frame: Frame, events: list[Event]) -> None:
+        """A whole header is at the start of staging."""
+        start, hlen = self._start, frame.header_bytes
+        is_termination = frame.kind in (PduType.H2C_TERM_REQ, PduType.C2H_TERM_REQ)
+        raw = self._view[start : start + (frame.total if is_termination else hlen)]
+        if self.digests.header and frame.data_offset > hlen and not is_termination:
+            (stated,) = DIGEST.unpack_from(self._staging, start + hlen)
+            if stated != crc32c(raw):
+                raise RemoteProtocolError(
+                    "the header digest is wrong",
+                    fatal_error_status=FatalErrorStatus.HEADER_DIGEST_ERROR,
+                    information=stated,
+                )
+        pdu = decode_pdu_untrusted(frame, raw)
+        if frame.data_length:
+            assert not isinstance(pdu, ICReq | ICResp)
+            self._begin(pdu, frame.data_length)  # type: ignore[arg-type]
+            self._start = start + frame.data_offset
+            return
+        self._start = start + frame.data_offset
+        if isinstance(pdu, ICReq | ICResp) and self._end != self._start:
+            # What follows was sent before the digests were agreed on, so it cannot be understood.
+            raise MalformedPdu(
+                "more bytes on the heels of the connection's initialization",
+                fatal_error_status=FatalErrorStatus.SEQUENCE_ERROR,
+            )
+        events.append(pdu)
+
+    def _begin(self, pdu: DataPdu, length: int) -> None:
+        where = self._owner.place(pdu)
+        views = [where] if isinstance(where, memoryview) else [view for view in where if len(view)]
+        if sum(map(len, views)) != length:
+            raise LocalProtocolError(f"place() gave {sum(map(len, views))} bytes for {length}")
+        self.pdu, self._views, self.payload_left, self._digest = pdu, views, length, 0

@@ -1,0 +1,103 @@
+"""The interface behind which a transport lives. Nothing above it knows which one it is.
+
+TCP is in `tcp.py`; RDMA is to be a second implementation of the same two things:
+
+* `HostQueue`, one connected I/O queue, owned by one thread that runs to completion, and
+* a module with `open_controller` (an async context manager around an admin session), `connect_io_queue` and
+  `discover`, whose signatures are those of `nvmeof.transport.tcp`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nvmeof.host.command import Command
+from nvmeof.wire.identify import IdentifyController
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a controller listens. Hosts are addresses, not names to be resolved, in the pool map."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerInfo:
+    """What an I/O queue needs to know of the controller that it belongs to. Safe to hand to any thread."""
+
+    address: Address
+    subsystem_nqn: str
+    host_nqn: str
+    host_id: bytes
+    cntlid: int
+    identify: IdentifyController
+    max_transfer: int
+    """Bytes that one command may move (MDTS); a large number where there is no limit."""
+    max_queue_entries: int
+    """CAP.MQES + 1."""
+    io_queues: int
+    """I/O queues that the controller granted; queue ids are 1 to this."""
+    header_digest: bool = False
+    data_digest: bool = False
+    in_capsule_bytes: int = 0
+    """Data that a command capsule of an I/O queue may carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceInfo:
+    """One active namespace."""
+
+    nsid: int
+    nguid: bytes
+    size_bytes: int
+    lba_bytes: int
+    eui64: bytes = field(default=bytes(8), repr=False)
+    uuid: bytes | None = field(default=None, repr=False)
+
+
+class HostQueue(Protocol):
+    """One connected I/O queue. All calls come from one thread; `wait` is the only one that blocks.
+
+    A command ends exactly once. When the connection dies, whatever is in flight ends at once, with `lost`;
+    the queue is then over (`alive` is False) and its owner connects a new one.
+    """
+
+    @property
+    def depth(self) -> int:
+        """Commands that may be in flight."""
+
+    @property
+    def in_flight(self) -> int:
+        """Commands without an answer, abandoned ones included."""
+
+    @property
+    def max_transfer(self) -> int:
+        """Bytes that one command may move."""
+
+    @property
+    def alive(self) -> bool:
+        """False once the connection is known to be dead."""
+
+    def submit(self, command: Command) -> None:
+        """Put it on the wire, without waiting for its answer. Raises `QueueFull`, `ConnectionLost`."""
+
+    def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
+        """Receive, for all commands in flight, until this one is done or has `at_least` bytes: True.
+
+        False at `deadline`, a time of `time.monotonic()`. True also when it ends because the queue dies.
+        """
+
+    def abandon(self, command: Command) -> None:
+        """Stop caring: its buffers are not touched any more, it counts against the depth until answered."""
+
+    def oldest_abandoned(self) -> float | None:
+        """When the oldest abandoned and still unanswered command was submitted (`time.monotonic()`)."""
+
+    def close(self) -> None:
+        """Hang up. Commands in flight end, lost. May be called twice."""

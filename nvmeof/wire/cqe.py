@@ -1,0 +1,60 @@
+"""The completion queue entry: the answer to one command, 16 bytes (NVMe Base 2.0, figure 92).
+
+    0..7   result (dwords 0 and 1); meaning by command
+    8..9   submission queue head pointer, the flow control of Fabrics queues
+    10..11 submission queue id (reserved in Fabrics)
+    12..13 command id
+    14..15 bit 0 phase (reserved in Fabrics), 8:1 SC, 11:9 SCT, 13:12 CRD, 14 More, 15 Do Not Retry
+
+Codes are in `status.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from nvmeof.errors import MalformedPdu
+
+CQE = struct.Struct("<QHHHH")
+assert CQE.size == 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cqe:
+    """One completion. `status` is SCT << 8 | SC, 0 for success."""
+
+    cid: int
+    status: int = 0
+    result: int = 0
+    sqhd: int = 0
+    sqid: int = 0
+    do_not_retry: bool = False
+    more: bool = False
+    retry_delay: int = 0
+    phase: bool = False
+
+    def encode(self) -> bytes:
+        """Sixteen bytes."""
+        word = (
+            self.do_not_retry << 15 | self.more << 14 | self.retry_delay << 12 | self.status << 1 | self.phase
+        )
+        return CQE.pack(self.result, self.sqhd, self.sqid, self.cid, word)
+
+
+def decode_cqe_untrusted(data: bytes | bytearray | memoryview) -> Cqe:
+    """A completion from exactly 16 bytes. Every value decodes."""
+    if len(data) != CQE.size:
+        raise MalformedPdu(f"a completion has 16 bytes, not {len(data)}")
+    result, sqhd, sqid, cid, word = CQE.unpack(data)
+    return Cqe(
+        cid,
+        word >> 1 & 0x7FF,
+        result,
+        sqhd,
+        sqid,
+        word & 0x8000 != 0,
+        word & 0x4000 != 0,
+        word >> 12 & 3,
+        word & 1 != 0,
+    )

@@ -1,0 +1,212 @@
+"""Fabrics commands: Connect, Disconnect, Property Get and Set, Authentication Send and Receive.
+
+NVMe-oF 1.1, chapter 3. All have opcode 7Fh and travel as an ordinary `Sqe`, whose byte 4 is the command
+type; what follows byte 40 is theirs:
+
+    Connect       40 RECFMT u16, 42 QID u16, 44 SQSIZE u16 (0's based), 46 CATTR u8, 48 KATO u32 (ms)
+    Property Get  40 ATTRIB u8 (1 = 8 bytes, 0 = 4), 44 OFST u32
+    Property Set  the same, 48 VALUE u64
+    Disconnect    40 RECFMT u16
+    Auth          41 SPSP0 u8, 42 SPSP1 u8, 43 SECP u8, 44 length u32
+
+Connect data, 1024 bytes: 0 HOSTID 16, 16 CNTLID u16 (FFFFh: give me one), 256 SUBNQN 256, 512 HOSTNQN 256.
+The names are UTF-8, padded with NUL.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from nvmeof.errors import MalformedPdu
+from nvmeof.wire.sgl import SglDescriptor, in_capsule
+from nvmeof.wire.sgl import transport as transport_sgl
+from nvmeof.wire.sqe import AdminOpcode, Sqe
+
+FABRICS_OPCODE = AdminOpcode.FABRICS
+
+DISCOVERY_NQN = "nqn.2014-08.org.nvmexpress.discovery"
+MAX_NQN_BYTES = 223
+DYNAMIC_CONTROLLER = 0xFFFF
+"""CNTLID that asks for any controller (the dynamic controller model)."""
+
+CONNECT_DATA = struct.Struct("<16sH238x256s256s256x")
+assert CONNECT_DATA.size == 1024
+
+CATTR_PRIORITY = 0x03
+CATTR_NO_FLOW_CONTROL = 0x04
+"""CATTR: the queue's priority, and "do not use SQ head pointers for flow control"."""
+
+RESULT_AUTH_REQUIRED = 1 << 17
+RESULT_AUTH_SECURE_CHANNEL = 1 << 18
+"""Result of Connect: 15:0 CNTLID, ATR and ASCR."""
+
+
+class FabricsType(IntEnum):
+    """FCTYPE."""
+
+    PROPERTY_SET = 0x00
+    CONNECT = 0x01
+    PROPERTY_GET = 0x04
+    AUTHENTICATION_SEND = 0x05
+    AUTHENTICATION_RECEIVE = 0x06
+    DISCONNECT = 0x08
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """The fields of a Connect command. `sqsize` is 0's based, `kato` is in milliseconds (0: none)."""
+
+    qid: int
+    sqsize: int
+    kato: int = 0
+    cattr: int = 0
+    recfmt: int = 0
+
+    def sqe(self, cid: int = 0, sgl: SglDescriptor | None = None) -> Sqe:
+        """The command; its data is in the capsule unless `sgl` says otherwise."""
+        return Sqe(
+            FABRICS_OPCODE,
+            cid,
+            FabricsType.CONNECT,
+            in_capsule(CONNECT_DATA.size) if sgl is None else sgl,
+            cdw10=self.recfmt | self.qid << 16,
+            cdw11=self.sqsize | self.cattr << 16,
+            cdw12=self.kato,
+        )
+
+
+def decode_connect(sqe: Sqe) -> Connect:
+    """The fields of a Connect command."""
+    return Connect(
+        qid=sqe.cdw10 >> 16,
+        sqsize=sqe.cdw11 & 0xFFFF,
+        kato=sqe.cdw12,
+        cattr=sqe.cdw11 >> 16 & 0xFF,
+        recfmt=sqe.cdw10 & 0xFFFF,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectData:
+    """Who connects to what. `host_id` has 16 bytes; `cntlid` is FFFFh on the admin queue."""
+
+    host_id: bytes
+    cntlid: int
+    subsystem_nqn: str
+    host_nqn: str
+
+    def encode(self) -> bytes:
+        """1024 bytes."""
+        return CONNECT_DATA.pack(
+            self.host_id, self.cntlid, encode_nqn(self.subsystem_nqn), encode_nqn(self.host_nqn)
+        )
+
+
+def encode_nqn(name: str) -> bytes:
+    """A qualified name as bytes; ValueError if it is too long or carries a NUL."""
+    raw = name.encode()
+    if not raw or len(raw) > MAX_NQN_BYTES or 0 in raw:
+        raise ValueError(f"not an NVMe qualified name: {name!r}")
+    return raw
+
+
+def _decode_nqn(raw: bytes, field: str) -> str:
+    name, end, _ = raw.partition(b"\0")
+    if not end or len(name) > MAX_NQN_BYTES:
+        raise MalformedPdu(f"{field} has no end")
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise MalformedPdu(f"{field} is not UTF-8") from None
+
+
+def decode_connect_data_untrusted(data: bytes | bytearray | memoryview) -> ConnectData:
+    """Connect data from exactly 1024 bytes. An empty name decodes; the controller refuses it."""
+    if len(data) != CONNECT_DATA.size:
+        raise MalformedPdu(f"Connect data has 1024 bytes, not {len(data)}")
+    host_id, cntlid, subsystem, host = CONNECT_DATA.unpack(data)
+    return ConnectData(host_id, cntlid, _decode_nqn(subsystem, "SUBNQN"), _decode_nqn(host, "HOSTNQN"))
+
+
+@dataclass(frozen=True, slots=True)
+class PropertyAccess:
+    """A Property Get (`value` is None) or Property Set. `size` is 4 or 8 bytes, 0 if the code is reserved."""
+
+    offset: int
+    size: int
+    value: int | None = None
+
+    def sqe(self, cid: int = 0) -> Sqe:
+        """The command; it has no data."""
+        return Sqe(
+            FABRICS_OPCODE,
+            cid,
+            FabricsType.PROPERTY_GET if self.value is None else FabricsType.PROPERTY_SET,
+            transport_sgl(0),
+            cdw10=1 if self.size == 8 else 0,
+            cdw11=self.offset,
+            cdw12=(self.value or 0) & 0xFFFF_FFFF,
+            cdw13=(self.value or 0) >> 32,
+        )
+
+
+def decode_property_access(sqe: Sqe) -> PropertyAccess:
+    """The fields of a Property Get or Set."""
+    size = {0: 4, 1: 8}.get(sqe.cdw10 & 7, 0)
+    if sqe.fctype == FabricsType.PROPERTY_GET:
+        return PropertyAccess(sqe.cdw11, size)
+    value = sqe.cdw12 | sqe.cdw13 << 32
+    return PropertyAccess(sqe.cdw11, size, value if size == 8 else value & 0xFFFF_FFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Ends one I/O queue."""
+
+    recfmt: int = 0
+
+    def sqe(self, cid: int = 0) -> Sqe:
+        """The command; it has no data."""
+        return Sqe(FABRICS_OPCODE, cid, FabricsType.DISCONNECT, transport_sgl(0), cdw10=self.recfmt)
+
+
+def decode_disconnect(sqe: Sqe) -> Disconnect:
+    """The fields of a Disconnect command."""
+    return Disconnect(sqe.cdw10 & 0xFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Authentication:
+    """An Authentication Send or Receive: `length` bytes of protocol `secp` (E9h is DH-HMAC-CHAP)."""
+
+    receive: bool
+    length: int
+    secp: int = 0xE9
+    spsp0: int = 1
+    spsp1: int = 1
+
+    def sqe(self, cid: int = 0, sgl: SglDescriptor | None = None) -> Sqe:
+        """The command; a Send has its data in the capsule unless `sgl` says otherwise."""
+        if sgl is None:
+            sgl = transport_sgl(self.length) if self.receive else in_capsule(self.length)
+        return Sqe(
+            FABRICS_OPCODE,
+            cid,
+            FabricsType.AUTHENTICATION_RECEIVE if self.receive else FabricsType.AUTHENTICATION_SEND,
+            sgl,
+            cdw10=self.spsp0 << 8 | self.spsp1 << 16 | self.secp << 24,
+            cdw11=self.length,
+        )
+
+
+def decode_authentication(sqe: Sqe) -> Authentication:
+    """The fields of an Authentication Send or Receive."""
+    return Authentication(
+        receive=sqe.fctype == FabricsType.AUTHENTICATION_RECEIVE,
+        length=sqe.cdw11,
+        secp=sqe.cdw10 >> 24,
+        spsp0=sqe.cdw10 >> 8 & 0xFF,
+        spsp1=sqe.cdw10 >> 16 & 0xFF,
+    )

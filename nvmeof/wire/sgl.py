@@ -1,0 +1,99 @@
+"""SGL descriptors: where the data of a command is (NVMe Base 2.0, 4.3.2; NVMe-oF 1.1, 2.3).
+
+Sixteen bytes, little-endian. The last byte is the identifier: type in its high, sub-type in its low half.
+
+    data block      0..7 address (offset in the capsule when sub-type is 1)  8..11 length  12..14 reserved
+    transport data  0..7 reserved                                            8..11 length  12..14 reserved
+    keyed           0..7 address                       8..10 length (24 bits)  11..14 remote key
+
+One record serves all three; fields that a kind does not have are 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from nvmeof.errors import MalformedPdu
+
+SGL = struct.Struct("<QQ")
+assert SGL.size == 16
+
+
+class SglKind(IntEnum):
+    """Descriptor type, bits 7:4 of the identifier."""
+
+    DATA_BLOCK = 0x0
+    BIT_BUCKET = 0x1
+    SEGMENT = 0x2
+    LAST_SEGMENT = 0x3
+    KEYED = 0x4
+    TRANSPORT = 0x5
+
+
+SUBTYPE_ADDRESS = 0x0
+SUBTYPE_OFFSET = 0x1
+SUBTYPE_TRANSPORT = 0xA
+SUBTYPE_INVALIDATE = 0xF
+"""Bits 3:0 of the identifier. Invalidate: the controller is asked to invalidate the remote key."""
+
+
+@dataclass(frozen=True, slots=True)
+class SglDescriptor:
+    """One descriptor. `address` is an offset for in-capsule data; `length` is in bytes."""
+
+    address: int
+    length: int
+    kind: int
+    subtype: int
+    key: int = 0
+
+    @property
+    def in_capsule(self) -> bool:
+        """The data follow in the same capsule, `address` bytes after its start."""
+        return self.kind == SglKind.DATA_BLOCK and self.subtype == SUBTYPE_OFFSET
+
+    def words(self) -> tuple[int, int]:
+        """The two 64-bit halves, as they are packed."""
+        identifier = (self.kind << 4 | self.subtype) << 56
+        if self.kind == SglKind.KEYED:
+            return self.address, identifier | self.key << 24 | self.length
+        return self.address, identifier | self.length
+
+    def encode(self) -> bytes:
+        """Sixteen bytes."""
+        return SGL.pack(*self.words())
+
+
+def from_words(low: int, high: int) -> SglDescriptor:
+    """The descriptor of two 64-bit halves. Every value decodes: an odd kind is for the command to judge."""
+    kind = high >> 60
+    subtype = high >> 56 & 0xF
+    if kind == 4:
+        return SglDescriptor(low, high & 0xFF_FFFF, kind, subtype, high >> 24 & 0xFFFF_FFFF)
+    return SglDescriptor(low, high & 0xFFFF_FFFF, kind, subtype)
+
+
+def decode_sgl_untrusted(data: bytes | memoryview) -> SglDescriptor:
+    """One descriptor from exactly 16 bytes. Reserved bytes are ignored."""
+    if len(data) != SGL.size:
+        raise MalformedPdu(f"an SGL descriptor has 16 bytes, not {len(data)}")
+    return from_words(*SGL.unpack(data))
+
+
+def in_capsule(length: int, offset: int = 0) -> SglDescriptor:
+    """Data that travel in the command capsule, `offset` bytes into its data."""
+    return SglDescriptor(offset, length, SglKind.DATA_BLOCK, SUBTYPE_OFFSET)
+
+
+def transport(length: int) -> SglDescriptor:
+    """Data that the transport moves by its own means (TCP: data PDUs); also "no data" with length 0."""
+    return SglDescriptor(0, length, SglKind.TRANSPORT, SUBTYPE_TRANSPORT)
+
+
+def keyed(address: int, length: int, key: int, *, invalidate: bool = False) -> SglDescriptor:
+    """Data in registered memory of the host (RDMA). `length` is under 2^24."""
+    return SglDescriptor(
+        address, length, SglKind.KEYED, SUBTYPE_INVALIDATE if invalidate else SUBTYPE_ADDRESS, key
+    )

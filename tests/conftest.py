@@ -1,0 +1,136 @@
+"""What holds in every test: no unexpected log line, a known seed, nothing left behind.
+
+A test's folder says what it may touch: unit (nothing), pair (two ends in memory), sim (virtual time),
+rules (the tree itself), system (sockets, mounts, processes), lab (a kernel in QEMU). They run in that
+order, so that the quick answer comes first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import hypothesis
+import hypothesis.core
+import pytest
+
+from tests.support import processes as process_support
+from tests.support.log_watch import LogWatch
+
+RUNGS = ("unit", "pair", "sim", "rules", "system", "lab")
+HERE = Path(__file__).parent
+_watch_key = pytest.StashKey[LogWatch]()
+
+hypothesis.settings.register_profile("local", max_examples=100, deadline=None, database=None, print_blob=True)
+hypothesis.settings.register_profile(
+    "ci", hypothesis.settings.get_profile("local"), derandomize=True, max_examples=60
+)
+hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("local"), max_examples=3000)
+
+
+def _seed() -> int:
+    """G35_SEED: a number, or `random`. The default is fixed, so that a failure is seen by everybody."""
+    wish = os.environ.get("G35_SEED", "35")
+    return random.SystemRandom().randrange(1 << 32) if wish == "random" else int(wish)
+
+
+SEED = _seed()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "expects_log(*patterns): log lines of WARNING and above that this test may cause"
+    )
+    profile = os.environ.get("G35_HYPOTHESIS", "ci" if os.environ.get("CI") else "local")
+    hypothesis.settings.load_profile(profile)
+    hypothesis.core.global_force_seed = SEED
+    process_support.mark_this_run()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"g35: seed {SEED} (G35_SEED={SEED} repeats this run, G35_SEED=random rolls the dice)"
+
+
+def _rung(item: pytest.Item) -> int:
+    try:
+        return RUNGS.index(item.path.relative_to(HERE).parts[0])
+    except ValueError:
+        return len(RUNGS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_rung)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    watch = item.stash[_watch_key] = LogWatch()
+    for mark in item.iter_markers("expects_log"):
+        watch.announce(*mark.args)
+    root = logging.getLogger()
+    root.addHandler(watch)
+    try:
+        return (yield)
+    finally:
+        root.removeHandler(watch)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    _fail_on_unexpected_lines(item)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    _fail_on_unexpected_lines(item)
+    return result
+
+
+def _fail_on_unexpected_lines(item: pytest.Item) -> None:
+    lines = item.stash[_watch_key].unexpected()
+    if lines:
+        pytest.fail("log lines that the test did not expect:\n" + "\n".join(lines), pytrace=False)
+
+
+@pytest.fixture
+def expects_log(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Announce log lines of WARNING and above: `expects_log(r"enclosure .* is gone")`."""
+    watch: LogWatch = request.node.stash[_watch_key]
+    return watch.announce
+
+
+@pytest.fixture
+def seed() -> int:
+    """The seed of this run, for everything that rolls dice."""
+    return SEED
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[process_support.Processes]:
+    """Starts processes; whatever happens, they are gone when the test is over."""
+    guard = process_support.Processes(tmp_path)
+    try:
+        yield guard
+    finally:
+        guard.end_all()
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return HERE.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data(repository: Path) -> Path:
+    """The folder of real traces and captures beside the checkout; skips where there is none."""
+    folder = repository.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder} on this machine")
+    return folder

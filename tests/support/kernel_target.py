@@ -1,0 +1,109 @@
+"""The Linux kernel's nvmet as NVMe/TCP target, set up through configfs. Only inside the lab's guest.
+
+Backing devices are null_blk disks that keep what is written in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from pathlib import Path
+from types import TracebackType
+
+NVMET = Path("/sys/kernel/config/nvmet")
+NULL_BLK = Path("/sys/kernel/config/nullb")
+ADDRESS = "127.0.0.1"
+
+
+class KernelTarget:
+    """One subsystem on one port of nvmet. A context manager: leaving it takes everything down again."""
+
+    def __init__(
+        self,
+        nqn: str = "nqn.2026-01.lab:nvmet",
+        *,
+        port: int = 4420,
+        allow_any_host: bool = True,
+        inline_bytes: int | None = None,
+    ) -> None:
+        self.nqn = nqn
+        self.port = port
+        self._subsystem = NVMET / "subsystems" / nqn
+        self._port = NVMET / "ports" / str(port)
+        self._link = self._port / "subsystems" / nqn
+        self._disks: dict[int, Path] = {}
+        self._hosts: list[Path] = []
+        self._subsystem.mkdir()
+        try:
+            (self._subsystem / "attr_allow_any_host").write_text("1" if allow_any_host else "0")
+            self._port.mkdir()
+            for name, value in (
+                ("addr_trtype", "tcp"),
+                ("addr_adrfam", "ipv4"),
+                ("addr_traddr", ADDRESS),
+                ("addr_trsvcid", str(port)),
+            ):
+                (self._port / name).write_text(value)
+            if inline_bytes is not None:
+                (self._port / "param_inline_data_size").write_text(str(inline_bytes))
+            self._link.symlink_to(self._subsystem)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> KernelTarget:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add_namespace(self, nsid: int, mebibytes: int = 16, block_bytes: int = 4096) -> uuid.UUID:
+        """Add a namespace on a fresh disk and enable it; returns its NGUID. A connected host gets an AER."""
+        disk = NULL_BLK / f"lab{self.port}_{nsid}"
+        disk.mkdir()
+        self._disks[nsid] = disk
+        for name, value in (("memory_backed", 1), ("size", mebibytes), ("blocksize", block_bytes)):
+            (disk / name).write_text(str(value))
+        (disk / "power").write_text("1")
+        device = "/dev/nullb" + (disk / "index").read_text().strip()
+        if not Path(device).exists():
+            device = f"/dev/{disk.name}"  # newer kernels name the disk after its folder
+        nguid = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.nqn}/{nsid}")
+        namespace = self._subsystem / "namespaces" / str(nsid)
+        namespace.mkdir()
+        (namespace / "device_path").write_text(device)
+        (namespace / "device_nguid").write_text(str(nguid))
+        (namespace / "enable").write_text("1")
+        return nguid
+
+    def remove_namespace(self, nsid: int) -> None:
+        """Take a namespace away, as pulling a drive would. A connected host gets an AER."""
+        namespace = self._subsystem / "namespaces" / str(nsid)
+        with contextlib.suppress(FileNotFoundError):
+            (namespace / "enable").write_text("0")
+            namespace.rmdir()
+        disk = self._disks.pop(nsid)
+        with contextlib.suppress(FileNotFoundError):
+            (disk / "power").write_text("0")
+            disk.rmdir()
+
+    def allow_host(self, host_nqn: str) -> None:
+        host = NVMET / "hosts" / host_nqn
+        host.mkdir(exist_ok=True)
+        self._hosts.append(host)
+        (self._subsystem / "allowed_hosts" / host_nqn).symlink_to(host)
+
+    def close(self) -> None:
+        """Remove the port first: it ends the connections, after which nothing is in use any more."""
+        with contextlib.suppress(FileNotFoundError):
+            self._link.unlink()
+        for nsid in list(self._disks):
+            self.remove_namespace(nsid)
+        for host in self._hosts:
+            (self._subsystem / "allowed_hosts" / host.name).unlink(missing_ok=True)
+            host.rmdir()
+        for folder in (self._port, self._subsystem):
+            with contextlib.suppress(FileNotFoundError):
+                folder.rmdir()

@@ -1,0 +1,126 @@
+"""Lanes over plain memory: the pool's steps run on them without a fabric, a thread or a clock.
+
+Faults are set per namespace: `down` (no way there), `hung` (never answers), `broken` (a status). Every
+read and write is counted, so that a test can say how many round trips an operation took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from agent.pool.steps import Acquire, Buffer, Steps
+from agent.pool.tally import Tally
+
+T = TypeVar("T")
+
+
+@dataclass
+class MemoryNamespace:
+    size: int
+    blocks: dict[int, bytes] = field(default_factory=dict)
+    down: bool = False
+    hung: bool = False
+    broken: bool = False
+    reads: int = 0
+    writes: int = 0
+    bytes_written: int = 0
+
+    def load(self, offset: int, into: memoryview) -> None:
+        for at in range(0, len(into), 4096):
+            into[at : at + 4096] = self.blocks.get(offset + at, bytes(4096))
+
+    def store(self, offset: int, parts: Sequence[Buffer]) -> None:
+        data = b"".join(bytes(part) for part in parts)
+        assert offset % 4096 == 0
+        assert len(data) % 4096 == 0
+        for at in range(0, len(data), 4096):
+            self.blocks[offset + at] = data[at : at + 4096]
+        self.bytes_written += len(data)
+
+    def flip(self, byte: int, bit: int = 0) -> None:
+        at = byte // 4096 * 4096
+        block = bytearray(self.blocks.get(at, bytes(4096)))
+        block[byte % 4096] ^= 1 << bit
+        self.blocks[at] = bytes(block)
+
+
+@dataclass
+class MemoryPending:
+    done: bool = False
+    received: int = 0
+    fault: str | None = None
+    unreachable: bool = False
+
+
+class MemoryLanes:
+    """One worker's lanes; `clock` moves only when a test moves it, or when a wait runs to its deadline."""
+
+    def __init__(self, namespaces: Sequence[MemoryNamespace]) -> None:
+        self.namespaces = namespaces
+        self.tally = Tally()
+        self.clock = 1000.0
+        self.epoch = 1_800_000_000.0
+        self.round_trips = 0
+        self.before_wait: Callable[[], None] | None = None
+        self._unanswered = False
+
+    def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
+        target = self.namespaces[namespace]
+        target.reads += 1
+        self.tally.flash_bytes_read += len(into)
+        pending = self._start(target)
+        if pending.done and pending.fault is None:
+            target.load(offset, into)
+            pending.received = len(into)
+        return pending
+
+    def write(self, namespace: int, offset: int, parts: Sequence[Buffer]) -> MemoryPending:
+        target = self.namespaces[namespace]
+        target.writes += 1
+        pending = self._start(target)
+        if pending.done and pending.fault is None:
+            target.store(offset, parts)
+        return pending
+
+    def flush(self, namespace: int) -> MemoryPending:
+        return self._start(self.namespaces[namespace])
+
+    def _start(self, target: MemoryNamespace) -> MemoryPending:
+        if target.down:
+            return MemoryPending(done=True, fault="no way there", unreachable=True)
+        if target.broken:
+            return MemoryPending(done=True, fault="Unrecovered Read Error")
+        return MemoryPending(done=not target.hung)
+
+    def abandon(self, pending: MemoryPending) -> None:
+        pending.done = True
+        pending.fault = pending.fault or "abandoned"
+
+    def receive_buffer(self, size: int) -> memoryview:
+        return memoryview(bytearray(size))
+
+    def send_buffer(self, size: int) -> memoryview:
+        return memoryview(bytearray(size))
+
+    def now(self) -> float:
+        return self.clock
+
+    def wall(self) -> float:
+        return self.epoch + self.clock
+
+    def run(self, steps: Steps[T]) -> T:
+        """Drive steps to their end; a wait that nothing will answer ends at its deadline at once."""
+        try:
+            wanted = next(steps)
+            while True:
+                if isinstance(wanted, Acquire):
+                    answer = wanted.lock.acquire(blocking=False)
+                else:
+                    answer = wanted.pending.done
+                if not answer:
+                    self.clock = max(self.clock, wanted.deadline)
+                wanted = steps.send(answer)
+        except StopIteration as finished:
+            return finished.value

@@ -1,0 +1,327 @@
+"""The client of the mount against a scripted agent: what it returns, and what it never raises."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from host_shim.block_key import key_of
+from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome
+from host_shim.pool import Pool, UnknownVolume, ValueTooLong, Volume
+from host_shim.session import AGENT_GONE
+from tests.support.scripted_agent import ScriptedAgent
+
+KEY, OTHER = key_of("one"), key_of("other")
+
+
+@pytest.fixture
+def agent() -> ScriptedAgent:
+    return ScriptedAgent()
+
+
+@pytest.fixture
+def pool(agent: ScriptedAgent) -> Iterator[Pool]:
+    with Pool("/nowhere", files=agent) as pool:
+        yield pool
+    assert agent.open_files == 0
+
+
+@pytest.fixture
+def volume(pool: Pool) -> Volume:
+    return pool.volume("kv")
+
+
+def test_a_value_comes_back_into_the_callers_buffer(agent: ScriptedAgent, volume: Volume) -> None:
+    assert volume.put(KEY, b"x" * 5000)
+    buffer = bytearray(8192)
+    assert volume.get_into(KEY, buffer) == 5000
+    assert buffer[:5000] == b"x" * 5000
+    assert buffer[5000:] == bytes(3192)
+    assert volume.get(KEY) == b"x" * 5000
+    assert agent.opens == 1
+
+
+def test_a_get_is_one_request_without_an_answer_and_one_read(agent: ScriptedAgent, volume: Volume) -> None:
+    volume.get_into(KEY, bytearray(10))
+    (request,) = agent.requests
+    assert request.operation is Operation.GET
+    assert request.flags == FLAG_NO_ANSWER
+
+
+def test_a_miss_is_none(volume: Volume) -> None:
+    assert volume.get_into(KEY, bytearray(10)) is None
+    assert volume.get(KEY) is None
+
+
+def test_many_values_and_a_map_of_the_holes(agent: ScriptedAgent, volume: Volume) -> None:
+    keys = [key_of(f"block {number}") for number in range(40)]
+    values = [bytes([number]) * (100 + number) for number in range(40)]
+    assert volume.put_many(keys, values) == [True] * 40
+    volume.delete(keys[::3])
+    buffers = [bytearray(200) for _ in keys]
+    found = volume.get_many(keys, buffers)
+    assert found == [None if number % 3 == 0 else 100 + number for number in range(40)]
+    for number, buffer in enumerate(buffers):
+        if number % 3:
+            assert buffer[: 100 + number] == values[number]
+    assert sum(request.operation is Operation.GET for request in agent.requests) == 1
+
+
+def test_more_keys_than_a_request_can_carry(agent: ScriptedAgent, volume: Volume) -> None:
+    keys = [number.to_bytes(16, "big") for number in range(5000)]
+    agent.values["kv", keys[4999]] = b"last"
+    assert volume.exists(keys) == [False] * 4999 + [True]
+    assert len(agent.requests) == 2
+    lengths = volume.get_many(keys, [bytearray(8)] * 5000)
+    assert lengths[4998:] == [None, 4]
+
+
+def test_exists_is_one_round_trip(agent: ScriptedAgent, volume: Volume) -> None:
+    volume.put(KEY, b"v")
+    agent.requests.clear()
+    assert volume.exists([OTHER, KEY]) == [False, True]
+    assert len(agent.requests) == 1
+
+
+def test_nothing_asked_for_is_nothing_found(agent: ScriptedAgent, volume: Volume) -> None:
+    assert volume.exists([]) == []
+    assert volume.get_many([], []) == []
+    assert volume.put_many([], []) == []
+
+
+def test_prestage_pin_delete(agent: ScriptedAgent, volume: Volume) -> None:
+    volume.put(KEY, b"v")
+    assert volume.prestage([KEY, OTHER]) == [True, False]
+    assert agent.prestaged == [KEY]
+    assert volume.pin([KEY, OTHER], ttl=0.5) == [True, False]
+    assert agent.expiries[KEY] == 1
+    assert volume.delete([KEY, OTHER]) == [True, False]
+    assert volume.exists([KEY]) == [False]
+
+
+def test_time_to_live_goes_along_in_whole_seconds(agent: ScriptedAgent, volume: Volume) -> None:
+    volume.put(KEY, b"v", ttl=59.01)
+    assert agent.expiries[KEY] == 60
+
+
+def test_causes_of_holes_cost_a_round_trip_only_where_there_are_holes(
+    agent: ScriptedAgent, volume: Volume
+) -> None:
+    volume.put(KEY, b"v")
+    agent.causes[OTHER] = Outcome.EVICTED
+    found = volume.fetch([KEY, OTHER], [bytearray(4), bytearray(4)])
+    assert [one.outcome for one in found] == [Outcome.HIT, Outcome.EVICTED]
+    assert [one.length for one in found] == [1, None]
+    agent.requests.clear()
+    volume.fetch([KEY], [bytearray(4)])
+    assert [request.operation for request in agent.requests] == [Operation.GET]
+
+
+def test_stats(pool: Pool, volume: Volume) -> None:
+    volume.put(KEY, b"v")
+    assert volume.stats() == {"volume": "kv", "values": 1}
+    assert pool.stats() == {"volume": "", "values": 1}
+
+
+@pytest.mark.parametrize("code", sorted(AGENT_GONE), ids=lambda code: errno.errorcode[code])
+@pytest.mark.parametrize("call", [0, 1], ids=["request", "transfer"])
+def test_a_dead_agent_is_a_miss_and_the_next_call_opens_anew(
+    agent: ScriptedAgent, volume: Volume, code: int, call: int
+) -> None:
+    volume.put(KEY, b"v")
+    used = agent.opens
+    # Calls before the failing one go through: the request of a get, a put or an exists.
+    for attempt in (
+        lambda: volume.get_into(KEY, bytearray(4)) is None,
+        lambda: volume.get(KEY) is None,
+        lambda: volume.exists([KEY]) == [False],
+        lambda: volume.prestage([KEY]) == [False],
+        lambda: volume.put(OTHER, b"w") is False,
+        lambda: volume.stats() == {},
+    ):
+        agent.fail(*[0] * 0)
+        _fail_at(agent, call, code)
+        assert attempt()
+        assert volume.get(KEY) == b"v"
+        used += 1
+        assert agent.opens == used
+
+
+def _fail_at(agent: ScriptedAgent, call: int, code: int) -> None:
+    """Let `call` system calls through and fail the next."""
+    original = agent._checked
+    left = [call]
+
+    def checked(descriptor: int) -> object:
+        if left[0] == 0:
+            agent._checked = original  # type: ignore[method-assign]
+            raise OSError(code, "scripted")
+        left[0] -= 1
+        return original(descriptor)
+
+    agent._checked = checked  # type: ignore[method-assign, assignment]
+
+
+def test_no_agent_no_mount_no_exception(agent: ScriptedAgent, pool: Pool, volume: Volume) -> None:
+    volume.put(KEY, b"v")
+    agent.kill()
+    assert not pool.alive()
+    for _ in range(3):
+        assert volume.get_into(KEY, bytearray(4)) is None
+        assert volume.get(KEY) is None
+        assert volume.get_many([KEY, OTHER], [bytearray(4), bytearray(4)]) == [None, None]
+        assert volume.exists([KEY]) == [False]
+        assert volume.pin([KEY]) == [False]
+        assert volume.put(KEY, b"w") is False
+        assert volume.put_many([KEY, OTHER], [b"1", b"2"]) == [False, False]
+        assert volume.stats() == {}
+    assert volume.fetch([KEY], [bytearray(4)])[0].outcome is None
+    agent.restart()
+    assert pool.alive()
+    assert volume.get(KEY) == b"v"
+
+
+def test_a_real_path_that_is_no_mount_is_a_miss() -> None:
+    with Pool("/proc/nowhere") as pool:
+        assert pool.volume("kv").get(KEY) is None
+        assert not pool.alive()
+
+
+def test_a_long_read_that_broke_off_is_a_miss_and_no_short_value(
+    agent: ScriptedAgent, volume: Volume
+) -> None:
+    volume.put(KEY, b"v" * 600_000)
+    buffer = bytearray(1 << 20)
+    assert volume.get_into(KEY, buffer) == 600_000
+    agent.cut_off = 262_144
+    assert volume.get_into(KEY, buffer) is None
+    assert volume.get(KEY) is None
+    assert volume.fetch([KEY], [buffer])[0].outcome is Outcome.CORRUPT
+
+
+@pytest.mark.parametrize("size", [1, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 16 << 20])
+def test_get_finds_the_length_by_itself(size: int) -> None:
+    agent = ScriptedAgent(slot_bytes=16 << 20)
+    with Pool("/nowhere", files=agent) as pool:
+        volume = pool.volume("kv")
+        value = os.urandom(1024) * (size // 1024) + b"e" * (size % 1024)
+        assert volume.put(KEY, value)
+        assert volume.get(KEY) == value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"x" * 10, b"g35a" + bytes(40), b"\xff" * 64],
+    ids=["nothing", "short", "wrong version", "noise"],
+)
+def test_an_answer_that_makes_no_sense_ends_the_session(
+    agent: ScriptedAgent, volume: Volume, answer: bytes
+) -> None:
+    volume.put(KEY, b"v")
+    agent.mangle = lambda _real: answer
+    assert volume.exists([KEY, OTHER]) == [False, False]
+    agent.mangle = None
+    assert volume.exists([KEY, OTHER]) == [True, False]
+    assert agent.opens == 2
+
+
+@pytest.mark.parametrize("at", [8, 32], ids=["request id", "outcome"])
+def test_a_changed_answer_ends_the_session(agent: ScriptedAgent, volume: Volume, at: int) -> None:
+    agent.mangle = lambda real: real[:at] + b"\xee" + real[at + 1 :]
+    assert volume.exists([KEY]) == [False]
+    agent.mangle = None
+    assert volume.exists([KEY]) == [False]
+    assert agent.opens == 2
+
+
+@pytest.mark.parametrize("key", [b"", b"short", b"x" * 17])
+def test_a_key_of_another_length_is_wrong_use(volume: Volume, key: bytes) -> None:
+    for call in (
+        lambda: volume.get(key),
+        lambda: volume.get_into(key, bytearray(4)),
+        lambda: volume.put(key, b"v"),
+        lambda: volume.exists([KEY, key]),
+        lambda: volume.delete([key]),
+    ):
+        with pytest.raises(ValueError, match="a key has 16 bytes"):
+            call()
+
+
+def test_other_wrong_use_is_said_clearly(agent: ScriptedAgent, pool: Pool, volume: Volume) -> None:
+    with pytest.raises(TypeError, match="key_of"):
+        volume.get("0" * 16)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="writable"):
+        volume.get_into(KEY, b"1234")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no room"):
+        volume.get_into(KEY, bytearray())
+    with pytest.raises(ValueError, match="2 keys and 1 buffers"):
+        volume.get_many([KEY, OTHER], [bytearray(4)])
+    with pytest.raises(ValueError, match="time to live"):
+        volume.put(KEY, b"v", ttl=0)
+    with pytest.raises(ValueTooLong):
+        volume.put(KEY, b"")
+    with pytest.raises(ValueTooLong, match="'kv'"):
+        volume.put(KEY, bytes((1 << 20) + 1))
+    with pytest.raises(ValueError, match="name"):
+        pool.volume("")
+    assert volume.put(KEY, b"and it goes on")
+
+
+def test_a_volume_that_is_not_there(pool: Pool) -> None:
+    nowhere = pool.volume("nowhere")
+    for call in (
+        lambda: nowhere.get(KEY),
+        lambda: nowhere.get_into(KEY, bytearray(4)),
+        lambda: nowhere.put(KEY, b"v"),
+        lambda: nowhere.exists([KEY]),
+        lambda: nowhere.stats(),
+    ):
+        with pytest.raises(UnknownVolume, match="no volume 'nowhere'"):
+            call()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EAGAIN])
+def test_a_put_that_is_refused_is_false(agent: ScriptedAgent, volume: Volume, code: int) -> None:
+    volume.exists([])
+    _fail_at(agent, 1, code)
+    assert volume.put(KEY, b"v") is False
+    assert volume.put(KEY, b"v") is True
+    assert agent.opens == 1
+
+
+def test_threads_share_a_bounded_number_of_sessions(agent: ScriptedAgent) -> None:
+    with Pool("/nowhere", sessions=3, files=agent) as pool:
+        volume = pool.volume("kv")
+        wrong: list[int] = []
+
+        def work(number: int) -> None:
+            buffer = bytearray(64)
+            for turn in range(50):
+                key, value = key_of(f"{number} {turn}"), f"{number} {turn}".encode()
+                stored = volume.put(key, value)
+                length = volume.get_into(key, buffer)
+                if not stored or length is None or buffer[:length] != value:
+                    wrong.append(number)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+        assert agent.opens <= 3
+
+
+def test_a_closed_pool_says_so(agent: ScriptedAgent) -> None:
+    pool = Pool("/nowhere", files=agent)
+    volume = pool.volume("kv")
+    volume.put(KEY, b"v")
+    pool.close()
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        volume.get(KEY)
+    assert agent.open_files == 0
