@@ -48,7 +48,9 @@ Buffer: TypeAlias = bytearray | memoryview
 REOPEN_SECONDS = 0.05
 """While there is no agent, the mount is asked for one this often and not with every call."""
 GET_BYTES_FIRST = 1 << 20
-_REFUSALS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM})
+_REFUSALS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.EIO}
+)
 _BATCH_MAX = min(KEYS_MAX, TICKETS_MAX)
 
 
@@ -361,7 +363,11 @@ class Volume:
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         """Which keys are there, in one round trip (per 4,096 keys)."""
-        return [one is Outcome.HIT for one in self._ask_each(Operation.EXISTS, keys)]
+        return [one is Outcome.HIT for one in self.lookup(keys)]
+
+    def lookup(self, keys: Sequence[bytes]) -> list[Outcome | None]:
+        """`exists` that also says why a key is not there; None where no agent was there to say."""
+        return self._ask_each(Operation.EXISTS, keys)
 
     def prestage(self, keys: Sequence[bytes]) -> list[bool]:
         """Ask the agent to bring values into its memory; which it has there or has set out for."""

@@ -134,15 +134,19 @@ class Session:
         try:
             return self._files.preadv(self._descriptor, into, data_offset(ticket) + at)
         except OSError as error:
+            if error.errno == errno.EIO:
+                return 0  # this value cannot be had; `outcomes` may know why
             raise self._seen(error) from None
 
     def write(self, ticket: int, data: memoryview) -> None:
-        """Write a whole value; it is stored when this returns."""
+        """Write a whole value; it is stored when this returns. EIO is the agent's, and about this value."""
         done = 0
         while done < len(data):
             try:
                 written = self._files.pwrite(self._descriptor, data[done:], data_offset(ticket) + done)
             except OSError as error:
+                if error.errno == errno.EIO:
+                    raise  # this value cannot be stored: its enclosure is away, the agent is not
                 raise self._seen(error) from None
             if written <= 0:
                 raise OSError(errno.EAGAIN, "the agent took none of the value")

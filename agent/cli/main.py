@@ -34,6 +34,10 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
+    "agent": Verb("agent.cli.agent_verb", "agent", "The DPU program: serve a pool at its mount."),
+    "pool": Verb("agent.cli.pool_verb", "app", "Format a pool, or show what the namespaces carry."),
+    "key": Verb("agent.cli.key_verb", "app", "Make or check the root key."),
+    "config": Verb("agent.cli.config_verb", "app", "Check a configuration, or list all its keys."),
     "run": Verb(
         "agent.cli.run_demo", "run", "Bring all up, replay a trace through the mount, take all down."
     ),

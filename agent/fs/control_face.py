@@ -216,8 +216,12 @@ class ControlFace(RefusesAll):
                 if ticket.reading is None:
                     ticket.reading = Reading(ticket.volume, ticket.key, self._prestage)
                 reading = ticket.reading
+        return self._get(reading, within, into)
+
+    def _get(self, reading: Reading, within: int, into: memoryview) -> Steps[int]:
         lanes = self._lanes()
-        return reading.read(lanes, within, into, lanes.now() + ticket.volume.timing.read_deadline)
+        deadline = lanes.now() + reading.volume.timing.read_deadline
+        return (yield from reading.read(lanes, within, into, deadline))
 
     def _read_answer(self, session: _Session, within: int, into: memoryview) -> int:
         if within:

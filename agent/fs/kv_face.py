@@ -51,6 +51,8 @@ OPEN_VALUES_MAX = 65536
 """Open files of this face; each is a few hundred bytes, and a writer at most one unit more."""
 WRITERS_MAX = 256
 """Values being written through files at once; each may hold one unit, 256 KiB, that is not yet full."""
+READ_BYTES_HINT = 1 << 20
+"""st_blksize of a value. A program that reads in small pieces would open the same unit over and over."""
 
 
 def errno_of(refused: PutRefused) -> int:
@@ -76,7 +78,10 @@ class _Writer:
 
 
 class KvFace(RefusesAll):
-    """`/kv`. Safe from any thread: a lock guards the tables, handles are each guarded by their own."""
+    """`/kv`. Safe from any thread: a lock guards the tables, handles are each guarded by their own.
+
+    `lanes` gives the lanes of whoever drives the steps, so it is called inside of steps only.
+    """
 
     def __init__(
         self,
@@ -202,7 +207,9 @@ class KvFace(RefusesAll):
     def _file(self, ino: int, length: int) -> Attributes:
         uid, gid = self._owner
         blocks = -(-length // 512)
-        return Attributes(ino, stat.S_IFREG | 0o644, length, uid=uid, gid=gid, blocks=blocks)
+        return Attributes(
+            ino, stat.S_IFREG | 0o644, length, uid=uid, gid=gid, blocks=blocks, block_size=READ_BYTES_HINT
+        )
 
     def _value(self, ino: int) -> _Value:
         try:
@@ -262,8 +269,12 @@ class KvFace(RefusesAll):
         reading = self._readers.get(handle)
         if reading is None:
             raise FsError(errno.EBADF, "a value being written is read after it is closed")
+        return self._read(reading, offset, into)
+
+    def _read(self, reading: Reading, offset: int, into: memoryview) -> Steps[int]:
         lanes = self._lanes()
-        return reading.read(lanes, offset, into, lanes.now() + reading.volume.timing.read_deadline)
+        deadline = lanes.now() + reading.volume.timing.read_deadline
+        return (yield from reading.read(lanes, offset, into, deadline))
 
     def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
         writer = self._writers.get(handle)
@@ -334,7 +345,10 @@ class KvFace(RefusesAll):
             writer = self._writers.pop(handle, None)
         if writer is None or writer.writing.finished:
             return None
-        return writer.writing.drop(self._lanes())
+        return self._drop(writer)
+
+    def _drop(self, writer: _Writer) -> Steps[None]:
+        yield from writer.writing.drop(self._lanes())
 
 
 def _key(name: bytes) -> bytes:

@@ -130,7 +130,7 @@ def clear_dead_mount(mountpoint: Path) -> None:
     for _ in range(STACKED_MOUNTS_MAX):
         if not is_mounted(mountpoint):
             return
-        answer = _probe(mountpoint)
+        answer = probe(mountpoint)
         if answer is None:
             raise MountError(f"{mountpoint} is mounted, and who serves it does not answer; unmount it first")
         if answer == 0:
@@ -151,7 +151,7 @@ def set_read_ahead(mountpoint: Path, read_ahead_bytes: int) -> None:
         Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(f"{read_ahead_bytes >> 10}\n")
 
 
-def _probe(mountpoint: Path) -> int | None:
+def probe(mountpoint: Path) -> int | None:
     """The errno of a stat of the mount point, 0 where it answers, None where nothing comes in time."""
     answers: list[int] = []
 

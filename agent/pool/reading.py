@@ -93,10 +93,10 @@ class Reading:
         served = yield from self._first(lanes, offset, into, deadline)
         if isinstance(served, MissCause):
             self.cause = served
-            lanes.tally.miss(served)
+            lanes.tally(self.volume.settings.name).miss(served)
             return 0
-        lanes.tally.gets_hit += 1
-        lanes.tally.bytes_read += served
+        lanes.tally(self.volume.settings.name).gets_hit += 1
+        lanes.tally(self.volume.settings.name).bytes_read += served
         return served
 
     def _continue(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int]:
@@ -113,10 +113,10 @@ class Reading:
             # The first range counted as a hit; the value as a whole is a miss, and is counted once.
             if self.cause is None:
                 self.cause = served
-                lanes.tally.gets_hit -= 1
-                lanes.tally.miss(served)
+                lanes.tally(self.volume.settings.name).gets_hit -= 1
+                lanes.tally(self.volume.settings.name).miss(served)
             return 0
-        lanes.tally.bytes_read += served
+        lanes.tally(self.volume.settings.name).bytes_read += served
         return served
 
     def _first(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int | MissCause]:
@@ -133,7 +133,7 @@ class Reading:
                 cause = served
                 if served is not MissCause.EVICTED:
                     return served
-                lanes.tally.stale_hints += 1
+                lanes.tally(self.volume.settings.name).stale_hints += 1
             stale = [cached for cached in sets if tried is not None or not volume.is_fresh(cached, lanes)]
             trouble = (yield from volume.load(lanes, stale, deadline)) if stale else None
             if stale:
@@ -201,7 +201,7 @@ class Reading:
             staged = self._prestage.find(self.volume.settings.volume_id, self.key, generation)
             if staged is not None:
                 if with_header:
-                    lanes.tally.prestage_hits += 1
+                    lanes.tally(self.volume.settings.name).prestage_hits += 1
                 return _Source(staged[:HEADER_BYTES], staged[HEADER_BYTES + first_byte :], None, None, 0)
         span = last_byte - first_byte
         buffer = lanes.receive_buffer(HEADER_BYTES + span)
@@ -265,7 +265,7 @@ class Reading:
                 if opened_whole:
                     begin, end = max(0, -target), min(size, wanted - target)
                     into[target + begin : target + end] = aside[begin:end]
-                    lanes.tally.bytes_copied += end - begin
+                    lanes.tally(self.volume.settings.name).bytes_copied += end - begin
             if not opened_whole:
                 self._give_up(lanes, source)
                 return MissCause.CORRUPT

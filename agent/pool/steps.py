@@ -71,9 +71,8 @@ class Lanes(Protocol):
     def send_buffer(self, size: int) -> memoryview:
         """`size` bytes to seal into, this worker's own and good until the operation ends."""
 
-    @property
-    def tally(self) -> Tally:
-        """This worker's counters."""
+    def tally(self, volume: str) -> Tally:
+        """This worker's counters for a volume; for the fabric as a whole under the empty name."""
 
     def now(self) -> float:
         """Seconds on the clock that deadlines are given in; it never goes back."""

@@ -50,7 +50,7 @@ def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[b
             finally:
                 cached.writer.release()
             removed = True
-        lanes.tally.deletes += removed
+        lanes.tally(volume.settings.name).deletes += removed
         return removed
     finally:
         volume.give_back_sets(sets)

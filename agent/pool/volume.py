@@ -165,8 +165,8 @@ class Volume:
                 cause = yield from wait_for(lanes, pending, deadline)
                 cached.fault = None if cause is None else cause.name
                 if cause is None:
-                    lanes.tally.directory_reads += 1
-                    lanes.tally.corrupt_entries += cached.accept(block, lanes.now())
+                    lanes.tally(self.settings.name).directory_reads += 1
+                    lanes.tally(self.settings.name).corrupt_entries += cached.accept(block, lanes.now())
                 else:
                     worst = max(worst, cause) if worst is not None else cause
         return worst

@@ -171,12 +171,12 @@ class Writing:
             for found in volume.find(sets, self.pseudonym):
                 if not found.entry.expiry or found.entry.expiry > wall:
                     self.already_there = True
-                    lanes.tally.puts_already_there += 1
+                    lanes.tally(self.volume.settings.name).puts_already_there += 1
                     return
                 self._clear_expired(found)
             usable = [cached for cached in sets if cached.directory is not None and cached.fault is None]
             if not usable:
-                lanes.tally.puts_refused += 1
+                lanes.tally(self.volume.settings.name).puts_refused += 1
                 raise PutRefused("no enclosure that this key belongs to answers", trouble)
             self._reserve(lanes, usable, everywhere=len(usable) == len(sets))
         finally:
@@ -214,7 +214,7 @@ class Writing:
                 break
             if self._take(lanes, cached, choice):
                 return
-        lanes.tally.puts_refused += 1
+        lanes.tally(self.volume.settings.name).puts_refused += 1
         raise PutRefused(f"volume {volume.settings.name} has no slot for this key that may be used")
 
     def _take(self, lanes: Lanes, cached: CachedSet, choice: Choice) -> bool:
@@ -230,9 +230,9 @@ class Writing:
             if present is not None:
                 expired = bool(present.expiry) and present.expiry <= lanes.wall()
                 if expired:
-                    lanes.tally.evictions_expired += 1
+                    lanes.tally(self.volume.settings.name).evictions_expired += 1
                 else:
-                    lanes.tally.evictions += 1
+                    lanes.tally(self.volume.settings.name).evictions += 1
                 directory.clear(slot, ghost=None if expired else present.pseudonym)
             cached.reserved.add(slot)
         # The set stays borrowed while it holds a reservation, so that the cache cannot drop it.
@@ -262,7 +262,7 @@ class Writing:
         if self._tail and offset == self._tail_at + len(self._tail):
             room = unit - len(self._tail)
             self._tail += data[:room]
-            lanes.tally.bytes_copied += min(room, len(data))
+            lanes.tally(self.volume.settings.name).bytes_copied += min(room, len(data))
             offset, data = offset + room, data[room:]
             if len(self._tail) == unit:
                 tail, self._tail = memoryview(self._tail), bytearray()
@@ -278,7 +278,7 @@ class Writing:
         if whole < len(data):
             self._tail_at = offset + whole
             self._tail = bytearray(data[whole:])
-            lanes.tally.bytes_copied += len(self._tail)
+            lanes.tally(self.volume.settings.name).bytes_copied += len(self._tail)
 
     def _send_units(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         reservation = self._reservation
@@ -346,8 +346,8 @@ class Writing:
                 cached.writer.release()
         self._release()
         self.finished = True
-        lanes.tally.puts += 1
-        lanes.tally.bytes_written += length
+        lanes.tally(self.volume.settings.name).puts += 1
+        lanes.tally(self.volume.settings.name).bytes_written += length
 
     def _write_directory(self, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry) -> Pending:
         with cached.guard:
@@ -359,5 +359,5 @@ class Writing:
     def _fail(self, lanes: Lanes, pending: Pending, cause: MissCause) -> Steps[None]:
         why = pending.fault or "no answer in time"
         yield from self.drop(lanes)
-        lanes.tally.puts_refused += 1
+        lanes.tally(self.volume.settings.name).puts_refused += 1
         raise PutRefused(f"the enclosure did not take it: {why}", cause)

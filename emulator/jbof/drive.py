@@ -28,7 +28,7 @@ _WRITING: Final = frozenset({Operation.WRITE, Operation.WRITE_ZEROES})
 
 @dataclass(slots=True)
 class DriveCounters:
-    """What a drive did since it was made. Bytes are payload at the namespace; commands include failed ones."""
+    """What a drive did since it was made. Bytes are payload; commands include failed ones."""
 
     read_commands: int = 0
     read_bytes: int = 0
@@ -152,8 +152,8 @@ class Drive:
         return view
 
     def write_window(self, offset: int, length: int) -> memoryview | None:
-        # A write that is to be refused or lost goes to scratch, so that it changes nothing. One that fails with
-        # an error status may have been stored or not, as on a real drive.
+        # A write that is to be refused or lost goes to scratch, so that it changes nothing. One that fails
+        # with an error status may have been stored or not, as on a real drive.
         if self._faulty and (self.faults.full or self.faults.lose_writes):
             return None
         return self.medium.window(offset, length)
@@ -279,7 +279,7 @@ class Drive:
         self.medium.punch(offset, length)
 
     def copy_at_rest(self, source: int, offset: int, length: int) -> None:
-        """Put the bytes at `source` to `offset` as well: a misplaced or stale write, whose checksums are right."""
+        """Put the bytes at `source` to `offset` as well: a misplaced or stale write with right checksums."""
         self._check_range(source, length)
         self._check_range(offset, length)
         if length > _MOST_COPIED:

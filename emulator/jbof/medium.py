@@ -10,6 +10,7 @@ Both zero a range without writing it where the system can (`punch`), so that dea
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -19,6 +20,7 @@ from typing import Final, Protocol
 
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _FALLOC_FL_PUNCH_HOLE: Final = 2
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; the mmap module does not name it
 _ZEROS: Final = bytes(1 << 20)
 
 
@@ -52,16 +54,17 @@ class Medium(Protocol):
 
 
 class MemoryMedium:
-    """Anonymous memory, given by the kernel page by page as it is first written."""
+    """Anonymous memory, given by the kernel page by page as it is first written; at once with `prefault`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, prefault: bool = False) -> None:
         # Private, not shared: only then do huge pages apply (a first write costs one fault per 2 MiB rather
         # than per 4 KiB) and does MADV_DONTNEED give zeros back.
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        try:
+        with contextlib.suppress(OSError):  # No such kernel feature: slower at first touch, else the same.
             self._map.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # A kernel without transparent huge pages: slower at first touch, otherwise the same.
+        if prefault:
+            with contextlib.suppress(OSError):
+                self._map.madvise(_MADV_POPULATE_WRITE)
         self._view = memoryview(self._map)
         self.size = size
 
@@ -99,10 +102,8 @@ class MemoryMedium:
 
     def close(self) -> None:
         self._view.release()
-        try:
+        with contextlib.suppress(BufferError):  # A reply being sent holds a window; the memory goes with it.
             self._map.close()
-        except BufferError:
-            pass  # A reply that is still being sent holds a window; the memory goes when that does.
 
 
 class FileMedium:

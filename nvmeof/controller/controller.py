@@ -150,7 +150,7 @@ class Controller:
         return ControllerStatus(ready=ready, fatal=self._fatal, shutdown=self._shutdown_status).encode()
 
     def configure(self, value: int) -> None:
-        """Write CC: enable, disable, shut down. A configuration that cannot be is a fatal status (CSTS.CFS)."""
+        """Write CC: enable, disable, shut down. One that cannot be is a fatal status (CSTS.CFS)."""
         old, new = decode_configuration(self._configuration), decode_configuration(value)
         self._configuration = value
         if new.enable and not old.enable:
@@ -166,9 +166,7 @@ class Controller:
             self._shutdown_status = SHUTDOWN_COMPLETE
         elif old.shutdown != Shutdown.NONE:
             self._shutdown_status = 0
-        self.enabled = (
-            new.enable and not self._fatal and new.shutdown == Shutdown.NONE and self.ended is None
-        )
+        self.enabled = new.enable and not self._fatal and new.shutdown == Shutdown.NONE and self.ended is None
 
     def _reset(self) -> None:
         """CC.EN 1 to 0: I/O queues are deleted; events and their requests are forgotten."""
@@ -182,7 +180,7 @@ class Controller:
                 queue.close("the controller was reset")
                 del self.queues[qid]
 
-    # --- asynchronous events ----------------------------------------------------------------------------------
+    # --- asynchronous events ------------------------------------------------------------------------
 
     def request_event(self, cid: int) -> bool:
         """Take an Asynchronous Event Request; False if the host has as many outstanding as it may."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROOM_TEMPERATURE_K: Final = 298
 
-_ADMIN_EFFECTS: Final = {
+_ADMIN_EFFECTS: Final[dict[int, int]] = {
     opcode: EFFECT_SUPPORTED
     for opcode in (
         AdminOpcode.GET_LOG_PAGE,
@@ -40,7 +40,7 @@ _ADMIN_EFFECTS: Final = {
     )
 }
 _CHANGES: Final = EFFECT_SUPPORTED | EFFECT_CONTENT_CHANGE
-_IO_EFFECTS: Final = {
+_IO_EFFECTS: Final[dict[int, int]] = {
     IoOpcode.FLUSH: EFFECT_SUPPORTED,
     IoOpcode.READ: EFFECT_SUPPORTED,
     IoOpcode.COMPARE: EFFECT_SUPPORTED,

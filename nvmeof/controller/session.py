@@ -141,9 +141,7 @@ class QueueSession:
         sqe = request.sqe
         lba = sqe.slba if request.operation is not None else 0
         with self.target.lock:
-            controller.record_error(
-                qid=self.qid, cid=sqe.cid, status=request.status, nsid=sqe.nsid, lba=lba
-            )
+            controller.record_error(qid=self.qid, cid=sqe.cid, status=request.status, nsid=sqe.nsid, lba=lba)
 
     # --- what becomes due without a command --------------------------------------------------------------
 
@@ -170,7 +168,7 @@ class QueueSession:
         return taken
 
     def deadline(self) -> float:
-        """When to look again without being woken: a waiting command, or the host's silence. May be infinite."""
+        """When to look again without being woken, for a command or for a silent host; may be infinite."""
         earliest = min((request.due for request in list(self.waiting.values())), default=math.inf)
         if self.qid == 0 and self.controller is not None:
             earliest = min(earliest, self.controller.expires_at)
@@ -179,10 +177,11 @@ class QueueSession:
     def check(self, now: float) -> None:
         """Let time pass: a host that was silent for longer than its keep-alive time loses its controller."""
         controller = self.controller
-        if self.qid == 0 and controller is not None and controller.ended is None:
-            if now >= controller.expires_at:
-                with self.target.lock:
-                    controller.end("keep-alive timeout")
+        if self.qid != 0 or controller is None or controller.ended is not None:
+            return
+        if now >= controller.expires_at:
+            with self.target.lock:
+                controller.end("keep-alive timeout")
 
     # --- called by commands and by other threads -----------------------------------------------------------
 

@@ -59,6 +59,10 @@ class Scratch:
             self._memory = bytearray(length)
         return memoryview(self._memory)[:length]
 
+    def holds(self, view: memoryview) -> bool:
+        """Whether `view` is of this buffer as it now is."""
+        return view.obj is self._memory
+
 
 class Storage(Protocol):
     """The medium of one namespace. Called by many connection threads at once; does its own locking."""
@@ -79,9 +83,9 @@ class Storage(Protocol):
         """Logical blocks that take up room at present (NUSE)."""
 
     def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
-        """Take note of a command whose payload is here; when may it end? `HELD`: not before `held_until` says.
+        """Take note of a command whose payload is here, and say when it may end.
 
-        Raises StorageError if it is to fail.
+        `HELD`: not before `held_until` says so. Raises StorageError if it is to fail.
         """
 
     def held_until(self, now: float) -> float:

@@ -139,6 +139,7 @@ class Target:
             namespace = entries.pop(nsid)
             subsystem.namespaces = MappingProxyType(entries)
             self._namespace_changed(subsystem, nsid)
+            self.poke()
             return namespace
 
     def _namespace_changed(self, subsystem: Subsystem, nsid: int) -> None:

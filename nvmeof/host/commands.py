@@ -1,6 +1,6 @@
 """Builders of commands. Data lengths are in bytes, block counts are counted from 1.
 
-I/O commands: NVM Command Set 1.0, chapter 3; admin commands: NVMe Base 2.0, chapter 5; Fabrics: `wire/fabrics`.
+NVM Command Set 1.0, chapter 3; NVMe Base 2.0, chapter 5; for Fabrics commands, `wire/fabrics.py`.
 """
 
 from __future__ import annotations

@@ -9,11 +9,14 @@ TCP is in `tcp.py`; RDMA is to be a second implementation of the same two things
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from nvmeof.host.command import Command
+from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.wire.identify import IdentifyController
+
+__all__ = ["Address", "ControllerInfo", "HostQueue", "NamespaceInfo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +50,8 @@ class ControllerInfo:
     data_digest: bool = False
     in_capsule_bytes: int = 0
     """Data that a command capsule of an I/O queue may carry."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamespaceInfo:
-    """One active namespace."""
-
-    nsid: int
-    nguid: bytes
-    size_bytes: int
-    lba_bytes: int
-    eui64: bytes = field(default=bytes(8), repr=False)
-    uuid: bytes | None = field(default=None, repr=False)
+    transport: str = "tcp"
+    """Which transport leads there: the name of its module here."""
 
 
 class HostQueue(Protocol):

@@ -59,7 +59,7 @@ class MemoryLanes:
 
     def __init__(self, namespaces: Sequence[MemoryNamespace]) -> None:
         self.namespaces = namespaces
-        self.tally = Tally()
+        self.tallies: dict[str, Tally] = {"": Tally()}
         self.clock = 1000.0
         self.epoch = 1_800_000_000.0
         self.round_trips = 0
@@ -69,7 +69,7 @@ class MemoryLanes:
     def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
         target = self.namespaces[namespace]
         target.reads += 1
-        self.tally.flash_bytes_read += len(into)
+        self.tallies[""].flash_bytes_read += len(into)
         pending = self._start(target)
         if pending.done and pending.fault is None:
             target.load(offset, into)
@@ -103,6 +103,12 @@ class MemoryLanes:
 
     def send_buffer(self, size: int) -> memoryview:
         return memoryview(bytearray(size))
+
+    def tally(self, volume: str) -> Tally:
+        tally = self.tallies.get(volume)
+        if tally is None:
+            tally = self.tallies[volume] = Tally()
+        return tally
 
     def now(self) -> float:
         return self.clock

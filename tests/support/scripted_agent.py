@@ -116,6 +116,7 @@ class ScriptedAgent:
                 if self.cut_off is not None and len(data) > self.cut_off:
                     data = data[: self.cut_off]
                     file.tickets[number].outcome = Outcome.CORRUPT
+            data = data[: len(into)]
             into[: len(data)] = data
             return len(data)
 

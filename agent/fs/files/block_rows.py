@@ -117,7 +117,9 @@ def destroy(tx: sqlite3.Connection, ino: int) -> bool:
 
 def _doom(tx: sqlite3.Connection, where: str, arguments: tuple[int, ...]) -> int:
     """Doom the current blocks that match; how much capacity they take."""
-    capacity = tx.execute(f"SELECT COALESCE(SUM(capacity), 0) FROM blocks WHERE {where}", arguments).fetchone()[0]
+    capacity = tx.execute(
+        f"SELECT COALESCE(SUM(capacity), 0) FROM blocks WHERE {where}", arguments
+    ).fetchone()[0]
     if capacity:
         tx.execute(
             "INSERT INTO doomed (ino, position, version, capacity, writing) "
@@ -135,7 +137,8 @@ def _add_stored(tx: sqlite3.Connection, ino: int, bytes_more: int) -> None:
 def doomed_after(database: Database, seq: int, limit: int) -> list[DoomedBlock]:
     """The next blocks to delete, oldest first."""
     rows = database.query(
-        "SELECT seq, ino, position, version, capacity FROM doomed WHERE seq > ? AND writing = 0 ORDER BY seq LIMIT ?",
+        "SELECT seq, ino, position, version, capacity FROM doomed "
+        "WHERE seq > ? AND writing = 0 ORDER BY seq LIMIT ?",
         seq,
         limit,
     )

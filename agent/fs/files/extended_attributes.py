@@ -70,7 +70,9 @@ def get_value(database: Database, ino: int, name: bytes) -> bytes:
 def names(database: Database, ino: int) -> list[bytes]:
     """listxattr(2), in the order of the names."""
     inodes.find(database, ino)
-    return [bytes(row[0]) for row in database.query("SELECT name FROM xattrs WHERE ino = ? ORDER BY name", ino)]
+    return [
+        bytes(row[0]) for row in database.query("SELECT name FROM xattrs WHERE ino = ? ORDER BY name", ino)
+    ]
 
 
 def remove(database: Database, ino: int, name: bytes, now_ns: int) -> None:

@@ -123,7 +123,23 @@ def insert(
     """A new inode with one link, two for a directory (its name and its own `.`)."""
     nlink = 2 if stat.S_ISDIR(mode) else 1
     size = len(target) if target is not None else 0
-    values = (ino, mode, nlink, uid, gid, rdev, size, 0, block_bytes, now_ns, now_ns, now_ns, now_ns, parent, target)
+    values = (
+        ino,
+        mode,
+        nlink,
+        uid,
+        gid,
+        rdev,
+        size,
+        0,
+        block_bytes,
+        now_ns,
+        now_ns,
+        now_ns,
+        now_ns,
+        parent,
+        target,
+    )
     cursor = tx.execute("INSERT INTO inodes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
     number = cursor.lastrowid
     assert number is not None
@@ -135,7 +151,13 @@ def ensure_root(database: Database, mode: int, uid: int, gid: int, now_ns: int) 
     with database.transaction() as tx:
         if tx.execute("SELECT 1 FROM inodes WHERE ino = ?", (ROOT_LOCAL,)).fetchone() is None:
             insert(
-                tx, mode=stat.S_IFDIR | mode, uid=uid, gid=gid, now_ns=now_ns, parent=ROOT_LOCAL, ino=ROOT_LOCAL
+                tx,
+                mode=stat.S_IFDIR | mode,
+                uid=uid,
+                gid=gid,
+                now_ns=now_ns,
+                parent=ROOT_LOCAL,
+                ino=ROOT_LOCAL,
             )
 
 

@@ -62,13 +62,14 @@ class OpenFile:
         return [block for _, block in sorted(self.staged.items()) if block.dirty]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Handle:
-    """One open(2) of a file."""
+    """One open(2) of a file; `was_read` says that its access time is of interest."""
 
     file: OpenFile
     readable: bool
     writable: bool
+    was_read: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +100,19 @@ class OpenFiles:
         use or has removed it before.
         """
         with self.state:
-            file = self._files.get(ino)
-            if file is None:
-                inode = inodes.find(self._database, ino)
-                if inode.is_directory:
-                    raise FsError(errno.EISDIR)
-                if not inode.is_regular:
-                    raise FsError(errno.EINVAL)
-                file = self._files[ino] = OpenFile(inode)
-            file.uses += 1
-            return file
+            return self._pin(ino)
+
+    def _pin(self, ino: int) -> OpenFile:
+        file = self._files.get(ino)
+        if file is None:
+            inode = inodes.find(self._database, ino)
+            if inode.is_directory:
+                raise FsError(errno.EISDIR)
+            if not inode.is_regular:
+                raise FsError(errno.EINVAL)
+            file = self._files[ino] = OpenFile(inode)
+        file.uses += 1
+        return file
 
     def unpin(self, file: OpenFile) -> None:
         """Undo one `pin`. Whoever is last has left nothing staged."""
@@ -124,14 +128,15 @@ class OpenFiles:
     def in_use(self, ino: int) -> bool:
         return ino in self._files
 
-    def add_handle(self, handle: Handle) -> int:
-        """Number a handle on a pinned file; ENFILE when too many are open."""
+    def open(self, ino: int, readable: bool, writable: bool) -> tuple[int, OpenFile]:
+        """Pin the file and number a handle on it; ENFILE when too many are open."""
         with self.state:
             if len(self._handles) >= self._handles_max:
                 raise FsError(errno.ENFILE)
+            file = self._pin(ino)
             self._last_handle += 1
-            self._handles[self._last_handle] = handle
-            return self._last_handle
+            self._handles[self._last_handle] = Handle(file, readable, writable)
+            return self._last_handle, file
 
     def handle(self, ino: int, number: int) -> Handle:
         """The handle of that number; EBADF when it is none of this inode."""
@@ -140,13 +145,12 @@ class OpenFiles:
             raise FsError(errno.EBADF)
         return handle
 
-    def drop_handle(self, number: int) -> None:
+    def drop_handle(self, ino: int, number: int) -> Handle:
+        """Forget the number; its pin remains. EBADF as in `handle`."""
         with self.state:
+            handle = self.handle(ino, number)
             del self._handles[number]
-
-    def handles(self) -> Sequence[Handle]:
-        with self.state:
-            return list(self._handles.values())
+            return handle
 
     def files(self) -> Sequence[OpenFile]:
         with self.state:

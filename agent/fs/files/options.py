@@ -58,3 +58,15 @@ class FilesCounters:
     files_lost: int = 0
     files_evicted: int = 0
     bytes_discarded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FilesGauges:
+    """What /fs holds at a moment; `staging_bytes` never exceeds the configured bound and its overdraft."""
+
+    inodes: int
+    open_files: int
+    staged_blocks: int
+    staging_bytes: int
+    doomed_blocks: int
+    doomed_bytes: int

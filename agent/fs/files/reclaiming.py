@@ -110,22 +110,20 @@ class Reclaimer:
         return count >= BACKLOG_BLOCKS or capacity >= BACKLOG_BYTES
 
     def make_room(self) -> Steps[bool]:
-        """Free something in the store: doomed blocks first, then, where configured, a file. False: there is nothing."""
+        """Free something in the store: doomed blocks, or, where configured, a file. False: nothing."""
         if (yield from self.sweep(None)):
             return True
-        if self._options.on_full != "evict":
+        # What is doomed and cannot be deleted lies on an enclosure that is away. Files evicted now might
+        # lie there too, and an outage must not cost file after file for no room at all.
+        if self._options.on_full != "evict" or self._is_backlog() or not self._evict_oldest():
             return False
-        while self._evict_oldest():
-            if (yield from self.sweep(None)):
-                return True
-            # A file whose blocks could not be deleted gave no room, and the next one might not either: an
-            # enclosure that is away must not cost file after file.
-            if block_rows.doomed_backlog(self._database, 1)[0]:
-                return False
-        return False
+        return (yield from self.sweep(None)) or not self._is_backlog()
+
+    def _is_backlog(self) -> bool:
+        return block_rows.doomed_backlog(self._database, 1)[0] > 0
 
     def sweep(self, limit: int | None) -> Steps[bool]:
-        """Delete doomed blocks, `limit` at most; True if any went, by this sweep or one that it waited for."""
+        """Delete doomed blocks, `limit` at most; True if any went, by this sweep or one it waited for."""
         before = self._deleted
         yield from self.hold(self._sweep_gate)
         try:

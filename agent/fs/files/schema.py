@@ -86,6 +86,14 @@ CREATE TABLE xattrs (
     ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY (ino, name)) WITHOUT ROWID;
 """
 
+_TRIGGERS = (
+    "CREATE TRIGGER one_more AFTER INSERT ON inodes "
+    "BEGIN UPDATE facts SET value = value + 1 WHERE name = 'inodes'; END",
+    "CREATE TRIGGER one_less AFTER DELETE ON inodes "
+    "BEGIN UPDATE facts SET value = value - 1 WHERE name = 'inodes'; END",
+)
+"""statfs(2) and the bound on files ask for the number of inodes; counting them would take too long."""
+
 
 class MetadataUnusable(Exception):
     """The metadata file is not ours, is of another version, or cannot be opened. The operator's to mend."""
@@ -116,7 +124,11 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=128
+            self.path,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=128,
         )
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
@@ -136,9 +148,10 @@ class Database:
         writer.execute("BEGIN EXCLUSIVE")
         try:
             if version == 0:
-                for statement in _TABLES.split(";"):
+                for statement in (*_TABLES.split(";"), *_TRIGGERS):
                     writer.execute(statement)
-                facts = [("file_system_id", secrets.token_bytes(FILE_SYSTEM_ID_BYTES)), ("openings", 0)]
+                identity = secrets.token_bytes(FILE_SYSTEM_ID_BYTES)
+                facts = [("file_system_id", identity), ("openings", 0), ("inodes", 0)]
                 writer.executemany("INSERT INTO facts VALUES (?, ?)", facts)
                 writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             writer.execute("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
@@ -183,6 +196,16 @@ class Database:
         finally:
             # As many readers as threads ever asked at once; list operations are atomic.
             self._idle.append(connection)
+
+    def each(self, statement: str) -> Iterator[Any]:
+        """The rows of a long answer one by one, all as of one moment."""
+        connection = self._connect_reader()
+        try:
+            yield from connection.execute(statement)
+        except sqlite3.Error as fault:
+            raise _refusal(fault) from fault
+        finally:
+            connection.close()
 
     def _connect_reader(self) -> sqlite3.Connection:
         try:

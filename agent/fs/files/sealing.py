@@ -192,8 +192,8 @@ class Sealer:
             finally:
                 if other is not file:
                     other.gate.release()
-        for fault in refused.values():
-            raise FsError(fault.errno, "staging memory is full of blocks that cannot be stored")
+        for refusal in refused.values():
+            raise FsError(refusal.errno, "staging memory is full of blocks that cannot be stored")
         with self._open_files.state:
             memory = self._staging.memory.take(size, overdraw=True)
         if memory is None:
@@ -229,9 +229,8 @@ class Sealer:
     def settle_overdraft(self, file: OpenFile) -> Steps[None]:
         """Give back what was lent beyond the limit, before the request ends."""
         while self._staging.memory.overdrawn and file.staged and not file.failed:
-            block = next(block for block in self._staging.oldest() if block.ino == file.ino)
             try:
-                yield from self.seal(file, block)
+                yield from self.seal(file, next(iter(file.staged.values())))
             except FsError as fault:
                 # The bytes stay staged; the next fsync or close tries again and reports.
                 log.info("inode %d: a staged block could not be sealed: %s", file.ino, fault)
@@ -242,6 +241,6 @@ def _store_size(tx: sqlite3.Connection, file: OpenFile, size: int) -> None:
         tx.execute("UPDATE inodes SET size = ? WHERE ino = ?", (size, file.ino))
     else:
         tx.execute(
-            "UPDATE inodes SET size = ?, mtime_ns = ?, ctime_ns = ? WHERE ino = ?",
+            "UPDATE inodes SET size = ?, mtime_ns = ?, ctime_ns = MAX(ctime_ns, ?) WHERE ino = ?",
             (size, file.mtime_ns, file.mtime_ns, file.ino),
         )

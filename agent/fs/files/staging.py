@@ -69,7 +69,9 @@ class StagingMemory:
     def __init__(self, limit: int, overdraft: int, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sorted(sizes))
         if limit < 2 * self.sizes[-1]:
-            raise ValueError(f"staging needs room for two blocks of {self.sizes[-1]} bytes, not {limit} bytes")
+            raise ValueError(
+                f"staging needs room for two blocks of {self.sizes[-1]} bytes, not {limit} bytes"
+            )
         self.limit = limit
         self.overdraft = overdraft
         self.lent = 0
@@ -115,7 +117,7 @@ class StagingMemory:
 
 
 class Staging:
-    """All staged blocks, in the order in which they were last written, and what they will take when sealed."""
+    """All staged blocks in the order of their last writes, and what they will take when sealed."""
 
     def __init__(self, memory: StagingMemory) -> None:
         self.memory = memory

@@ -1,0 +1,280 @@
+"""The agent: sessions, pool, faces and door, joined and taken down in order.
+
+`serve` is the program. It brings up, in this order, the sessions to the enclosures, the pool map and the
+volumes, the faces, the door; and takes them down in the opposite one. Nothing that matters is kept in
+memory, so there is no shutdown that must not be interrupted.
+
+Who runs where: the supervisor is trio's, on the main thread; each worker of the door is a thread with
+lanes of its own; prestaging and collecting have a thread or two, with lanes of their own. Queue ids tell
+them apart on the enclosures: 1 to `workers` are the door's, those after it the others'.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import trio
+
+from agent.config import Configuration, host_identity
+from agent.errors import G35Error
+from agent.fs.control_face import CONTROL_ROOT, ControlFace
+from agent.fs.door import Door, make_door
+from agent.fs.files.face import FilesFace
+from agent.fs.files.options import FilesOptions
+from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
+from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.fs.mounting import MountError, MountOptions
+from agent.fs.pool_store import PoolBlockStore
+from agent.fs.root import RootFileSystem
+from agent.inline.secrets import SecretKey, load_root_key
+from agent.pool.directory_cache import DirectoryCache
+from agent.pool.opening import Inspection, inspect, newest_map
+from agent.pool.pool_map import PoolMap
+from agent.pool.prestage import PrestageCache
+from agent.pool.prestager import THREADS as PRESTAGE_THREADS
+from agent.pool.prestager import Prestager
+from agent.pool.tally import Tally
+from agent.pool.volume import Volume
+from agent.remote.fabric import Fabric
+from agent.remote.lanes import WorkerLanes, current_lanes
+from agent.remote.supervisor import Supervisor
+from agent.telemetry import metrics, snapshot
+from host_shim.control_wire import Outcome
+
+log = logging.getLogger(__name__)
+
+FIRST_TRY_SECONDS = 5.0
+"""How long the start waits for enclosures. Those that come later join by themselves."""
+COLLECT_SECONDS = 0.5
+LOOK_SECONDS = 0.25
+"""How soon an unmount by somebody else is noticed."""
+EXTRA_QUEUES = PRESTAGE_THREADS + 1
+"""Queues beside the workers': the prestagers', and one for the control work."""
+
+
+class LanesPool:
+    """All lanes of this process, made one a thread, and closed together."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._made: list[WorkerLanes] = []
+        self._lock = threading.Lock()
+
+    def make(self, queue_id: int) -> WorkerLanes:
+        lanes = WorkerLanes(self._fabric, queue_id)
+        with self._lock:
+            self._made.append(lanes)
+        return lanes
+
+    def tallies(self) -> Iterator[Mapping[str, Tally]]:
+        """The counters of all lanes, each a copy of the table (not of the counts)."""
+        for lanes in list(self._made):
+            yield dict(lanes.tallies)
+
+    def close(self) -> None:
+        for lanes in self._made:
+            lanes.close()
+
+
+@asynccontextmanager
+async def connected(configuration: Configuration, io_queues: int) -> AsyncIterator[Supervisor]:
+    """The sessions to the enclosures, for as long as the block runs; each was tried once."""
+    host_nqn, host_id = host_identity(configuration.agent.state)
+    supervisor = Supervisor(configuration.enclosures, host_nqn, host_id, io_queues)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(supervisor.run)
+        await supervisor.all_tried(FIRST_TRY_SECONDS)
+        yield supervisor
+        nursery.cancel_scope.cancel()
+
+
+def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Inspection]]:
+    """Every namespace that is reachable: NGUID, bytes, what it carries. Numbers them in this order."""
+    seen = {
+        namespace.nguid: namespace.size_bytes
+        for enclosure in fabric.enclosures
+        for namespace in enclosure.namespaces
+    }
+    fabric.adopt(list(seen))
+    return [
+        (nguid, size, lanes.run(inspect(lanes, number, nguid, size)))
+        for number, (nguid, size) in enumerate(seen.items())
+    ]
+
+
+def unreached(fabric: Fabric) -> str:
+    """The enclosures that are not connected, and why, for an error message."""
+    away = [f"{each.name} ({each.fault})" for each in fabric.enclosures if each.session is None]
+    return ", ".join(away) or "none"
+
+
+def open_volumes(
+    pool_map: PoolMap, root: SecretKey, configuration: Configuration, cache: DirectoryCache
+) -> list[Volume]:
+    """Every volume of the map, opened. Raises ConfigError where the root key is not the pool's."""
+    volumes = []
+    for entry in pool_map.volumes:
+        if entry.suite == "plain+crc64" and not configuration.pool.allow_plain:
+            raise G35Error(
+                f"volume {entry.name} stores values in the clear, and pool.allow_plain is not set",
+                "set it if that is meant",
+            )
+        secret = pool_map.secret(entry, root)
+        volumes.append(Volume(pool_map.settings(entry), secret, cache, configuration.agent.timing))
+    return volumes
+
+
+class Agent:
+    """The pool, open: volumes, faces, and the threads beside the door's. Made once the map is known."""
+
+    def __init__(
+        self, configuration: Configuration, pool_map: PoolMap, root: SecretKey, fabric: Fabric
+    ) -> None:
+        self.configuration = configuration
+        settings = configuration.agent
+        self.lanes = LanesPool(fabric)
+        self.directories = DirectoryCache(settings.directory_cache)
+        self.prestage = PrestageCache(settings.prestage)
+        self.volumes = open_volumes(pool_map, root, configuration, self.directories)
+        self.files: FilesFace | None = None
+        first_extra = settings.workers + 1
+        self._control_queue = first_extra + PRESTAGE_THREADS
+
+        def prestage_lanes(number: int) -> tuple[WorkerLanes, WorkerLanes]:
+            made = self.lanes.make(first_extra + number)
+            return made, made
+
+        self.prestager = Prestager(self.prestage, prestage_lanes)
+        self.sources = snapshot.Sources(
+            pool_map.pool_id,
+            pool_map.version,
+            str(settings.mount),
+            settings.door,
+            self.volumes,
+            fabric,
+            self.directories,
+            self.prestage,
+            self.lanes.tallies,
+            lambda: None if self.files is None else asdict(self.files.counters),
+        )
+        self._stopping = threading.Event()
+        self._collector = threading.Thread(target=self._collect, name="collect", daemon=True)
+
+    def snapshot(self) -> dict[str, Any]:
+        return snapshot.take(self.sources)
+
+    def file_system(self) -> RootFileSystem:
+        """The tree of the mount."""
+        key_value = [volume for volume in self.volumes if volume.settings.kind == "kv"]
+        blocks = [volume for volume in self.volumes if volume.settings.kind == "files"]
+        faces: dict[bytes, tuple[int, FileSystem]] = {
+            b"kv": (KV_ROOT, KvFace(key_value, current_lanes, self.prestage)),
+        }
+        if blocks:
+            options = FilesOptions(
+                staging_bytes=self.configuration.files.staging,
+                on_full=self.configuration.files.on_full,
+                workers=self.configuration.agent.workers,
+            )
+            metadata = self.configuration.agent.state / "files.sqlite"
+            self.files = FilesFace(metadata, PoolBlockStore(blocks, current_lanes), options)
+            faces[b"fs"] = (FACE_FILES << FACE_SHIFT | 1, self.files)
+        faces[b".g35"] = (
+            CONTROL_ROOT,
+            ControlFace(key_value, current_lanes, self.snapshot, self._start_prestage, self.prestage),
+        )
+        return RootFileSystem(faces)
+
+    def _start_prestage(self, volume: Volume, key: bytes) -> Outcome:
+        started = self.prestager.request(volume, key)
+        if started is None:
+            return Outcome.HIT
+        return Outcome.STARTED if started else Outcome.REFUSED
+
+    def _collect(self) -> None:
+        """Delete the blocks that files have given up, a batch at a time."""
+        lanes = self.lanes.make(self._control_queue)
+        while not self._stopping.wait(COLLECT_SECONDS):
+            try:
+                while self.files is not None and lanes.run(self.files.collect()):
+                    if self._stopping.is_set():
+                        return
+            except Exception:
+                log.exception("collecting blocks failed; it is tried again")
+
+    def start(self) -> None:
+        self.prestager.start()
+        self._collector.start()
+
+    def stop(self) -> None:
+        """After the door: end the threads, seal what open files have staged, hang up."""
+        self._stopping.set()
+        self.prestager.stop()
+        self._collector.join(10)
+        if self.files is not None:
+            lanes = self.lanes.make(self._control_queue)
+            failures = lanes.run(self.files.seal_everything())
+            if failures:
+                log.warning("%d files could not be sealed", failures)
+            self.files.close()
+        self.lanes.close()
+
+
+async def serve(configuration: Configuration, ready: Callable[[], None], stop: trio.Event) -> None:
+    """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
+    root = load_root_key(configuration.agent.key_file)
+    settings = configuration.agent
+    async with connected(configuration, settings.workers + EXTRA_QUEUES) as supervisor:
+        fabric = supervisor.fabric
+        pool_map = await trio.to_thread.run_sync(_find_pool, fabric, settings.workers + EXTRA_QUEUES)
+        fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
+        agent = Agent(configuration, pool_map, root, fabric)
+        with ExitStack() as cleanup:
+            if settings.metrics:
+                cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
+            settings.mount.mkdir(parents=True, exist_ok=True)
+            door = make_door(
+                "dev_fuse" if settings.door == "fuse" else "pyfuse3",
+                agent.file_system(),
+                settings.mount,
+                settings.workers,
+                lambda number: agent.lanes.make(number + 1),
+                MountOptions(allow_other=settings.allow_other or None),
+            )
+            agent.start()
+            cleanup.callback(agent.stop)
+            try:
+                await trio.to_thread.run_sync(door.start)
+            except MountError as error:
+                raise G35Error(f"cannot mount at {settings.mount}: {error}", "see g35 doctor") from None
+            cleanup.callback(door.stop)
+            ready()
+            await _until_over(door, stop)
+
+
+def _find_pool(fabric: Fabric, queue_id: int) -> PoolMap:
+    lanes = WorkerLanes(fabric, queue_id)
+    try:
+        inspections = [inspection for _, _, inspection in look_round(fabric, lanes)]
+        if not inspections:
+            raise G35Error(
+                f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
+                "check addresses, ports and NQNs, and that the enclosures allow this host",
+            )
+        return newest_map(inspections)
+    finally:
+        lanes.close()
+
+
+async def _until_over(door: Door, stop: trio.Event) -> None:
+    while not stop.is_set():
+        if await trio.to_thread.run_sync(door.wait, 0.0):
+            log.info("somebody has unmounted the pool")
+            return
+        with trio.move_on_after(LOOK_SECONDS):
+            await stop.wait()

@@ -1,0 +1,74 @@
+"""`g35 agent`: the DPU program itself, in the foreground."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import trio
+import typer
+
+from agent.agent import serve
+from agent.cli.trio_run import run_unwrapped
+from agent.config import Configuration, load_configuration
+
+Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/reference/configuration.md.")]
+
+
+def agent(
+    config: Config,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Write this process's id here once the mount is up.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what goes well, too.")] = False,
+) -> None:
+    """Serve the pool at its mount until Ctrl-C, SIGTERM or an unmount. Says `ready` once mounted."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    configuration = load_configuration(config)
+    run(configuration, ready_file)
+
+
+def run(configuration: Configuration, ready_file: Path | None) -> None:
+    """Serve, with signals as the way to stop it. Raises G35Error where it cannot start."""
+
+    def ready() -> None:
+        if ready_file is not None:
+            announce(ready_file)
+        print("ready", flush=True)
+
+    try:
+        run_unwrapped(functools.partial(_main, configuration, ready))
+    finally:
+        if ready_file is not None:
+            ready_file.unlink(missing_ok=True)
+
+
+async def _main(configuration: Configuration, ready: Callable[[], None]) -> None:
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_on_signal, stop)
+        await serve(configuration, ready, stop)
+        nursery.cancel_scope.cancel()
+
+
+async def _stop_on_signal(stop: trio.Event) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            stop.set()
+
+
+def announce(file: Path) -> None:
+    """Write our process id, whole or not at all."""
+    partial = file.with_suffix(".part")
+    partial.write_text(f"{os.getpid()}\n")
+    partial.replace(file)

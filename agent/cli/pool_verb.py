@@ -1,0 +1,163 @@
+"""`g35 pool`: lay out a pool on the namespaces of the configured enclosures, and look at one."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import trio
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from agent.agent import connected, look_round, unreached
+from agent.cli.trio_run import run_unwrapped
+from agent.config import Configuration, load_configuration
+from agent.errors import G35Error, UserError
+from agent.inline.secrets import load_root_key
+from agent.pool.opening import Content, Inspection, clear_directories, newest_map, sets_of, write_superblock
+from agent.pool.pool_map import PoolMap, plan_pool
+from agent.remote.fabric import Fabric
+from agent.remote.lanes import WorkerLanes
+
+T = TypeVar("T")
+Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
+
+app = typer.Typer(no_args_is_help=True, help="The pool on the enclosures' namespaces.")
+
+
+@app.command("format")
+def format_pool(
+    config: Config,
+    force: Annotated[
+        bool, typer.Option(help="Also overwrite namespaces that carry something, a pool included.")
+    ] = False,
+) -> None:
+    """Make a pool: write superblocks and the volumes' empty directories. All values there are lost."""
+    configuration = load_configuration(config)
+    if not configuration.volumes:
+        raise UserError(f"{config} describes no volume", "add at least one [[volumes]] section")
+    root = load_root_key(configuration.agent.key_file)
+
+    def work(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
+        away = [enclosure for enclosure in fabric.enclosures if enclosure.session is None]
+        if away:
+            raise G35Error(
+                f"not connected: {unreached(fabric)}", "a pool is formatted with all its enclosures"
+            )
+        seen = look_round(fabric, lanes)
+        _refuse_foreign(seen, force)
+        pool_map = plan_pool(
+            [(nguid, size) for nguid, size, _ in seen], [each.wish() for each in configuration.volumes], root
+        )
+        numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
+        with Progress(transient=True) as progress:
+            task = progress.add_task("clearing directories", total=sets_of(pool_map))
+            for volume in pool_map.volumes:
+                advance = functools.partial(progress.advance, task)
+                lanes.run(clear_directories(lanes, volume, numbers, advance))
+        for nguid, _, _ in seen:
+            lanes.run(write_superblock(lanes, numbers[nguid.hex()], nguid, pool_map))
+        return pool_map
+
+    pool_map = _with_lanes(configuration, work)
+    print(f"pool {pool_map.pool_id}: {len(pool_map.namespaces)} namespaces, {len(pool_map.volumes)} volumes")
+
+
+@app.command()
+def show(
+    config: Config, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+) -> None:
+    """Show what the namespaces of the configured enclosures carry, and the volumes of their pool."""
+    configuration = load_configuration(config)
+
+    def work(fabric: Fabric, lanes: WorkerLanes) -> dict[str, Any]:
+        seen = look_round(fabric, lanes)
+        rows = [
+            {
+                "nguid": nguid.hex(),
+                "enclosure": route.enclosure.name if (route := fabric.routes[number]) else "",
+                "bytes": size,
+                "content": inspection.content.value,
+                "detail": inspection.detail,
+            }
+            for number, (nguid, size, inspection) in enumerate(seen)
+        ]
+        inspections = [inspection for _, _, inspection in seen]
+        found = any(inspection.content is Content.POOL for inspection in inspections)
+        return {
+            "namespaces": rows,
+            "pool": newest_map(inspections).model_dump(mode="json") if found else None,
+            "not_connected": unreached(fabric),
+        }
+
+    shown = _with_lanes(configuration, work)
+    if as_json:
+        print(json.dumps(_without_secrets(shown), indent=1))
+        return
+    _print_tables(shown)
+
+
+def _refuse_foreign(seen: list[tuple[bytes, int, Inspection]], force: bool) -> None:
+    if not seen:
+        raise G35Error("the enclosures show no namespace", "add drives to them")
+    for nguid, _, inspection in seen:
+        if inspection.content is Content.UNREADABLE:
+            raise G35Error(f"namespace {nguid.hex()} cannot be read: {inspection.detail}")
+        if inspection.content is not Content.BLANK and not force:
+            what = inspection.content.value
+            detail = f" ({inspection.detail})" if inspection.detail else ""
+            raise UserError(
+                f"namespace {nguid.hex()} carries {what}{detail}; it was not touched",
+                "--force overwrites it, and whatever is there is lost",
+            )
+
+
+def _without_secrets(shown: dict[str, Any]) -> dict[str, Any]:
+    for volume in (shown["pool"] or {}).get("volumes", []):
+        volume.pop("wrapped_secret", None)
+    return shown
+
+
+def _print_tables(shown: dict[str, Any]) -> None:
+    console = Console()
+    table = Table("namespace", "enclosure", "GiB", "carries", title="Namespaces")
+    for row in shown["namespaces"]:
+        carries = f"{row['content']} {row['detail']}".strip()
+        table.add_row(row["nguid"], row["enclosure"], f"{row['bytes'] / 2**30:.2f}", carries)
+    console.print(table)
+    if shown["not_connected"] != "none":
+        console.print(f"not connected: {shown['not_connected']}")
+    if shown["pool"] is None:
+        console.print("no pool; make one with g35 pool format")
+        return
+    table = Table("volume", "kind", "value KiB", "suite", "slots", title=f"Pool {shown['pool']['pool_id']}")
+    for volume in shown["pool"]["volumes"]:
+        slots = 64 * sum(extent["sets"] for extent in volume["extents"])
+        table.add_row(
+            volume["name"], volume["kind"], str(volume["value_bytes"] >> 10), volume["suite"], str(slots)
+        )
+    console.print(table)
+
+
+def _with_lanes(configuration: Configuration, work: Callable[[Fabric, WorkerLanes], T]) -> T:
+    """Connect, and do blocking work on lanes of its own thread."""
+
+    async def main() -> T:
+        async with connected(configuration, 1) as supervisor:
+            fabric = supervisor.fabric
+            lanes = WorkerLanes(fabric, 1)
+
+            def on_thread() -> T:
+                try:
+                    return work(fabric, lanes)
+                finally:
+                    lanes.close()
+
+            return await trio.to_thread.run_sync(on_thread)
+
+    return run_unwrapped(main)

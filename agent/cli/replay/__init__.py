@@ -1,0 +1,1 @@
+"""`g35 replay`: a KV-cache trace played through the mount as an engine would play it."""

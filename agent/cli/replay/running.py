@@ -1,0 +1,196 @@
+"""Running a replay from start to report: threads, progress, and the checks at both ends."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent.cli.replay.content import BlockContent
+from agent.cli.replay.course import Course
+from agent.cli.replay.lru import LruBaseline
+from agent.cli.replay.player import Player, Schedule
+from agent.cli.replay.report import Report, readable_bytes
+from agent.cli.replay.tally import Tally, total
+from agent.cli.replay.trace_lines import BLOCK_TOKENS, TraceFile
+from agent.errors import UserError
+from host_shim.control_wire import VALUE_BYTES_MAX
+from host_shim.pool import Pool, UnknownVolume, ValueTooLong
+
+CONCURRENCY_MAX = 256
+_LOOK_SECONDS = 0.1
+_ALIVE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What is to be played, and how. See `g35 replay --help`."""
+
+    trace: Path
+    mount: Path
+    volume: str = "kv"
+    requests: int = 0
+    bytes_per_token: int = 2048
+    concurrency: int = 4
+    time_scale: float = 0.0
+    seed: int = 0
+    strict: bool = False
+    prestage: bool = True
+    lru_bytes: int | None = None
+    progress: bool = True
+
+    @property
+    def value_bytes(self) -> int:
+        return BLOCK_TOKENS * self.bytes_per_token
+
+
+def open_pool(options: ReplayOptions) -> Pool:
+    """The mounted pool, with a session for every player."""
+    return Pool(options.mount, sessions=options.concurrency + 1)
+
+
+def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] = open_pool) -> Report:
+    """Play the trace. Raises UserError where it cannot even begin; all else is in the report."""
+    if not 1 <= options.value_bytes <= VALUE_BYTES_MAX:
+        raise UserError(
+            f"a block would have {readable_bytes(options.value_bytes)}; {readable_bytes(VALUE_BYTES_MAX)} "
+            "is the most",
+            f"a block is {BLOCK_TOKENS} tokens; choose a smaller --bytes-per-token",
+        )
+    trace = TraceFile(options.trace, options.strict, options.requests)
+    requests = iter(trace)
+    with opener(options) as pool:
+        if not pool.alive():
+            raise UserError(
+                f"no g35 agent answers at {options.mount}", "start one with `g35 up`, or name another --mount"
+            )
+        stats = pool.stats()
+        baseline = _baseline(options, stats)
+        schedule = Schedule(requests, options.time_scale, baseline)
+        content = BlockContent(options.value_bytes, options.seed)
+        volume = pool.volume(options.volume)
+        players = [
+            Player(volume, content, schedule, prestage=options.prestage) for _ in range(options.concurrency)
+        ]
+        course = Course()
+        with _explained(options):
+            seconds = _play(players, schedule, trace, course, options)
+        alive = _alive_in_the_end(pool)
+    return Report(
+        sums=total(player.tally for player in players),
+        seconds=seconds,
+        value_bytes=options.value_bytes,
+        planned_requests=trace.requests,
+        finished=trace.finished,
+        mount_alive=alive,
+        broken_lines=trace.broken_lines,
+        complaints=trace.complaints,
+        lru_hit_ratio=round(baseline.hit_ratio, 6) if baseline else None,
+        lru_blocks=baseline.capacity if baseline else None,
+        samples=course.samples,
+    )
+
+
+def _play(
+    players: list[Player], schedule: Schedule, trace: TraceFile, course: Course, options: ReplayOptions
+) -> float:
+    threads = [
+        threading.Thread(target=player.run, name=f"player {number}") for number, player in enumerate(players)
+    ]
+    began = time.monotonic()
+    course.watch(0.0, total(player.tally for player in players))
+    for thread in threads:
+        thread.start()
+    try:
+        with _progress(options, trace) as show:
+            while any(thread.is_alive() for thread in threads):
+                threads[0].join(_LOOK_SECONDS)
+                for thread in threads[1:]:
+                    thread.join(_LOOK_SECONDS if not threads[0].is_alive() else 0)
+                sums = total(player.tally for player in players)
+                course.watch(time.monotonic() - began, sums)
+                show(sums)
+    finally:
+        schedule.stopping.set()
+        for thread in threads:
+            thread.join()
+    seconds = time.monotonic() - began
+    course.watch(seconds, total(player.tally for player in players), last=True)
+    if schedule.failure is not None:
+        raise schedule.failure
+    return seconds
+
+
+class _Show(Protocol):
+    def __call__(self, sums: Tally) -> None: ...
+
+
+@contextmanager
+def _progress(options: ReplayOptions, trace: TraceFile) -> Iterator[_Show]:
+    """A bar on standard error, where somebody looks at it."""
+    if not options.progress or not sys.stderr.isatty():
+        yield lambda sums: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    known = options.requests or None
+    columns = (
+        TextColumn("{task.completed:,.0f} requests"),
+        BarColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=known, figures="")
+
+        def show(sums: Tally) -> None:
+            ratio = 100 * sums.hits / max(sums.blocks, 1)
+            moved = readable_bytes(sums.bytes_read + sums.bytes_written)
+            at_end = trace.requests if trace.finished else known
+            progress.update(
+                bar, completed=sums.requests, total=at_end, figures=f"{ratio:.1f} % hits, {moved} moved"
+            )
+
+        yield show
+
+
+@contextmanager
+def _explained(options: ReplayOptions) -> Iterator[None]:
+    try:
+        yield
+    except UnknownVolume as error:
+        raise UserError(str(error), "`g35 status` shows the volumes; choose one by --volume") from None
+    except ValueTooLong as error:
+        raise UserError(
+            str(error),
+            f"a block has {readable_bytes(options.value_bytes)}: choose a smaller --bytes-per-token, or a "
+            "volume with longer slots",
+        ) from None
+
+
+def _baseline(options: ReplayOptions, stats: dict[str, Any]) -> LruBaseline | None:
+    """An LRU of as many bytes as the volume has, or as --lru-bytes says."""
+    capacity = options.lru_bytes
+    if capacity is None:
+        volumes = stats.get("volumes")
+        volume = volumes.get(options.volume) if isinstance(volumes, dict) else None
+        capacity = volume.get("capacity_bytes") if isinstance(volume, dict) else None
+    if not isinstance(capacity, int) or capacity < options.value_bytes:
+        return None
+    return LruBaseline(capacity // options.value_bytes)
+
+
+def _alive_in_the_end(pool: Pool) -> bool:
+    """Whether an agent answers; one that is just being restarted gets a few seconds."""
+    deadline = time.monotonic() + _ALIVE_SECONDS
+    while not pool.alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True

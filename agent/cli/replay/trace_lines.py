@@ -1,0 +1,124 @@
+"""Reading a trace: JSON lines, one request each, in Mooncake's format.
+
+    {"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2, …]}
+
+`timestamp` is in milliseconds from the start; `hash_ids` names the blocks of 512 tokens that the
+request's prefix is made of, in order; equal numbers are equal blocks. Traces are large and made by
+others: lines are read one at a time, none is believed, and one that is broken is counted, skipped and
+reported with its number, or ends the reading where that is wished for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.errors import UserError
+
+BLOCK_TOKENS = 512
+LINE_BYTES_MAX = 1 << 20
+BLOCKS_MAX = 1 << 16
+"""In one request: 33 million tokens of prefix."""
+HASH_ID_MAX = (1 << 128) - 1
+COMPLAINTS_KEPT = 20
+
+
+class BrokenLine(Exception):
+    """A line is no request; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request: when it came (milliseconds), its lengths in tokens, and its blocks."""
+
+    timestamp_ms: float
+    input_length: int
+    output_length: int
+    hash_ids: tuple[int, ...]
+
+    def tokens_of(self, blocks: int) -> int:
+        """Tokens in the first `blocks` blocks; the last block of a prefix is rarely full."""
+        return min(blocks * BLOCK_TOKENS, self.input_length)
+
+
+def decode_line_untrusted(line: bytes) -> TraceRequest:
+    """A request out of one line. Raises BrokenLine, and nothing else, for bad bytes."""
+    try:
+        found: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BrokenLine(f"no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise BrokenLine("no JSON object")
+    timestamp = _number(found, "timestamp", fraction=True)
+    input_length = int(_number(found, "input_length"))
+    output_length = int(_number(found, "output_length"))
+    hash_ids = found.get("hash_ids")
+    if not isinstance(hash_ids, list) or len(hash_ids) > BLOCKS_MAX:
+        raise BrokenLine(f"hash_ids is no list of at most {BLOCKS_MAX} numbers")
+    for hash_id in hash_ids:
+        if type(hash_id) is not int or not 0 <= hash_id <= HASH_ID_MAX:
+            raise BrokenLine("hash_ids has something else than a number of at most 128 bits")
+    return TraceRequest(timestamp, input_length, output_length, tuple(hash_ids))
+
+
+def _number(record: dict[Any, Any], name: str, *, fraction: bool = False) -> float:
+    value: Any = record.get(name)
+    kinds = (int, float) if fraction else (int,)
+    if type(value) not in kinds or not 0 <= value < 1 << 53:
+        raise BrokenLine(f"{name} is no number from 0 on" if name in record else f"{name} is missing")
+    return float(value) if fraction else int(value)
+
+
+@dataclass(slots=True)
+class TraceFile:
+    """A trace on disk; iterate over it once. `requests_max` 0 means all of it."""
+
+    path: Path
+    strict: bool = False
+    requests_max: int = 0
+    requests: int = 0
+    broken_lines: int = 0
+    complaints: list[str] = field(default_factory=list)
+    """The first few broken lines: number and reason."""
+    finished: bool = False
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            raise UserError(f"cannot read the trace {self.path}: {error.strerror}") from None
+        with file:
+            number = 0
+            while not self.requests_max or self.requests < self.requests_max:
+                line = file.readline(LINE_BYTES_MAX)
+                if not line:
+                    break
+                number += 1
+                too_long = len(line) == LINE_BYTES_MAX and not line.endswith(b"\n")
+                while too_long and line and not line.endswith(b"\n"):
+                    line = file.readline(LINE_BYTES_MAX)
+                if not too_long and not line.strip():
+                    continue
+                try:
+                    if too_long:
+                        raise BrokenLine(f"longer than {LINE_BYTES_MAX} bytes")
+                    request = decode_line_untrusted(line)
+                except BrokenLine as broken:
+                    self._complain(number, str(broken))
+                    continue
+                self.requests += 1
+                yield request
+        self.finished = True
+
+    def _complain(self, number: int, why: str) -> None:
+        complaint = f"line {number}: {why}"
+        if self.strict:
+            raise UserError(
+                f"{self.path}, {complaint}", "without --strict, broken lines are counted and skipped"
+            )
+        self.broken_lines += 1
+        if len(self.complaints) < COMPLAINTS_KEPT:
+            self.complaints.append(complaint)

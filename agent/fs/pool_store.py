@@ -1,0 +1,116 @@
+"""Blocks of files in volumes of the pool: the `BlockStore` that /fs stands on (agent/fs/files).
+
+Blocks lie in volumes of kind `files`, one for each capacity. Unlike a /kv value, a block is never
+evicted: a set without a free slot refuses, and the program gets ENOSPC. A block that does not prove
+itself is lost; an enclosure that does not answer is only unavailable, and the block may come back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from agent.fs.files.block_store import StoreFull, StoreUnavailable
+from agent.pool.reading import Reading
+from agent.pool.steps import Lanes, Steps
+from agent.pool.tally import MissCause
+from agent.pool.upkeep import delete
+from agent.pool.volume import Volume, wait_for
+from agent.pool.writing import PutRefused, Writing
+
+PIECE_BYTES = 1 << 20
+"""A block is sealed and sent in pieces of this size; a worker's buffer holds no more."""
+OPEN_BLOCKS_MAX = 1024
+"""Blocks whose header is remembered, so that reading on in a block does not ask for it again."""
+
+_MAY_COME_BACK = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
+
+
+class PoolBlockStore:
+    """The block store over `volumes`, all of kind `files`. Safe from any thread."""
+
+    def __init__(self, volumes: Sequence[Volume], lanes: Callable[[], Lanes]) -> None:
+        ordered = sorted(volumes, key=lambda volume: volume.settings.value_bytes)
+        self._volumes = {volume.settings.value_bytes: volume for volume in ordered}
+        self._lanes = lanes
+        self._open: OrderedDict[bytes, Reading] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        return tuple(self._volumes)
+
+    def put(self, block_id: bytes, capacity: int, data: memoryview) -> Steps[None]:
+        volume, lanes = self._volumes[capacity], self._lanes()
+        writing = Writing(volume, block_id, length=len(data), may_evict=False)
+        try:
+            for at in range(0, len(data), PIECE_BYTES):
+                deadline = lanes.now() + volume.timing.write_deadline
+                yield from writing.write(lanes, at, data[at : at + PIECE_BYTES], deadline)
+        except PutRefused as refused:
+            if refused.cause is None:
+                raise StoreFull(str(refused)) from None
+            raise StoreUnavailable(str(refused)) from None
+        finally:
+            if not writing.finished:
+                yield from writing.drop(lanes)
+
+    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
+        volume, lanes = self._volumes[capacity], self._lanes()
+        reading = self._reading(volume, block_id)
+        for at in range(0, len(into), PIECE_BYTES):
+            piece = into[at : at + PIECE_BYTES]
+            # A file is not a cache: its reader waits as long as a writer would.
+            deadline = lanes.now() + volume.timing.write_deadline
+            count = yield from reading.read(lanes, offset + at, piece, deadline)
+            if reading.cause is not None:
+                self._forget(block_id)
+                if reading.cause in _MAY_COME_BACK:
+                    raise StoreUnavailable(f"block unavailable: {reading.cause.name.lower()}")
+                return False
+            if count != len(piece):
+                return False
+        return True
+
+    def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
+        volume, lanes = self._volumes[capacity], self._lanes()
+        self._forget(block_id)
+        try:
+            yield from delete(volume, lanes, block_id, lanes.now() + volume.timing.write_deadline)
+        except PutRefused as refused:
+            raise StoreUnavailable(str(refused)) from None
+
+    def flush(self) -> Steps[None]:
+        lanes = self._lanes()
+        members = {
+            extent.namespace for volume in self._volumes.values() for extent in volume.settings.extents
+        }
+        pending = [lanes.flush(namespace) for namespace in members]
+        for each in pending:
+            cause = yield from wait_for(lanes, each, lanes.now() + 5.0)
+            if cause is not None:
+                raise StoreUnavailable(f"an enclosure did not flush: {each.fault}")
+
+    def usage(self) -> tuple[int, int]:
+        total = free = 0
+        for volume in self._volumes.values():
+            slots, taken = volume.usage()
+            total += slots * volume.settings.value_bytes
+            free += (slots - taken) * volume.settings.value_bytes
+        return total, free
+
+    def _reading(self, volume: Volume, block_id: bytes) -> Reading:
+        with self._lock:
+            reading = self._open.get(block_id)
+            if reading is None:
+                reading = self._open[block_id] = Reading(volume, block_id)
+                if len(self._open) > OPEN_BLOCKS_MAX:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(block_id)
+            return reading
+
+    def _forget(self, block_id: bytes) -> None:
+        with self._lock:
+            self._open.pop(block_id, None)

@@ -1,0 +1,150 @@
+"""Finding the pool on its namespaces, and laying out a new one: superblocks and directories.
+
+Steps, like everything that touches flash. A namespace is numbered as the lanes know it at the moment;
+nothing here assumes an order.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agent.errors import G35Error
+from agent.pool.pool_map import DATA_START, MapVolume, PoolMap, set_size
+from agent.pool.steps import Lanes, Steps
+from agent.pool.superblock import (
+    BLOCK_BYTES,
+    COPY_BYTES,
+    COPY_OFFSETS,
+    NoSuperblock,
+    Superblock,
+    decode_superblock_untrusted,
+)
+from agent.pool.volume import wait_for
+
+PROBE_BYTES = 1 << 20
+WRITES_IN_FLIGHT = 32
+SECONDS = 10.0
+"""For one read or write of a superblock or directory; an operator waits here, no inference engine."""
+
+
+class Content(enum.Enum):
+    """What a namespace carries."""
+
+    BLANK = "blank"
+    POOL = "a pool"
+    FOREIGN = "something that is not g35's"
+    UNREADABLE = "nothing that could be read"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """One namespace looked at. `superblock` is the newest whole copy; `detail` says more for people."""
+
+    namespace: int
+    content: Content
+    superblock: Superblock | None = None
+    detail: str = ""
+
+
+def inspect(lanes: Lanes, namespace: int, nguid: bytes, size: int) -> Steps[Inspection]:
+    """What lies on a namespace: both superblock copies, and otherwise its first and last mebibyte."""
+    newest: Superblock | None = None
+    details = []
+    for offset in COPY_OFFSETS:
+        data = memoryview(bytearray(COPY_BYTES))
+        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + SECONDS)
+        if cause is not None:
+            return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
+        try:
+            found = decode_superblock_untrusted(data)
+        except NoSuperblock as why:
+            details.append(str(why))
+            continue
+        if found.nguid != nguid:
+            details.append(f"a superblock written for namespace {found.nguid.hex()}")
+        elif newest is None or found.pool_map.version > newest.pool_map.version:
+            newest = found
+    if newest is not None:
+        return Inspection(namespace, Content.POOL, newest, newest.pool_map.pool_id)
+    if all(detail == "blank" for detail in details):
+        for offset in {0, max(0, size - PROBE_BYTES) // BLOCK_BYTES * BLOCK_BYTES}:
+            data = memoryview(bytearray(min(PROBE_BYTES, size - offset)))
+            cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + SECONDS)
+            if cause is not None:
+                return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
+            if any(data):
+                return Inspection(namespace, Content.FOREIGN, detail="it is not blank")
+        return Inspection(namespace, Content.BLANK)
+    return Inspection(namespace, Content.FOREIGN, detail=next(each for each in details if each != "blank"))
+
+
+def newest_map(inspections: Sequence[Inspection]) -> PoolMap:
+    """The pool map in force. Raises G35Error where there is none, or where there are two pools."""
+    maps = [each.superblock.pool_map for each in inspections if each.superblock is not None]
+    if not maps:
+        raise G35Error(
+            "no namespace carries a pool",
+            "format one (g35 pool format), or check that the configuration names the right enclosures",
+        )
+    pools = {each.pool_id for each in maps}
+    if len(pools) > 1:
+        raise G35Error(
+            f"the namespaces belong to {len(pools)} different pools: {', '.join(sorted(pools))}",
+            "an agent serves one pool; take the other's enclosures out of the configuration",
+        )
+    return max(maps, key=lambda each: each.version)
+
+
+def write_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
+    """Write both copies, the second after the first is on flash. Raises G35Error where that fails."""
+    data = Superblock(nguid, pool_map).encode()
+    for offset in COPY_OFFSETS:
+        pending = lanes.write(namespace, offset, [data])
+        cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+        if cause is None:
+            flushing = lanes.flush(namespace)
+            cause = yield from wait_for(lanes, flushing, lanes.now() + SECONDS)
+        if cause is not None:
+            raise G35Error(
+                f"cannot write the superblock of namespace {nguid.hex()}: {pending.fault or 'no answer'}",
+                "look at the enclosure; the pool is not usable until every namespace has its superblock",
+            )
+
+
+def clear_directories(
+    lanes: Lanes, volume: MapVolume, numbers: dict[str, int], advance: Callable[[int], None]
+) -> Steps[None]:
+    """Zero every directory of a volume. What an earlier pool left there would read as slots in use.
+
+    `numbers` gives each NGUID (hex) its namespace; `advance` is told how many sets are done.
+    """
+    set_bytes = set_size(volume.value_bytes)
+    blank = bytes(BLOCK_BYTES)
+    places = [
+        (numbers[extent.nguid], extent.offset + number * set_bytes)
+        for extent in volume.extents
+        for number in range(extent.sets)
+    ]
+    for start in range(0, len(places), WRITES_IN_FLIGHT):
+        batch = [
+            lanes.write(namespace, offset, [blank])
+            for namespace, offset in places[start : start + WRITES_IN_FLIGHT]
+        ]
+        for pending in batch:
+            cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+            if cause is not None:
+                raise G35Error(
+                    f"cannot clear a directory of volume {volume.name}: {pending.fault or 'no answer'}",
+                    "look at the enclosure and format again",
+                )
+        advance(len(batch))
+
+
+def sets_of(pool_map: PoolMap) -> int:
+    """How many directories a format writes."""
+    return sum(extent.sets for volume in pool_map.volumes for extent in volume.extents)
+
+
+assert DATA_START == 2 * COPY_BYTES

@@ -1,0 +1,335 @@
+"""A worker's lanes: its own queues to every enclosure, and the loop that drives steps on them.
+
+A `WorkerLanes` belongs to one thread. It connects a queue to an enclosure when it first needs one and
+the supervisor's session stands, reads and writes on it, and while it waits for one answer it receives
+for all. Buffers are the worker's own as well, page-aligned and as long as the longest operation needs.
+
+Nothing here raises for the fabric's sake. What cannot be sent is a `LanePending` that has failed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+from agent.pool.slot import HEADER_BYTES
+from agent.pool.steps import Acquire, Buffer, Pending, Steps
+from agent.pool.tally import Tally
+from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.health import Health
+from nvmeof.errors import NvmeofError
+from nvmeof.host import commands
+from nvmeof.host.command import Command
+from nvmeof.transport.base import HostQueue
+
+T = TypeVar("T")
+
+TRANSFER_MAX = 1 << 20
+"""The longest range that one request of the host asks for."""
+BUFFER_BYTES = HEADER_BYTES + TRANSFER_MAX + (2 << 20)
+"""Header, range, and the units (1 MiB at most) that the range begins and ends in."""
+QUEUE_DEPTH = 64
+CONNECT_SECONDS = 1.0
+RETRY_CONNECT_SECONDS = 0.5
+COMMAND_SECONDS = 10.0
+"""An abandoned command that is older has to be cleared away by resetting the controller."""
+
+
+_current = threading.local()
+
+
+def current_lanes() -> WorkerLanes:
+    """The lanes whose `run` drives the steps that ask. Only steps may ask."""
+    lanes: WorkerLanes = _current.lanes
+    return lanes
+
+
+class LanePending:
+    """One read or write: a command, or several where the controller's MDTS is short."""
+
+    __slots__ = ("_commands", "_fault", "health", "queue", "submitted_at")
+
+    def __init__(
+        self,
+        queue: HostQueue | None,
+        commands_sent: Sequence[Command],
+        health: Health | None,
+        submitted_at: float,
+        fault: str | None = None,
+    ) -> None:
+        self.queue = queue
+        self._commands = commands_sent
+        self.health = health
+        self.submitted_at = submitted_at
+        self._fault = fault
+
+    @property
+    def commands(self) -> Sequence[Command]:
+        return self._commands
+
+    @property
+    def done(self) -> bool:
+        if self._fault is not None:
+            return True
+        return all(command.done for command in self._commands)
+
+    @property
+    def received(self) -> int:
+        total = 0
+        for command in self._commands:
+            total += command.received
+            if command.received < command.in_bytes:
+                break
+        return total
+
+    @property
+    def fault(self) -> str | None:
+        if self._fault is not None:
+            return self._fault
+        for command in self._commands:
+            if command.done and (why := command.failure()) is not None:
+                return why
+        return None
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the way failed rather than the medium.
+
+        Status types 0 (generic: the namespace is gone or not ready), 3 (path) and above say nothing of
+        the data; type 2 is a media and data integrity error.
+        """
+        if self._fault is not None:
+            return True
+        return any(
+            command.done and (command.lost or (command.status or 0) >> 8 != 2)
+            for command in self._commands
+            if command.failure() is not None
+        )
+
+    def give_up(self, reason: str) -> None:
+        """Abandon what is under way; nothing is written into its buffers from now on."""
+        if self._fault is None:
+            self._fault = reason
+            if self.queue is not None:
+                for command in self._commands:
+                    if not command.done:
+                        self.queue.abandon(command)
+
+
+class _Lane:
+    """One queue to one enclosure, and when to try again to connect it."""
+
+    __slots__ = ("epoch", "next_try", "queue")
+
+    def __init__(self) -> None:
+        self.queue: HostQueue | None = None
+        self.epoch = -1
+        self.next_try = 0.0
+
+
+class WorkerLanes:
+    """Lanes and runner of one worker. `queue_id` is the id of its queues, the same on every enclosure."""
+
+    def __init__(self, fabric: Fabric, queue_id: int) -> None:
+        self.tallies: dict[str, Tally] = {"": Tally()}
+        self._fabric = fabric
+        self._queue_id = queue_id
+        self._lanes: dict[int, _Lane] = {}
+        self._receive = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+        self._send = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+
+    # -- Lanes ----------------------------------------------------------------------------------
+
+    def read(self, namespace: int, offset: int, into: memoryview) -> LanePending:
+        self.tallies[""].flash_bytes_read += len(into)
+        return self._start(namespace, offset, len(into), into, ())
+
+    def write(self, namespace: int, offset: int, parts: Sequence[Buffer]) -> LanePending:
+        size = sum(map(len, parts))
+        self.tallies[""].flash_bytes_written += size
+        return self._start(namespace, offset, size, None, parts)
+
+    def flush(self, namespace: int) -> LanePending:
+        return self._start(namespace, 0, 0, None, ())
+
+    def abandon(self, pending: Pending) -> None:
+        assert isinstance(pending, LanePending)
+        if not pending.done and pending.health is not None:
+            pending.health.late(time.monotonic())
+        pending.give_up("no answer in time")
+
+    def receive_buffer(self, size: int) -> memoryview:
+        return self._receive[:size]
+
+    def send_buffer(self, size: int) -> memoryview:
+        return self._send[:size]
+
+    def tally(self, volume: str) -> Tally:
+        tally = self.tallies.get(volume)
+        if tally is None:
+            tally = self.tallies[volume] = Tally()
+        return tally
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    # -- queues ---------------------------------------------------------------------------------
+
+    def _start(
+        self, namespace: int, offset: int, size: int, into: memoryview | None, parts: Sequence[Buffer]
+    ) -> LanePending:
+        now = time.monotonic()
+        routes = self._fabric.routes
+        route = routes[namespace] if namespace < len(routes) else None
+        if route is None:
+            return LanePending(None, (), None, now, "there is no way to the namespace")
+        health = self._fabric.health[namespace]
+        if not health.may_ask(now):
+            return LanePending(None, (), None, now, "the namespace has not been answering")
+        queue = self._queue(route.enclosure, now)
+        if queue is None:
+            return LanePending(None, (), None, now, "there is no queue to the enclosure")
+        built = _commands(route.nsid, route.lba_bytes, offset, size, into, parts, queue.max_transfer)
+        pending = LanePending(queue, built, health, now)
+        try:
+            for command in built:
+                queue.submit(command)
+        except NvmeofError as error:
+            if not queue.alive:
+                route.enclosure.complain(self._lanes[id(route.enclosure)].epoch)
+            # What went out before stays in flight until it is abandoned here; the rest never went.
+            for command in built:
+                if not command.done and command.cid >= 0:
+                    queue.abandon(command)
+            return LanePending(None, (), None, now, str(error))
+        return pending
+
+    def _queue(self, enclosure: Enclosure, now: float) -> HostQueue | None:
+        lane = self._lanes.get(id(enclosure))
+        if lane is None:
+            # As many lanes as enclosures in the configuration, which is bounded.
+            lane = self._lanes[id(enclosure)] = _Lane()
+        session, epoch = enclosure.session, enclosure.epoch
+        queue = lane.queue
+        if queue is not None:
+            if lane.epoch == epoch and queue.alive and session is not None:
+                oldest = queue.oldest_abandoned()
+                if oldest is None or now - oldest < COMMAND_SECONDS:
+                    return queue
+            enclosure.complain(lane.epoch)
+            queue.close()
+            lane.queue = None
+        if session is None or now < lane.next_try or self._queue_id > session.io_queues:
+            return None
+        depth = min(QUEUE_DEPTH, session.max_queue_entries)
+        try:
+            lane.queue = enclosure.connect_io_queue(session, self._queue_id, depth, CONNECT_SECONDS)
+        except (NvmeofError, OSError):
+            lane.next_try = time.monotonic() + RETRY_CONNECT_SECONDS
+            enclosure.complain(epoch)
+            return None
+        lane.epoch = epoch
+        return lane.queue
+
+    def close(self) -> None:
+        """Hang up every queue; the worker is done."""
+        for lane in self._lanes.values():
+            if lane.queue is not None:
+                lane.queue.close()
+                lane.queue = None
+
+    # -- Runner ---------------------------------------------------------------------------------
+
+    def run(self, steps: Steps[T]) -> T:
+        """Drive steps to their end on this thread, with these lanes as `current_lanes`."""
+        _current.lanes = self
+        answer: bool | None = None
+        try:
+            while True:
+                wanted = steps.send(answer)  # type: ignore[arg-type]  # a generator begins with None
+                if isinstance(wanted, Acquire):
+                    timeout = max(0.0, wanted.deadline - time.monotonic())
+                    answer = wanted.lock.acquire(timeout=timeout)
+                else:
+                    pending = wanted.pending
+                    assert isinstance(pending, LanePending)
+                    answer = self._wait(pending, wanted.deadline, wanted.at_least)
+        except StopIteration as finished:
+            value: T = finished.value
+            return value
+
+    def _wait(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
+        queue = pending.queue
+        if queue is None:
+            return True
+        before = 0
+        for command in pending.commands:
+            if not command.done:
+                enough = None if at_least is None else at_least - before
+                if enough is not None and command.received >= enough:
+                    return True
+                if not queue.wait(command, deadline, enough):
+                    return False
+            before += command.in_bytes
+            if at_least is not None and before >= at_least:
+                break
+        if pending.health is not None:
+            pending.health.answered()
+        return True
+
+
+def _commands(
+    nsid: int,
+    lba_bytes: int,
+    offset: int,
+    size: int,
+    into: memoryview | None,
+    parts: Sequence[Buffer],
+    max_transfer: int,
+) -> Sequence[Command]:
+    """The commands of one request: one, unless it is longer than the controller takes at a time."""
+    if not size:
+        return (commands.flush(nsid),)
+    first = offset // lba_bytes
+    if size <= max_transfer:
+        if into is not None:
+            return (commands.read(nsid, first, size // lba_bytes, into),)
+        return (commands.write(nsid, first, size // lba_bytes, parts),)
+    step = max_transfer // lba_bytes * lba_bytes
+    if into is not None:
+        return [
+            commands.read(
+                nsid,
+                first + at // lba_bytes,
+                len(into[at : at + step]) // lba_bytes,
+                into[at : at + step],
+            )
+            for at in range(0, size, step)
+        ]
+    return [
+        commands.write(nsid, first + at // lba_bytes, sum(map(len, piece)) // lba_bytes, piece)
+        for at, piece in _pieces(parts, step)
+    ]
+
+
+def _pieces(parts: Sequence[Buffer], step: int) -> list[tuple[int, list[memoryview]]]:
+    """Buffers cut into pieces of `step` bytes, without copying: (offset of the piece, its buffers)."""
+    pieces: list[tuple[int, list[memoryview]]] = [(0, [])]
+    room = step
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            if not room:
+                pieces.append((pieces[-1][0] + step, []))
+                room = step
+            taken = view[:room]
+            pieces[-1][1].append(taken)
+            room -= len(taken)
+            view = view[len(taken) :]
+    return pieces

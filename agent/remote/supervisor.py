@@ -1,0 +1,143 @@
+"""The sessions to the enclosures: one task each keeps its controller connected and publishes what it sees.
+
+It is control work and runs in trio, beside the workers and never in their way. Workers read the result
+in `Fabric`; when a worker loses a queue it complains there, and the controller is reset, because a
+queue that died under a session that seems alive means that one of the two ends is wrong about it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, cast
+
+import trio
+
+from agent.config import EnclosureSection
+from agent.remote.fabric import ConnectQueue, Enclosure, Fabric
+from nvmeof.host.controller_session import NamespacesChanged
+from nvmeof.host.reconnect import ReconnectPolicy
+from nvmeof.tcp.pdu import Digests
+from nvmeof.transport.keeper import Connected, Disconnected, GivenUp, Keeper
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 5.0
+COMPLAINTS_EVERY = 0.25
+RECONNECT = ReconnectPolicy(first_s=0.2, most_s=5.0, loss_s=math.inf)
+"""An enclosure is part of the pool until an operator says otherwise, so it is never given up."""
+
+
+class Transport(Protocol):
+    """What a transport's module offers (nvmeof/transport/base.py); loaded by its name."""
+
+    connect_io_queue: ConnectQueue
+
+    def open_controller(self, *arguments: Any, **options: Any) -> AbstractAsyncContextManager[Any]: ...
+
+    def keep_controller(
+        self, opener: Any, policy: ReconnectPolicy
+    ) -> AbstractAsyncContextManager[Keeper]: ...
+
+
+def transport_named(name: str) -> Transport:
+    """The transport `nvmeof.transport.<name>`; the configuration has checked the name."""
+    return cast(Transport, importlib.import_module(f"nvmeof.transport.{name}"))
+
+
+class Supervisor:
+    """Keeps every enclosure of the configuration connected while `run` runs."""
+
+    def __init__(
+        self,
+        sections: Sequence[EnclosureSection],
+        host_nqn: str,
+        host_id: bytes,
+        io_queues: int,
+    ) -> None:
+        self._sections = sections
+        self._host_nqn = host_nqn
+        self._host_id = host_id
+        self._io_queues = io_queues
+        self._tried = {section.name: trio.Event() for section in sections}
+        self.fabric = Fabric(
+            [
+                Enclosure(section.name, transport_named(section.transport).connect_io_queue)
+                for section in sections
+            ]
+        )
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for section, enclosure in zip(self._sections, self.fabric.enclosures, strict=True):
+                nursery.start_soon(self._keep, section, enclosure)
+
+    async def all_tried(self, seconds: float) -> None:
+        """Until every enclosure was connected or has failed to be once, or so many seconds."""
+        with trio.move_on_after(seconds):
+            for event in self._tried.values():
+                await event.wait()
+
+    async def _keep(self, section: EnclosureSection, enclosure: Enclosure) -> None:
+        transport = transport_named(section.transport)
+
+        def opener() -> AbstractAsyncContextManager[Any]:
+            return transport.open_controller(
+                section.address,
+                section.port,
+                section.nqn,
+                self._host_nqn,
+                self._host_id,
+                digests=Digests(section.header_digest, section.data_digest),
+                keep_alive_s=KEEP_ALIVE_SECONDS,
+                io_queues=self._io_queues,
+            )
+
+        async with transport.keep_controller(opener, RECONNECT) as keeper, trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear_complaints, enclosure, keeper)
+            async for event in keeper.events:
+                match event:
+                    case Connected(controller):
+                        self._connected(enclosure, controller)
+                    case Disconnected(error):
+                        self._disconnected(enclosure, str(error or "reset"))
+                    case GivenUp(error):
+                        # Only a refusal that will not change gets here: a wrong name, a host not allowed.
+                        log.warning("enclosure %s refuses us for good: %s", enclosure.name, error)
+                        self._disconnected(enclosure, str(error))
+                    case NamespacesChanged() if keeper.controller is not None:
+                        enclosure.namespaces = tuple(keeper.controller.namespaces())
+                        self.fabric.refresh()
+                    case _:
+                        pass
+                self._tried[enclosure.name].set()
+            nursery.cancel_scope.cancel()
+
+    def _connected(self, enclosure: Enclosure, controller: Any) -> None:
+        enclosure.namespaces = tuple(controller.namespaces())
+        enclosure.complaints = 0
+        enclosure.reconnects += enclosure.epoch > 0
+        enclosure.epoch += 1
+        enclosure.session = controller.info
+        enclosure.fault = ""
+        self.fabric.refresh()
+        log.info("enclosure %s: connected, %d namespaces", enclosure.name, len(enclosure.namespaces))
+
+    def _disconnected(self, enclosure: Enclosure, fault: str) -> None:
+        if enclosure.session is not None:
+            log.info("enclosure %s: lost: %s", enclosure.name, fault)
+        enclosure.session = None
+        enclosure.fault = fault
+        self.fabric.refresh()
+
+    async def _hear_complaints(self, enclosure: Enclosure, keeper: Keeper) -> None:
+        while True:
+            await trio.sleep(COMPLAINTS_EVERY)
+            if enclosure.complaints and keeper.controller is not None:
+                enclosure.complaints = 0
+                log.info("enclosure %s: a worker lost its queue; resetting the controller", enclosure.name)
+                await keeper.reset()

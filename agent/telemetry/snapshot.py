@@ -1,0 +1,142 @@
+"""The agent's state as one document: the source of `g35 status`, `g35 top` and the metrics.
+
+It is made on demand from counters that the workers write without locks, so two numbers in it may be a
+moment apart. What must add up is summed here from one reading of each worker: gets are hits plus misses.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.pool.directory_cache import DirectoryCache
+from agent.pool.prestage import PrestageCache
+from agent.pool.tally import MissCause, Tally, total
+from agent.pool.volume import Volume
+from agent.remote.fabric import Fabric
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+@dataclass(slots=True)
+class Sources:
+    """Everything that a snapshot is made from."""
+
+    pool_id: str
+    map_version: int
+    mount: str
+    door: str
+    volumes: Sequence[Volume]
+    fabric: Fabric
+    directories: DirectoryCache
+    prestage: PrestageCache
+    tallies: Callable[[], Iterable[Mapping[str, Tally]]]
+    files: Callable[[], Mapping[str, Any] | None]
+    started_at: float = field(default_factory=time.time)
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _counts(tally: Tally) -> dict[str, Any]:
+    hits, missed = tally.gets_hit, tally.gets_missed
+    return {
+        "gets": hits + missed,
+        "hits": hits,
+        "misses": missed,
+        "hit_ratio": _ratio(hits, hits + missed),
+        "miss_causes": {cause.name.lower(): tally.misses[cause] for cause in MissCause},
+        "bytes_read": tally.bytes_read,
+        "puts": tally.puts,
+        "puts_already_there": tally.puts_already_there,
+        "puts_refused": tally.puts_refused,
+        "bytes_written": tally.bytes_written,
+        "deletes": tally.deletes,
+        "evictions": tally.evictions,
+        "evictions_expired": tally.evictions_expired,
+        "directory_reads": tally.directory_reads,
+        "stale_hints": tally.stale_hints,
+        "corrupt_entries": tally.corrupt_entries,
+        "prestage_hits": tally.prestage_hits,
+        "prestaged_bytes": tally.prestaged_bytes,
+        "bytes_copied": tally.bytes_copied,
+    }
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * _PAGE_BYTES
+
+
+def take(sources: Sources) -> dict[str, Any]:
+    """The snapshot, ready for JSON. Bytes and seconds are in the names."""
+    readings = list(sources.tallies())
+    volumes = []
+    key_value = []
+    for volume in sources.volumes:
+        settings = volume.settings
+        own = total(reading[settings.name] for reading in readings if settings.name in reading)
+        slots, taken = volume.usage()
+        if settings.kind == "kv":
+            key_value.append(own)
+        volumes.append(
+            {
+                "name": settings.name,
+                "kind": settings.kind,
+                "suite": settings.suite,
+                "value_bytes": settings.value_bytes,
+                "slots": slots,
+                "slots_seen_taken": taken,
+                **_counts(own),
+            }
+        )
+    fabric = total(reading[""] for reading in readings if "" in reading)
+    return {
+        "pid": os.getpid(),
+        "uptime_s": time.time() - sources.started_at,
+        "pool": {"id": sources.pool_id, "map_version": sources.map_version},
+        "mount": sources.mount,
+        "door": sources.door,
+        "totals": {
+            **_counts(total(key_value)),
+            "flash_bytes_read": fabric.flash_bytes_read,
+            "flash_bytes_written": fabric.flash_bytes_written,
+        },
+        "volumes": volumes,
+        "enclosures": _enclosures(sources.fabric),
+        "files": sources.files(),
+        "memory": {
+            "resident_bytes": resident_bytes(),
+            "directories": len(sources.directories),
+            "directories_max": sources.directories.capacity,
+            "prestaged_bytes": sources.prestage.bytes_held,
+            "prestaged_bytes_max": sources.prestage.budget_bytes,
+        },
+    }
+
+
+def _enclosures(fabric: Fabric) -> list[dict[str, Any]]:
+    paused: dict[int, int] = {}
+    members: dict[int, int] = {}
+    for route, health in zip(fabric.routes, fabric.health, strict=True):
+        if route is not None:
+            members[id(route.enclosure)] = members.get(id(route.enclosure), 0) + 1
+            if health.is_paused:
+                paused[id(route.enclosure)] = paused.get(id(route.enclosure), 0) + 1
+    return [
+        {
+            "name": enclosure.name,
+            "connected": enclosure.session is not None,
+            "fault": "" if enclosure.session is not None else enclosure.fault,
+            "reconnects": enclosure.reconnects,
+            "namespaces": members.get(id(enclosure), 0),
+            "namespaces_paused": paused.get(id(enclosure), 0),
+        }
+        for enclosure in fabric.enclosures
+    ]

@@ -1,0 +1,331 @@
+"""The command line of the enclosure: `python -m emulator.jbof`, which a user sees as `g35 jbof`.
+
+Without a command it serves until SIGINT or SIGTERM. Exit codes: 0 it worked, 1 it did not, 2 the arguments
+are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from emulator.jbof.control import ControlServer
+from emulator.jbof.control_client import ControlError, ask
+from emulator.jbof.drive_model import DriveModelSettings
+from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings, write_atomically
+from emulator.jbof.sizes import parse_size
+from nvmeof.controller.settings import ControllerSettings
+from nvmeof.controller.tcp_queue import TcpSettings
+
+app = typer.Typer(
+    name="g35 jbof",
+    help="Serve flash drives over NVMe/TCP, and make them fail.",
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+fault = typer.Typer(help="Set a fault in a running enclosure, or take it away (heal).", no_args_is_help=True)
+app.add_typer(fault, name="fault")
+
+_SWITCH_INTERVAL_S = 0.0005
+"""Python hands the interpreter on every 5 ms by default: too long when many connections want a few
+microseconds each between system calls."""
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+_Size = Annotated[int, typer.Option(parser=_size, metavar="SIZE")]
+
+
+@app.callback(invoke_without_command=True)
+def serve(
+    context: typer.Context,
+    drives: Annotated[int, typer.Option(help="How many drives.")] = 1,
+    drive_size: Annotated[
+        int, typer.Option(parser=_size, metavar="SIZE", help="Size of each, such as 512M or 1G.")
+    ] = "1G",  # type: ignore[assignment]  # typer parses the default as well
+    folder: Annotated[
+        Path | None, typer.Option(help="Keep the drives as sparse files in here; without it, in memory.")
+    ] = None,
+    address: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of the enclosure; makes its NQN.")] = "jbof",
+    nqn: Annotated[str | None, typer.Option(help="The subsystem's NQN, if it is to be another.")] = None,
+    lba_bytes: Annotated[int, typer.Option(help="Bytes of a logical block, 512 or 4096.")] = 4096,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="NQN of a host that may connect (repeat); without it, every host."),
+    ] = None,
+    control: Annotated[Path | None, typer.Option(help="Unix socket for `fault` and `stats`.")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="Write the ready line's JSON here as well.")] = None,
+    max_transfer: Annotated[
+        int, typer.Option(parser=_size, metavar="SIZE", help="Largest data of one command (MDTS).")
+    ] = "2M",  # type: ignore[assignment]
+    in_capsule: Annotated[
+        int,
+        typer.Option(parser=_size, metavar="SIZE", help="Largest write that may be sent unasked (IOCCSZ)."),
+    ] = "16K",  # type: ignore[assignment]
+    digests: Annotated[bool, typer.Option(help="Grant digests to hosts that ask for them.")] = True,
+    read_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model.")] = 0.0,
+    write_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model.")] = 0.0,
+    bandwidth_mib_s: Annotated[float, typer.Option(min=0, help="Drive model, per drive; 0: no limit.")] = 0.0,
+    iops: Annotated[float, typer.Option(min=0, help="Drive model, per drive; 0: no limit.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the drive model and of chance in faults.")] = 0,
+    prefault: Annotated[
+        bool, typer.Option(help="Take the memory of drives in memory at once, not at their first write.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log connections too.")] = False,
+) -> None:
+    """Serve drives over NVMe/TCP until interrupted; says `ready` and where, as JSON, on a line of its own."""
+    if context.invoked_subcommand is not None:
+        return
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        settings = EnclosureSettings(
+            drives=drives,
+            drive_bytes=drive_size,
+            folder=folder,
+            address=address,
+            port=port,
+            name=name,
+            nqn=nqn,
+            lba_bytes=lba_bytes,
+            allowed_hosts=frozenset(allow_host) if allow_host else None,
+            model=DriveModelSettings(
+                read_latency_s=read_latency_ms / 1000,
+                write_latency_s=write_latency_ms / 1000,
+                bandwidth_bytes_per_s=bandwidth_mib_s * (1 << 20),
+                commands_per_s=iops,
+                seed=seed,
+            ),
+            controller=ControllerSettings(max_transfer_bytes=max_transfer, in_capsule_bytes=in_capsule),
+            tcp=TcpSettings(
+                max_h2c_data=max(max_transfer, 4096),
+                allow_header_digest=digests,
+                allow_data_digest=digests,
+            ),
+            seed=seed,
+            prefault=prefault,
+        )
+    except (EnclosureError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        _serve(settings, control, ready_file)
+    except (EnclosureError, OSError) as error:
+        typer.echo(f"g35 jbof: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _serve(settings: EnclosureSettings, control: Path | None, ready_file: Path | None) -> None:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    server: ControlServer | None = None
+    with Enclosure(settings) as enclosure:
+        try:
+            if control is not None:
+                server = ControlServer(enclosure, control)
+            ready = json.dumps(enclosure.describe() | {"control": str(control) if control else None})
+            if ready_file is not None:
+                write_atomically(ready_file, ready + "\n")
+            typer.echo(f"ready {ready}")
+            sys.stdout.flush()
+            stop.wait()
+        finally:
+            if server is not None:
+                server.close()
+            if ready_file is not None:
+                ready_file.unlink(missing_ok=True)
+
+
+# --- the verbs that talk to a running one ---------------------------------------------------------------
+
+_Control = Annotated[Path, typer.Option("--control", help="The enclosure's control socket.")]
+_OneDrive = Annotated[int, typer.Option("--drive", min=0, help="Number of the drive, from 0.")]
+_AnyDrive = Annotated[
+    int | None, typer.Option("--drive", min=0, help="Number of the drive; without it, all.")
+]
+_Offset = Annotated[int, typer.Option(parser=_size, metavar="SIZE", help="First byte.")]
+_Length = Annotated[int, typer.Option(parser=_size, metavar="SIZE", help="Bytes.")]
+_Probability = Annotated[float, typer.Option(min=0, max=1, help="Share of the commands that are hit.")]
+
+
+def _tell(control: Path, verb: str, **fields: Any) -> None:
+    try:
+        answer = ask(control, verb, **fields)
+    except ControlError as error:
+        typer.echo(f"g35 jbof: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(json.dumps(answer, indent=2))
+
+
+@app.command()
+def stats(control: _Control) -> None:
+    """Counters of every drive, as JSON."""
+    _tell(control, "stats")
+
+
+@fault.command()
+def slow(
+    control: _Control,
+    latency_ms: Annotated[float, typer.Option(min=0, help="Added to every command; 0 takes it away.")],
+    drive: _AnyDrive = None,
+) -> None:
+    """A slow drive."""
+    _tell(control, "slow", drive=drive, latency_ms=latency_ms)
+
+
+@fault.command()
+def hang(control: _Control, drive: _AnyDrive = None) -> None:
+    """A drive that takes commands and never answers."""
+    _tell(control, "hang", drive=drive)
+
+
+@fault.command()
+def error(
+    control: _Control,
+    status: Annotated[str, typer.Option(help="Name (write_fault) or number (0x280).")],
+    drive: _AnyDrive = None,
+    probability: _Probability = 1.0,
+    operation: Annotated[
+        list[str] | None, typer.Option(help="read, write, flush, ... (repeat); without it, all.")
+    ] = None,
+    do_not_retry: Annotated[bool, typer.Option(help="Set the Do Not Retry bit.")] = False,
+) -> None:
+    """A drive that fails commands with a status."""
+    _tell(
+        control,
+        "error",
+        drive=drive,
+        status=status,
+        probability=probability,
+        operations=operation or [],
+        do_not_retry=do_not_retry,
+    )
+
+
+@fault.command()
+def flip(
+    control: _Control,
+    drive: _OneDrive,
+    offset: _Offset = "0",  # type: ignore[assignment]
+    length: Annotated[
+        int | None, typer.Option(parser=_size, metavar="SIZE", help="Bytes; without it, to the end.")
+    ] = None,
+    bits: Annotated[int, typer.Option(min=1, help="How many bits.")] = 1,
+    on_read: Annotated[bool, typer.Option(help="In what reads return, not in what is stored.")] = False,
+    probability: _Probability = 1.0,
+) -> None:
+    """Flipped bits: once, in what is stored, or (--on-read) in what is returned."""
+    _tell(
+        control,
+        "flip",
+        drive=drive,
+        offset=offset,
+        length=length,
+        bits=bits,
+        on_read=on_read,
+        probability=probability,
+    )
+
+
+@fault.command()
+def zero(control: _Control, drive: _OneDrive, offset: _Offset, length: _Length) -> None:
+    """A range of a drive that has become zeros."""
+    _tell(control, "zero", drive=drive, offset=offset, length=length)
+
+
+@fault.command()
+def copy(control: _Control, drive: _OneDrive, source: _Offset, offset: _Offset, length: _Length) -> None:
+    """A misplaced write: the bytes at --source are found at --offset as well."""
+    _tell(control, "copy", drive=drive, source=source, offset=offset, length=length)
+
+
+@fault.command()
+def full(control: _Control, drive: _AnyDrive = None) -> None:
+    """A drive that refuses writes: Capacity Exceeded."""
+    _tell(control, "full", drive=drive)
+
+
+@fault.command("lose-writes")
+def lose_writes(control: _Control, drive: _AnyDrive = None, probability: _Probability = 1.0) -> None:
+    """A drive that acknowledges writes and does not store them."""
+    _tell(control, "lose-writes", drive=drive, probability=probability)
+
+
+@fault.command()
+def model(
+    control: _Control,
+    drive: _AnyDrive = None,
+    read_latency_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    write_latency_ms: Annotated[float, typer.Option(min=0)] = 0.0,
+    bandwidth_mib_s: Annotated[float, typer.Option(min=0)] = 0.0,
+    iops: Annotated[float, typer.Option(min=0)] = 0.0,
+    jitter: _Probability = 0.0,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Imitate a drive of this speed; without options, as fast as the machine."""
+    _tell(
+        control,
+        "model",
+        drive=drive,
+        read_latency_ms=read_latency_ms,
+        write_latency_ms=write_latency_ms,
+        bandwidth_mib_s=bandwidth_mib_s,
+        iops=iops,
+        jitter=jitter,
+        seed=seed,
+    )
+
+
+@fault.command()
+def remove(control: _Control, drive: _OneDrive) -> None:
+    """Pull a drive out."""
+    _tell(control, "remove", drive=drive)
+
+
+@fault.command()
+def add(
+    control: _Control,
+    drive: Annotated[
+        int | None, typer.Option(min=0, help="A drive that was pulled out; without it, a new one.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(parser=_size, metavar="SIZE", help="Of a new one; as the others by default.")
+    ] = None,
+) -> None:
+    """Put a drive back in, or a new one."""
+    _tell(control, "add", drive=drive, size=size)
+
+
+@fault.command()
+def heal(control: _Control, drive: _AnyDrive = None) -> None:
+    """No faults any more. Drives pulled out stay out, damaged bytes stay damaged."""
+    _tell(control, "heal", drive=drive)
+
+
+@fault.command()
+def kill(control: _Control) -> None:
+    """SIGKILL for the whole enclosure."""
+    _tell(control, "kill")
+
+
+def main() -> None:
+    """The entry point of `python -m emulator.jbof`."""
+    app(prog_name="g35 jbof")

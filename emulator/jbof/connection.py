@@ -1,0 +1,157 @@
+"""One connection of a host: a thread, a socket and an `nvmeof` controller queue, run to completion.
+
+The queue decides what to do (`nvmeof/controller/tcp_queue.py`); this file moves its bytes, with as few
+system calls as it can: payload is received straight to where the queue says and sent from where it lies.
+
+The thread blocks in `recv` when only the host can give it something to do, and otherwise polls the socket
+and an eventfd by which other threads wake it. It never blocks in a send: a host that sends without reading
+must find its commands read, or both sides wait for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import select
+import socket
+import threading
+import time
+from typing import Final
+
+from nvmeof.controller.subsystem import Target
+from nvmeof.controller.tcp_queue import TcpControllerQueue, TcpSettings
+
+log = logging.getLogger(__name__)
+
+SOCKET_BUFFER_BYTES: Final = 4 << 20
+"""Asked of the kernel for each direction, so that a 1 MiB answer leaves in few calls; it may give less."""
+
+LINGER_S: Final = 1.0
+"""How long a host that broke the protocol gets to read why, before the connection is reset."""
+
+
+class Connection:
+    """Serves one accepted socket until it ends. `on_end` is called once, from the connection's thread."""
+
+    def __init__(self, sock: socket.socket, target: Target, settings: TcpSettings, name: str) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._open = True
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.queue = TcpControllerQueue(target, now=time.monotonic(), wake=self.wake, settings=settings)
+        self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
+
+    def wake(self) -> None:
+        """Have the thread look at its queue again. From any thread, also after the end."""
+        with self._lock:
+            if not self._open:
+                return
+            os.eventfd_write(self._wake_fd, 1)
+            if self.queue.session.close_reason is not None:
+                # It may be blocked in recv, which only this ends.
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RD)
+
+    def stop(self, reason: str) -> None:
+        """End the connection from outside."""
+        self.queue.session.close(reason)
+        self.wake()
+
+    def _serve(self) -> None:
+        try:
+            self._move_bytes()
+            if self.queue.terminated:
+                self._linger()
+        except OSError as error:
+            log.debug("%s: %s", self.thread.name, error)
+        except Exception:
+            # The last line of defence: a bug ends one connection, not the enclosure.
+            log.exception("%s", self.thread.name)
+        finally:
+            self.queue.connection_lost()
+            with self._lock:
+                self._open = False
+                os.close(self._wake_fd)
+                self._sock.close()
+            log.debug("%s: %s", self.thread.name, self.queue.end_reason)
+
+    def _move_bytes(self) -> None:
+        queue, sock, monotonic = self.queue, self._sock, time.monotonic
+        poll = select.poll()
+        poll.register(self._wake_fd, select.POLLIN)
+        while True:
+            blocked = not self._send()
+            if queue.finished:
+                return
+            if queue.may_block:
+                wait_all = socket.MSG_WAITALL if queue.payload_left else 0
+                count = sock.recv_into(queue.next_buffer(), 0, wait_all)
+                now = monotonic()
+                if count:
+                    queue.received(count, now)
+                else:
+                    queue.run(now)
+                    queue.end_of_stream()
+                continue
+            self._wait(poll, blocked)
+
+    def _send(self) -> bool:
+        """Send what there is; False if the socket has no room for all of it."""
+        queue = self.queue
+        while parts := queue.outgoing():
+            try:
+                count = self._sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return False
+            queue.sent(count)
+        return True
+
+    def _wait(self, poll: select.poll, blocked: bool) -> None:
+        """Until the socket, another thread or the clock has something for the queue; then do it."""
+        queue = self.queue
+        mask = select.POLLOUT if blocked else 0
+        if not queue.ending:
+            mask |= select.POLLIN
+        poll.register(self._sock, mask)
+        deadline = queue.deadline()
+        timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000
+        ready = dict(poll.poll(timeout if timeout is None else math.ceil(timeout)))
+        if self._wake_fd in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+        events = ready.get(self._sock.fileno(), 0)
+        if events & select.POLLIN:
+            self._receive_some()
+        elif events & (select.POLLERR | select.POLLHUP | select.POLLNVAL) and not events & select.POLLOUT:
+            queue.connection_lost()
+            return
+        queue.run(time.monotonic())
+
+    def _receive_some(self) -> None:
+        queue = self.queue
+        try:
+            count = self._sock.recv_into(queue.next_buffer(), 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        if count:
+            queue.received(count, time.monotonic())
+        else:
+            queue.run(time.monotonic())  # it may be we who shut it down, for a reason that run() knows
+            queue.end_of_stream()
+
+    def _linger(self) -> None:
+        """Closing with unread input would reset the connection before the host has read why."""
+        self._sock.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + LINGER_S
+        sink = bytearray(64 << 10)
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
+            if not self._sock.recv_into(sink, 0, socket.MSG_DONTWAIT):
+                return

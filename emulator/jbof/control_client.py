@@ -1,0 +1,39 @@
+"""Ask a running enclosure something over its control socket: one request, one answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any, Final
+
+_MOST_ANSWER_BYTES: Final = 16 << 20
+
+
+class ControlError(Exception):
+    """The enclosure refused the request, or could not be reached; the message says which."""
+
+
+def ask(path: Path | str, verb: str, *, timeout_s: float = 10.0, **fields: Any) -> dict[str, Any]:
+    """Send `{"verb": verb, **fields}` and return the answer, without `ok`. Fields that are None are left out.
+
+    Raises ControlError.
+    """
+    request = {"verb": verb} | {key: value for key, value in fields.items() if value is not None}
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(timeout_s)
+            client.connect(str(path))
+            client.sendall(json.dumps(request).encode() + b"\n")
+            with client.makefile("rb") as lines:
+                line = lines.readline(_MOST_ANSWER_BYTES)
+    except OSError as error:
+        raise ControlError(f"no enclosure answers at {path}: {error}") from error
+    try:
+        reply = json.loads(line)
+        good = reply.pop("ok")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise ControlError(f"the enclosure at {path} gave no answer") from None
+    if not good:
+        raise ControlError(str(reply.get("error", "refused")))
+    return dict(reply)

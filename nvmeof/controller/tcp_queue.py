@@ -1,0 +1,537 @@
+"""One NVMe/TCP connection of the controller role, without I/O. Read `session.py` and `nvmeof/tcp/` first.
+
+It joins a `PduReceiver` to a `QueueSession`: PDUs become commands, commands' data are placed or sent, and
+completions become PDUs. Whoever has the socket does
+
+    n = sock.recv_into(queue.next_buffer()); queue.received(n, now)
+    queue.run(now)                          # after each wake-up and at queue.deadline()
+    queue.sent(sock.sendmsg(queue.outgoing()))
+
+until `queue.finished`. It never waits for one direction to serve the other, so a host that sends without
+reading, or reads without sending, cannot lock the two up.
+
+Bounds: at most `entries` commands are in flight (Connect's SQSIZE; one more ends the connection); a command
+is not carried out while more than `OUTPUT_LIMIT` bytes wait to be sent; payload that has no place in memory
+(a file's) uses two buffers for what comes in and one for what goes out, each of one PDU's size.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from nvmeof.controller.request import Direction, Outcome, Refusal, Request
+from nvmeof.controller.session import QueueSession
+from nvmeof.controller.settings import ADMIN_IN_CAPSULE_BYTES
+from nvmeof.controller.storage import Scratch
+from nvmeof.controller.subsystem import Target
+from nvmeof.errors import FatalErrorStatus, RemoteProtocolError
+from nvmeof.limits import MIN_MAXH2CDATA
+from nvmeof.tcp.crc32c import Buffer
+from nvmeof.tcp.pdu import (
+    FROM_HOST,
+    NO_DIGESTS,
+    R2T,
+    C2HData,
+    CapsuleCmd,
+    CapsuleResp,
+    DataPdu,
+    Digests,
+    H2CData,
+    ICReq,
+    ICResp,
+    TermReq,
+    alignment_bytes,
+    encode_pdu,
+    termination_for,
+)
+from nvmeof.tcp.receiver import BadDataDigest, Event, PduReceiver
+from nvmeof.wire.cqe import Cqe
+from nvmeof.wire.fabrics import FabricsType
+from nvmeof.wire.sgl import SUBTYPE_TRANSPORT, SglKind
+from nvmeof.wire.sqe import AdminOpcode, Sqe
+from nvmeof.wire.status import Status
+
+log = logging.getLogger(__name__)
+
+OUTPUT_LIMIT: Final = 256 << 10
+"""Commands wait while this much is unsent: a host that does not read holds up itself and nobody's memory."""
+
+HANDSHAKE_S: Final = 10.0
+"""ICReq and Connect have to come within this many seconds."""
+
+_SMALL_PIECE: Final = 4096
+_MOST_BUFFERS: Final = 64
+_AT_CCCID: Final = 8
+_AT_TTAG: Final = 10
+_AT_OFFSET: Final = 12
+_AT_LENGTH: Final = 16
+_SQHD_NO_FLOW_CONTROL: Final = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class TcpSettings:
+    """What is particular to TCP. `max_h2c_data` bounds the payload of one H2CData PDU (MAXH2CDATA)."""
+
+    max_h2c_data: int = 2 << 20
+    allow_header_digest: bool = True
+    allow_data_digest: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_h2c_data < MIN_MAXH2CDATA or self.max_h2c_data % 4:
+            raise ValueError(f"max_h2c_data is a multiple of 4 of at least {MIN_MAXH2CDATA}")
+
+
+class _State(enum.Enum):
+    INITIALIZING = "waiting for ICReq"
+    RUNNING = "running"
+    ENDING = "what is to be sent goes out, then the connection is closed"
+
+
+class _Transfer:
+    """Data that an R2T has asked for. `placed` bytes have been given a place, `accepted` have arrived."""
+
+    __slots__ = ("accepted", "placed", "request", "tag")
+
+    def __init__(self, request: Request, tag: int) -> None:
+        self.request = request
+        self.tag = tag
+        self.placed = 0
+        self.accepted = 0
+
+
+class _Arrival(NamedTuple):
+    """Data under way into their place; the PDU's event follows."""
+
+    request: Request
+    offset: int
+    view: memoryview
+    transfer: _Transfer | None
+
+
+class TcpControllerQueue:
+    """See the module's docstring. Used by one thread; `wake` is called from any."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        now: float,
+        wake: Callable[[], None] | None = None,
+        settings: TcpSettings | None = None,
+    ) -> None:
+        self.session = QueueSession(target) if wake is None else QueueSession(target, wake)
+        self.settings = settings or TcpSettings()
+        self._target = target
+        self._state = _State.INITIALIZING
+        self._receiver = PduReceiver(self, FROM_HOST)
+        self._digests: Digests = NO_DIGESTS
+        self._alignment = 4
+        self._now = now
+        self._handshake_until = now + HANDSHAKE_S
+        self._arrivals: deque[_Arrival] = deque()
+        self._transfers: dict[int, _Transfer] = {}
+        self._next_ttag = 1
+        self._in_flight: dict[int, Request] = {}
+        self._runnable: deque[Request] = deque()
+        self._sq_head = 0
+        self._output: deque[Buffer] = deque()
+        self._output_bytes = 0
+        room = max(self.settings.max_h2c_data, target.settings.in_capsule_bytes, ADMIN_IN_CAPSULE_BYTES)
+        self._incoming = (Scratch(room), Scratch(room))
+        self._comparing = Scratch(room)
+        self._reading = Scratch(target.settings.max_transfer_bytes)
+        self._reading_busy = False
+        self.end_reason: str | None = None
+        self.terminated = False
+
+    # --- what the owner of the socket sees ------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will happen: close the connection."""
+        return self._state is _State.ENDING and not self._output
+
+    @property
+    def ending(self) -> bool:
+        """The connection is over but for what still has to be sent; input is ignored."""
+        return self._state is _State.ENDING
+
+    @property
+    def may_block(self) -> bool:
+        """Only bytes from the host can give this queue something to do: wait for them without a deadline."""
+        session = self.session
+        return not (
+            self._output
+            or self._runnable
+            or session.waiting
+            or session.qid == 0
+            or session.controller is None
+            or session.close_reason is not None
+            or self._state is not _State.RUNNING
+        )
+
+    @property
+    def payload_left(self) -> int:
+        """Bytes of payload that are certain to come next: the owner may wait for all of them at once."""
+        return self._receiver.payload_left
+
+    def next_buffer(self) -> memoryview:
+        """Where the next bytes from the host go."""
+        return self._receiver.next_buffer()
+
+    def received(self, count: int, now: float) -> None:
+        """`count` bytes are in `next_buffer()`. What they cause is in `outgoing` afterwards."""
+        self._now = now
+        if self._state is _State.ENDING:
+            return
+        try:
+            for event in self._receiver.received(count):
+                self._handle(event)
+                if self.ending:
+                    return
+        except RemoteProtocolError as error:
+            self._terminate(error)
+            return
+        if self._runnable:
+            self._run_queued()
+
+    def end_of_stream(self) -> None:
+        """The host has closed its side."""
+        self._end("the host closed the connection")
+
+    def run(self, now: float) -> None:
+        """Do what is due at `now`: waiting commands, events, time-outs, a close that somebody asked for."""
+        self._now = now
+        if self._state is _State.ENDING:
+            return
+        session = self.session
+        if session.controller is None:
+            if now >= self._handshake_until:
+                self._end("no Connect within the time for it")
+                return
+        else:
+            session.check(now)
+        if session.close_reason is not None:
+            self._end(session.close_reason)
+            return
+        for completion in session.take_completions():
+            self._complete(completion.cid, completion.status, completion.result)
+        if session.waiting:
+            self._runnable.extend(session.ready(now))
+        if self._runnable:
+            self._run_queued()
+
+    def deadline(self) -> float:
+        """When `run` should be called at the latest; infinity if only bytes or a wake-up can matter."""
+        if self._state is _State.ENDING:
+            return math.inf
+        if self.session.controller is None:
+            return self._handshake_until
+        return self.session.deadline()
+
+    def outgoing(self) -> Sequence[Buffer]:
+        """Buffers to send, in order; empty if there is nothing."""
+        output = self._output
+        if len(output) <= _MOST_BUFFERS:
+            return list(output)
+        return [output[index] for index in range(_MOST_BUFFERS)]
+
+    def sent(self, count: int) -> None:
+        """`count` bytes of `outgoing` are out. Commands that waited for room go on."""
+        output = self._output
+        self._output_bytes -= count
+        while output:
+            first = output[0]
+            if count < len(first):
+                if count:
+                    output[0] = memoryview(first)[count:]
+                break
+            count -= len(first)
+            output.popleft()
+        if not output:
+            self._reading_busy = False
+        if self._runnable and self._state is _State.RUNNING:
+            self._run_queued()
+
+    def connection_lost(self) -> None:
+        """The connection is gone; gives up the queue, and with the admin queue the controller."""
+        self._state = _State.ENDING
+        self._output.clear()
+        self._output_bytes = 0
+        self.session.waiting.clear()
+        self.session.connection_lost()
+
+    # --- PDUs ----------------------------------------------------------------------------------------------
+
+    def place(self, pdu: DataPdu) -> memoryview | Sequence[memoryview]:
+        """`nvmeof.tcp.receiver.Owner`: where payload goes that is about to arrive."""
+        if self._state is _State.INITIALIZING:
+            raise _out_of_order("a PDU before ICReq")
+        if isinstance(pdu, H2CData):
+            return self._place_data(pdu)
+        if isinstance(pdu, CapsuleCmd):
+            return self._place_capsule(pdu)
+        raise _out_of_order("a PDU that a host does not send")
+
+    def _place_capsule(self, pdu: CapsuleCmd) -> memoryview:
+        session = self.session
+        is_io = session.qid != 0
+        limit = self._target.settings.in_capsule_bytes if is_io else ADMIN_IN_CAPSULE_BYTES
+        if pdu.data_length > limit:
+            raise RemoteProtocolError(
+                f"{pdu.data_length} bytes in a capsule, {limit} allowed",
+                fatal_error_status=FatalErrorStatus.LIMIT_EXCEEDED,
+            )
+        request = self._begin(pdu.sqe, pdu.data_length)
+        view: memoryview | None = None
+        if request.direction is Direction.FROM_HOST:
+            session.open_window(request)
+            view = request.window
+        if view is None:
+            view = self._incoming_piece(pdu.data_length)
+        self._arrivals.append(_Arrival(request, 0, view, None))
+        return view
+
+    def _place_data(self, pdu: H2CData) -> memoryview:
+        transfer = self._transfers.get(pdu.ttag)
+        if transfer is None:
+            raise _bad_field(f"no transfer has tag {pdu.ttag}", _AT_TTAG)
+        request = transfer.request
+        if request.sqe.cid != pdu.cid:
+            raise _bad_field(f"transfer {pdu.ttag} is not of command {pdu.cid}", _AT_CCCID)
+        end = pdu.offset + pdu.data_length
+        if pdu.offset != transfer.placed or end > request.length:
+            raise RemoteProtocolError(
+                f"data {pdu.offset}..{end} of {request.length}, {transfer.placed} expected",
+                fatal_error_status=FatalErrorStatus.OUT_OF_RANGE,
+                information=_AT_OFFSET,
+            )
+        if pdu.data_length > self.settings.max_h2c_data:
+            raise RemoteProtocolError(
+                f"{pdu.data_length} bytes in one PDU, {self.settings.max_h2c_data} allowed",
+                fatal_error_status=FatalErrorStatus.LIMIT_EXCEEDED,
+                information=_AT_LENGTH,
+            )
+        if pdu.last != (end == request.length):
+            raise _bad_field("LAST_PDU is not on the last PDU of the transfer", 1)
+        transfer.placed = end
+        window = request.window
+        if window is None:
+            view = self._incoming_piece(pdu.data_length)
+        else:
+            view = window[pdu.offset : end]
+        self._arrivals.append(_Arrival(request, pdu.offset, view, transfer))
+        return view
+
+    def _incoming_piece(self, length: int) -> memoryview:
+        """A buffer for data without a place. Two take turns: while one is filled, the other is read."""
+        if length <= _SMALL_PIECE:
+            return memoryview(bytearray(length))
+        self._incoming = self._incoming[::-1]
+        return self._incoming[0].take(length)
+
+    def _handle(self, event: Event) -> None:
+        if isinstance(event, CapsuleCmd):
+            if self._state is _State.INITIALIZING:
+                raise _out_of_order("a PDU before ICReq")
+            if event.data_length:
+                self._arrived(good=True)
+            else:
+                self._without_data(self._begin(event.sqe, 0))
+        elif isinstance(event, H2CData):
+            self._arrived(good=True)
+        elif isinstance(event, BadDataDigest):
+            self._arrived(good=False)
+        elif isinstance(event, ICReq):
+            self._initialize(event)
+        elif isinstance(event, TermReq):
+            self._end(f"the host ended the connection, status {event.fatal_error_status}")
+        else:
+            raise _out_of_order("a PDU that a host does not send")
+
+    def _initialize(self, request: ICReq) -> None:
+        if self._state is not _State.INITIALIZING:
+            raise _out_of_order("a second ICReq")
+        if request.version != 0:
+            raise RemoteProtocolError(
+                f"PDU format version {request.version}",
+                fatal_error_status=FatalErrorStatus.UNSUPPORTED_PARAMETER,
+                information=8,
+            )
+        header = request.header_digest and self.settings.allow_header_digest
+        data = request.data_digest and self.settings.allow_data_digest
+        answer = ICResp(header_digest=header, data_digest=data, max_h2c_data=self.settings.max_h2c_data)
+        self._send(encode_pdu(answer))
+        self._digests = self._receiver.digests = Digests(header, data)
+        self._alignment = alignment_bytes(request.data_alignment)
+        self._state = _State.RUNNING
+
+    # --- commands ------------------------------------------------------------------------------------------
+
+    def _begin(self, sqe: Sqe, capsule_data: int) -> Request:
+        session = self.session
+        if len(self._in_flight) >= session.entries:
+            raise _out_of_order(f"more than {session.entries} commands in flight")
+        self._sq_head = (self._sq_head + 1) % session.entries
+        if sqe.cid in self._in_flight:
+            conflicting = Request(sqe)
+            session.refuse(conflicting, Refusal(Status.COMMAND_ID_CONFLICT))
+            return conflicting
+        request = session.begin(sqe, self._now)
+        self._in_flight[sqe.cid] = request
+        if request.direction is not Direction.NONE:
+            wrong = _wrong_sgl(sqe, request, capsule_data)
+            if wrong:
+                session.refuse(request, Refusal(wrong))
+        return request
+
+    def _without_data(self, request: Request) -> None:
+        """The capsule was all there is, unless the command now has to be sent an R2T."""
+        if request.direction is Direction.FROM_HOST:
+            self.session.open_window(request)
+            tag = self._new_tag()
+            self._transfers[tag] = _Transfer(request, tag)
+            self._send(
+                encode_pdu(R2T(request.sqe.cid, tag, 0, request.length), self._digests, self._alignment)
+            )
+        else:
+            self._runnable.append(request)
+
+    def _new_tag(self) -> int:
+        # There are fewer commands in flight than tags, so this ends.
+        while self._next_ttag in self._transfers:
+            self._next_ttag = self._next_ttag % 0xFFFF + 1
+        tag = self._next_ttag
+        self._next_ttag = tag % 0xFFFF + 1
+        return tag
+
+    def _arrived(self, *, good: bool) -> None:
+        request, offset, view, transfer = self._arrivals.popleft()
+        if request.direction is Direction.FROM_HOST:
+            if good:
+                self.session.accept(request, offset, view, self._comparing)
+            else:
+                request.fail(Status.TRANSIENT_TRANSPORT_ERROR)
+        if transfer is None:
+            self._runnable.append(request)
+            return
+        transfer.accepted += len(view)
+        if transfer.accepted == request.length:
+            del self._transfers[transfer.tag]
+            self._runnable.append(request)
+
+    def _run_queued(self) -> None:
+        """Carry out what is runnable, as long as its answers find room."""
+        runnable = self._runnable
+        while runnable and not self._reading_busy and self._output_bytes < OUTPUT_LIMIT:
+            self._execute(runnable.popleft())
+            if self._state is not _State.RUNNING:
+                return
+
+    def _execute(self, request: Request) -> None:
+        session = self.session
+        outcome = session.execute(request, self._now, self._reading)
+        if outcome is not Outcome.DONE:
+            return
+        sqe = request.sqe
+        data = request.data
+        if data is not None and not request.status:
+            self._reading_busy = self._reading.holds(data)
+            # SUCCESS stands for a completion, but tells no SQ head: only without flow control.
+            success = session.no_flow_control and not request.result
+            pdu = C2HData(sqe.cid, 0, len(data), True, success)
+            self._send(encode_pdu(pdu, self._digests, self._alignment, (data,)))
+            request.data = None
+            if success:
+                self._release(request)
+                return
+        self._complete(
+            sqe.cid, request.status, request.result, do_not_retry=request.do_not_retry, request=request
+        )
+
+    def _complete(
+        self,
+        cid: int,
+        status: int,
+        result: int,
+        *,
+        do_not_retry: bool = False,
+        request: Request | None = None,
+    ) -> None:
+        session = self.session
+        if request is None:
+            request = self._in_flight.get(cid)
+        if request is not None:
+            self._release(request)
+        head = self._sq_head
+        if session.no_flow_control:
+            is_connect = (
+                request is not None
+                and request.sqe.opcode == AdminOpcode.FABRICS
+                and request.sqe.fctype == FabricsType.CONNECT
+            )
+            head = _SQHD_NO_FLOW_CONTROL if is_connect else 0
+        cqe = Cqe(cid, status, result, head, session.qid, do_not_retry)
+        self._send(encode_pdu(CapsuleResp(cqe), self._digests, self._alignment))
+        if session.closes_when_answered:
+            self._end("the host disconnected")
+
+    def _release(self, request: Request) -> None:
+        if self._in_flight.get(request.sqe.cid) is request:
+            del self._in_flight[request.sqe.cid]
+
+    # --- output and the end -------------------------------------------------------------------------
+
+    def _send(self, parts: Sequence[Buffer]) -> None:
+        for part in parts:
+            self._output.append(part)
+            self._output_bytes += len(part)
+
+    def _terminate(self, error: RemoteProtocolError) -> None:
+        """The host broke the protocol: say so, and hang up."""
+        pdu = termination_for(error, from_host=False, header=self._receiver.wrong_header)
+        if pdu is not None:
+            self._send([pdu])
+            self.terminated = True
+        self._end(error.reason)
+
+    def _end(self, reason: str) -> None:
+        if self._state is not _State.ENDING:
+            self._state = _State.ENDING
+            self.end_reason = reason
+            self._runnable.clear()
+            self.session.waiting.clear()
+
+
+def _wrong_sgl(sqe: Sqe, request: Request, capsule_data: int) -> int:
+    """The status of an SGL that does not fit the command; 0 if it does."""
+    sgl = sqe.sgl
+    if sgl.in_capsule:
+        if request.direction is not Direction.FROM_HOST:
+            return Status.SGL_TYPE_INVALID
+        if sgl.address:
+            return Status.SGL_OFFSET_INVALID
+        if sgl.length != request.length or capsule_data != sgl.length:
+            return Status.DATA_SGL_LENGTH_INVALID
+        return 0
+    if sgl.kind != SglKind.TRANSPORT or sgl.subtype != SUBTYPE_TRANSPORT:
+        return Status.SGL_TYPE_INVALID
+    if sgl.length != request.length:
+        return Status.DATA_SGL_LENGTH_INVALID
+    return Status.INVALID_FIELD if capsule_data else 0
+
+
+def _out_of_order(reason: str) -> RemoteProtocolError:
+    return RemoteProtocolError(reason, fatal_error_status=FatalErrorStatus.SEQUENCE_ERROR)
+
+
+def _bad_field(reason: str, where: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        reason, fatal_error_status=FatalErrorStatus.INVALID_HEADER_FIELD, information=where
+    )

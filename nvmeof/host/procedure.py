@@ -1,0 +1,76 @@
+"""Procedures: several admin commands in a row, written as a generator without I/O.
+
+A procedure yields a `Command` and is resumed when it has ended, or a `Pause` and is resumed after it. It
+returns its result. So "connect, enable, identify" reads from top to bottom, and still runs over a socket,
+an in-memory link or a simulated network.
+
+    def read_version() -> Procedure[int]:
+        command = yield from done(commands.property_get(Property.VS))
+        return command.result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from nvmeof.errors import NvmeofError
+from nvmeof.host.command import Command
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Resume me after so many seconds."""
+
+    seconds: float
+
+
+Step: TypeAlias = Command | Pause
+Procedure: TypeAlias = Generator[Step, None, T]
+
+
+def done(command: Command) -> Procedure[Command]:
+    """Issue a command and wait for it; raises `CommandFailed` or `ConnectionLost` if it fails."""
+    yield command
+    command.check()
+    return command
+
+
+class Running:
+    """A procedure under way. `step` goes on with it; exactly one of the two callbacks ends it."""
+
+    def __init__(
+        self,
+        procedure: Procedure[Any],
+        succeeded: Callable[[Any], None],
+        failed: Callable[[NvmeofError], None],
+    ) -> None:
+        self.waiting_for: Command | None = None
+        self.wake_at: float | None = None
+        self._procedure = procedure
+        self._succeeded = succeeded
+        self._failed = failed
+
+    def step(self, now: float) -> Command | None:
+        """Resume it; the command that it issues, if it does not pause or end."""
+        self.waiting_for = self.wake_at = None
+        try:
+            wanted = next(self._procedure)
+        except StopIteration as end:
+            self._succeeded(end.value)
+            return None
+        except NvmeofError as error:
+            self._failed(error)
+            return None
+        if isinstance(wanted, Pause):
+            self.wake_at = now + wanted.seconds
+            return None
+        self.waiting_for = wanted
+        return wanted
+
+    def cancel(self) -> None:
+        """Stop it without calling anybody."""
+        self._procedure.close()

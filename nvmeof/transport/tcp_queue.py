@@ -1,0 +1,269 @@
+"""A TCP I/O queue for one thread: blocking, run to completion. Read `base.HostQueue` first.
+
+The waiter receives for every command in flight until its own is done. Payload goes from the socket straight
+into the command's buffer, in as few calls as the caller's wishes allow (MSG_WAITALL); a 1 MiB read that is
+answered by one data PDU costs two `recv`. Deadlines are kept by SO_RCVTIMEO, which is set anew only when the
+time left differs from what is set by more than `SLACK_S`, so that on the hot path it costs nothing.
+
+Sending never blocks in the socket: what the kernel does not take at once waits in the queue's `output` and
+goes out while we wait, in turn with receiving. Two ends that both only send would wait for each other.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from contextlib import suppress
+
+from nvmeof.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    MalformedPdu,
+    NvmeofError,
+    QueueFull,
+    RemoteProtocolError,
+)
+from nvmeof.host.bring_up import SessionConfig, connect_command, connected
+from nvmeof.host.command import Command
+from nvmeof.host.tcp_queue import TcpQueue
+from nvmeof.limits import CONNECT_TIMEOUT_S
+from nvmeof.tcp.pdu import Digests
+from nvmeof.transport.base import ControllerInfo
+
+SLACK_S = 0.002
+"""How inexact a deadline may be kept."""
+
+MOST_BUFFERS = 256
+"""Buffers in one sendmsg; the kernel allows 1024."""
+
+DRAIN_CALLS = 64
+"""Receives in one look for what has arrived already; each takes at most what the socket holds."""
+
+_TIMEVAL = struct.Struct("@ll")
+
+
+def open_socket(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A blocking TCP connection without Nagle's delay; raises `ConnectionLost`."""
+    try:
+        sock = socket.create_connection((host, port), timeout=timeout_s)
+    except OSError as error:
+        raise ConnectionLost(f"cannot connect to {host} port {port}: {error}") from error
+    sock.settimeout(None)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+class TcpHostQueue:
+    """`HostQueue` over a connected socket, which it owns. All calls come from one thread."""
+
+    def __init__(self, sock: socket.socket, queue: TcpQueue, max_transfer: int) -> None:
+        self.max_transfer = max_transfer
+        self.depth = queue.depth
+        self.alive = True
+        self._sock = sock
+        self._queue = queue
+        self._why = ""
+        self._armed = 0.0
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN | select.POLLOUT)
+
+    @property
+    def in_flight(self) -> int:
+        """Commands without an answer, abandoned ones included."""
+        return self._queue.in_flight
+
+    def submit(self, command: Command) -> None:
+        """Put it on the wire. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
+        if not self.alive:
+            raise ConnectionLost(self._why)
+        queue = self._queue
+        if queue.in_flight >= queue.depth:
+            # Answers that nobody waits for (to abandoned commands) may have made room.
+            self._drain()
+            if not self.alive:
+                raise ConnectionLost(self._why)
+        queue.submit(command, time.monotonic())
+        self._push()
+
+    def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
+        """See `HostQueue.wait`."""
+        queue = self._queue
+        while not command.done:
+            if at_least is not None and command.received >= at_least:
+                return True
+            if command.cid < 0:
+                raise LocalProtocolError(f"{command!r} was not submitted")
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                self._drain()
+                return command.done or (at_least is not None and command.received >= at_least)
+            if queue.output:
+                self._push_and_pull(remaining)
+                continue
+            buffer = queue.next_buffer()
+            size = len(buffer)
+            flags = 0
+            if queue.receiving is not None:
+                # Payload: the whole of it in one call, or as much as the caller wants to begin with.
+                flags = socket.MSG_WAITALL
+                if queue.receiving is command and at_least is not None:
+                    size = min(size, at_least - command.received)
+            if not -SLACK_S < self._armed - remaining < SLACK_S:
+                self._arm(remaining)
+            self._receive(buffer, size, flags)
+        return True
+
+    def abandon(self, command: Command) -> None:
+        """See `HostQueue.abandon`."""
+        self._queue.abandon(command)
+
+    def oldest_abandoned(self) -> float | None:
+        """See `HostQueue.oldest_abandoned`. Takes what has arrived into account."""
+        if self.alive and self._queue.oldest_abandoned() is not None:
+            self._drain()
+        return self._queue.oldest_abandoned()
+
+    def close(self) -> None:
+        """Hang up. An NVMe/TCP connection needs no goodbye: its end is the end of the queue."""
+        self._die("closed by us")
+
+    # --- inside ----------------------------------------------------------------
+
+    def wait_until_ready(self, deadline: float) -> None:
+        """Receive until the connection is initialized; raises what went wrong."""
+        self._queue.start()
+        self._push()
+        while self.alive and not self._queue.ready:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                self._die("no answer to ICReq")
+                break
+            self._arm(remaining)
+            buffer = self._queue.next_buffer()
+            self._receive(buffer, len(buffer), 0)
+        if not self.alive:
+            raise ConnectionLost(self._why)
+
+    def _arm(self, seconds: float) -> None:
+        """Let receives return after `seconds`. Zero would mean for ever."""
+        micros = max(int(seconds * 1e6), 1000)
+        timeval = _TIMEVAL.pack(*divmod(micros, 1_000_000))
+        with suppress(OSError):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+        self._armed = micros / 1e6
+
+    def _receive(self, buffer: memoryview, size: int, flags: int) -> bool:
+        """One receive. False if nothing was there within the time, or the connection died."""
+        try:
+            count = self._sock.recv_into(buffer, size, flags)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._die(f"{error.strerror or error}")
+            return False
+        if count == 0:
+            self._die("the controller closed the connection" + (" amid a PDU" if self._queue.mid_pdu else ""))
+            return False
+        try:
+            self._queue.received(count)
+        except RemoteProtocolError as error:
+            self._complain(error)
+            return False
+        return True
+
+    def _drain(self) -> None:
+        """Take what has arrived, without waiting; go on with what is to be sent."""
+        for _ in range(DRAIN_CALLS):
+            if not self.alive:
+                return
+            self._push()
+            if not self.alive:
+                return
+            buffer = self._queue.next_buffer()
+            if not self._receive(buffer, len(buffer), socket.MSG_DONTWAIT):
+                return
+
+    def _push(self) -> None:
+        """Send what the kernel takes at once."""
+        queue = self._queue
+        while queue.output:
+            output = queue.output
+            try:
+                if len(output) == 1:
+                    count = self._sock.send(output[0], socket.MSG_DONTWAIT)
+                else:
+                    count = self._sock.sendmsg(output[:MOST_BUFFERS], (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._die(f"{error.strerror or error}")
+                return
+            queue.sent(count)
+
+    def _push_and_pull(self, remaining: float) -> None:
+        """There is something to send that did not fit: wait for either direction."""
+        for _, ready in self._poll.poll(max(remaining * 1000, 1)):
+            if ready & ~select.POLLOUT:
+                buffer = self._queue.next_buffer()
+                self._receive(buffer, len(buffer), socket.MSG_DONTWAIT)
+            if ready & select.POLLOUT and self.alive:
+                self._push()
+
+    def _complain(self, error: RemoteProtocolError) -> None:
+        """Tell the controller what it did wrong, and hang up."""
+        request = self._queue.termination(error)
+        # Amid a PDU of ours the request would be taken for its payload.
+        if request is not None and not self._queue.output:
+            with suppress(OSError):
+                self._sock.send(request, socket.MSG_DONTWAIT)
+        self._die(error.reason)
+
+    def _die(self, reason: str) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._why = reason
+        self._queue.fail(reason)
+        self._sock.close()
+
+
+def connect_io_queue(
+    info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
+) -> TcpHostQueue:
+    """Connect I/O queue `qid` (1 to `info.io_queues`) of a live controller. Blocks; call it in any thread.
+
+    The queue may turn out less deep than asked, where the controller allows no more. Raises
+    `ConnectionLost`, or `ConnectRefused`.
+    """
+    if not 1 <= qid <= info.io_queues:
+        raise LocalProtocolError(f"queue {qid} of {info.io_queues}")
+    most = info.max_queue_entries - 1
+    if info.identify.maxcmd:
+        most = min(most, info.identify.maxcmd)
+    depth = max(1, min(depth, most))
+    deadline = time.monotonic() + timeout_s
+    sock = open_socket(info.address.host, info.address.port, timeout_s)
+    queue = TcpQueue(
+        depth,
+        digests=Digests(info.header_digest, info.data_digest),
+        in_capsule_bytes=info.in_capsule_bytes,
+    )
+    connection = TcpHostQueue(sock, queue, info.max_transfer)
+    config = SessionConfig(info.subsystem_nqn, info.host_nqn, info.host_id, 0)
+    try:
+        connection.wait_until_ready(deadline)
+        command = connect_command(config, qid, depth + 1, info.cntlid)
+        connection.submit(command)
+        if not connection.wait(command, deadline):
+            raise ConnectionLost(f"no answer to Connect within {timeout_s:g} s")
+        if connected(command) != info.cntlid:
+            raise MalformedPdu("an I/O queue was connected to another controller")
+    except NvmeofError:
+        connection.close()
+        raise
+    return connection
+
+
+__all__ = ["QueueFull", "TcpHostQueue", "connect_io_queue", "open_socket"]

@@ -1,0 +1,63 @@
+"""What the tests of /fs share: a small store, a face on it, and a way to start it again after a crash."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.fs.files.face import FilesFace
+from agent.fs.files.options import FilesOptions
+from tests.support.files_calls import FaceCalls
+from tests.support.memory_blocks import MemoryBlockStore
+from tests.support.memory_filesystem import InlineRunner
+
+CAPACITIES = (512, 2048, 8192)
+BLOCK = 8192
+
+
+class World:
+    """A face over a store; `restart` is what remains of both after kill -9."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.metadata = folder / "files.sqlite"
+        self.store = MemoryBlockStore(CAPACITIES)
+        self.options = FilesOptions(staging_bytes=4 * BLOCK, workers=4, cache_seconds=0)
+        self.now_ns = 1_700_000_000_000_000_000
+        self._faces: list[FilesFace] = []
+        self.start()
+
+    def tick(self) -> int:
+        """Time goes on a little with every question for it."""
+        self.now_ns += 1000
+        return self.now_ns
+
+    def start(self) -> None:
+        self.face = FilesFace(self.metadata, self.store, self.options, wall_ns=self.tick)
+        self._faces.append(self.face)
+        self.calls = FaceCalls(self.face, InlineRunner())
+
+    def restart(self, **options: object) -> None:
+        """Forget everything in memory and begin again from the metadata file and the store."""
+        self.face.close()
+        self.options = dataclasses.replace(self.options, **options)  # type: ignore[arg-type]
+        self.start()
+
+    def collect(self) -> None:
+        """Delete everything that is doomed."""
+        while self.face.gauges().doomed_blocks:
+            assert self.calls.do(self.face.collect)
+
+    def close(self) -> None:
+        for face in self._faces:
+            face.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
