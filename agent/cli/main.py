@@ -34,6 +34,10 @@ class Verb:
 
 
 VERBS: dict[str, Verb] = {
+    "up": Verb("agent.cli.up.up_verb", "up", "Enclosures, pool, agent and mount: all of it, here."),
+    "down": Verb("agent.cli.up.down_verb", "down", "End what `g35 up` brought up."),
+    "status": Verb("agent.cli.status_verb", "status", "What the agent says of pool, hits and enclosures."),
+    "top": Verb("agent.cli.status_verb", "top", "The same, live."),
     "agent": Verb("agent.cli.agent_verb", "agent", "The DPU program: serve a pool at its mount."),
     "pool": Verb("agent.cli.pool_verb", "app", "Format a pool, or show what the namespaces carry."),
     "key": Verb("agent.cli.key_verb", "app", "Make or check the root key."),

@@ -5,9 +5,7 @@
     door.wait(timeout=None) # until somebody unmounts it
     door.stop()             # unmounts; no thread is left
 
-`make_runner(i)` is called once in worker i's own thread by `dev_fuse`; by `pyfuse3`, whose operations run
-in whichever thread is free, once for each operation that may be under way at a time. Either way a runner
-is used by one thread at a time.
+`make_runner(i)` is called once in each worker's own thread, and its runner is used in no other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The reference door: the same operations through pyfuse3 and libfuse, selectable and the judge of ours.
 
 Read agent/fs/door.py first. Requests come in on one trio loop in a thread of its own; each operation is
-settled in a worker thread, with one of `worker_count` slots (a runner and a read buffer). It measured a
-third of the hot door's speed, so it is here for what an independent hand is good for: differential tests,
+settled by one of `worker_count` slots (a thread, its runner and a read buffer). It measured a third of the
+hot door's speed, so it is here for what an independent hand is good for: differential tests,
 and a way out where the hot door has a fault.
 
 What pyfuse3 does not carry: fallocate (EOPNOTSUPP), parallel direct writes, skipping of FLUSH; and its
@@ -113,11 +113,11 @@ class Pyfuse3Door:
 
     def _serve(self) -> None:
         mounted = False
+        slots = [
+            Slot(index, self._make_runner, self._options.transfer_bytes)
+            for index in range(self._worker_count)
+        ]
         try:
-            slots = [
-                Slot(self._make_runner(index), memoryview(bytearray(self._options.transfer_bytes)))
-                for index in range(self._worker_count)
-            ]
             handlers = Handlers(self._filesystem, slots, self.complaints, self.initialised.set)
             pyfuse3.init(handlers, str(self.mountpoint), self._mount_options())
             mounted = True
@@ -128,6 +128,8 @@ class Pyfuse3Door:
         finally:
             if mounted:
                 pyfuse3.close(unmount=False)
+            for slot in slots:
+                slot.close(STOP_SECONDS)
             _one_door.release()
 
     async def _main(self) -> None:

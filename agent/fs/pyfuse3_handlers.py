@@ -7,11 +7,13 @@ turned into pyfuse3's records inside that line, too, because a value that does n
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import queue
 import stat
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import pyfuse3
 import trio
@@ -35,15 +37,62 @@ from agent.pool.steps import Outcome, Runner, settle
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
-    """What one operation under way needs for itself."""
+class Job(Generic[T]):
+    """One operation on its way to a slot's thread, and what came of it on the way back."""
 
-    runner: Runner
-    buffer: memoryview
+    __slots__ = ("done", "failure", "operation", "value")
+
+    def __init__(self, operation: Callable[[Slot], T]) -> None:
+        self.operation = operation
+        self.done = trio.Event()
+        self.value: T | None = None
+        self.failure: BaseException | None = None
+
+
+class Slot:
+    """A thread with what one operation under way needs for itself: a runner and a read buffer.
+
+    Not `trio.to_thread`: its threads come and go, and a runner belongs to one thread for good.
+    """
+
+    def __init__(self, index: int, make_runner: Callable[[int], Runner], buffer_bytes: int) -> None:
+        self.buffer = memoryview(bytearray(buffer_bytes))
+        self.failure: BaseException | None = None
+        self._index = index
+        self._make_runner = make_runner
+        self._jobs: queue.SimpleQueue[tuple[trio.lowlevel.TrioToken, Job[Any]] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=f"pyfuse3-{index}", daemon=True)
+        self._thread.start()
 
     def settle(self, outcome: Outcome[T]) -> T:
-        return settle(outcome, self.runner)
+        return settle(outcome, self._runner)
+
+    def submit(self, job: Job[Any]) -> None:
+        """Run it in this slot's thread; called on the loop's thread, where `job.done` is set."""
+        self._jobs.put((trio.lowlevel.current_trio_token(), job))
+
+    def close(self, timeout: float) -> bool:
+        """End the thread after its last job; False where it did not end in time."""
+        self._jobs.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        try:
+            self._runner = self._make_runner(self._index)
+        except BaseException as failure:
+            # Each operation that comes here answers EIO for it, rather than waiting for ever.
+            self.failure = failure
+        while (taken := self._jobs.get()) is not None:
+            token, job = taken
+            try:
+                if self.failure is not None:
+                    raise RuntimeError("the runner could not be made") from self.failure
+                job.value = job.operation(self)
+            except BaseException as failure:
+                job.failure = failure
+            with contextlib.suppress(trio.RunFinishedError):
+                token.run_sync_soon(job.done.set)
 
 
 class Handlers(pyfuse3.Operations):
@@ -61,9 +110,8 @@ class Handlers(pyfuse3.Operations):
     ) -> None:
         super().__init__()
         self._filesystem = filesystem
-        self._slots = slots
+        self._slots = list(slots)
         self._free = trio.Semaphore(len(slots))
-        self._threads = trio.CapacityLimiter(len(slots))
         self._complaints = complaints
         self._initialised = initialised
         # libfuse names open files by handle alone, `FileSystem` by inode and handle: a handle is unique
@@ -77,11 +125,17 @@ class Handlers(pyfuse3.Operations):
         try:
             await self._free.acquire()
             slot = self._slots.pop()
+            job = Job(operation)
             try:
-                return await trio.to_thread.run_sync(operation, slot, limiter=self._threads)
+                slot.submit(job)
+                with trio.CancelScope(shield=True):
+                    await job.done.wait()
             finally:
                 self._slots.append(slot)
                 self._free.release()
+            if job.failure is not None:
+                raise job.failure
+            return cast(T, job.value)
         except FsError as refusal:
             raise pyfuse3.FUSEError(errno_for_kernel(refusal.errno)) from None
         except trio.Cancelled:

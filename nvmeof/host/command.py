@@ -39,6 +39,7 @@ class Command:
         "nsid",
         "opcode",
         "out_bytes",
+        "out_end",
         "received",
         "requested",
         "result",
@@ -106,6 +107,8 @@ class Command:
         """Bytes of `data_in` for which data PDUs have begun, in any order."""
         self.requested = 0
         """Bytes of `data_out` that the controller has asked for."""
+        self.out_end = 0
+        """Where its data end in the stream that the queue sends."""
         self.spoiled = False
         """Some of its data failed the digest."""
 

@@ -106,6 +106,9 @@ class TcpQueue:
         self._max_h2c_data = MIN_MAXH2CDATA
         self._commands: dict[int, Command] = {}
         self._next_cid = 0
+        # Positions in the stream that goes out: how far it has been written, and how far sent.
+        self._queued = 0
+        self._sent = 0
         self._discard: memoryview | None = None
         self._receiver = PduReceiver(self, FROM_CONTROLLER)
         self.next_buffer = self._receiver.next_buffer
@@ -144,8 +147,9 @@ class TcpQueue:
     def start(self) -> None:
         """Send the first words."""
         self._become(QueueState.INITIALIZING)
-        request = ICReq(self._wanted.header, self._wanted.data, MAX_OUTSTANDING_R2T - 1)
-        self.output.append(encode_header(request))
+        request = encode_header(ICReq(self._wanted.header, self._wanted.data, MAX_OUTSTANDING_R2T - 1))
+        self.output.append(request)
+        self._queued += len(request)
 
     def fail(self, reason: str) -> list[Command]:
         """The connection is over: every command in flight ends, lost. The first call counts.
@@ -216,9 +220,11 @@ class TcpQueue:
         if digests.header:
             header += DIGEST.pack(crc32c(header))
         output = self.output
+        self._queued += total
         if not inside:
             output.append(header)
             return
+        command.out_end = self._queued
         output.append(header.ljust(offset, b"\0"))
         output.extend(command.data_out)
         if digests.data:
@@ -229,6 +235,7 @@ class TcpQueue:
 
     def sent(self, count: int) -> None:
         """`count` bytes of `output` are with the kernel."""
+        self._sent += count
         output = self.output
         index = 0
         while index < len(output) and count >= len(output[index]):
@@ -251,7 +258,7 @@ class TcpQueue:
             raise LocalProtocolError(f"{command!r} is not in flight here")
         command.abandoned = True
         if command.out_bytes:
-            self._detach_output()
+            self._detach(command)
             if command.requested < command.out_bytes:
                 command.data_out = [bytes(part) for part in command.data_out]
             else:
@@ -260,12 +267,14 @@ class TcpQueue:
         if self.receiving is command and self._receiver.payload_left:
             self._receiver.redirect(self._discards(self._receiver.payload_left))
 
-    def _detach_output(self) -> None:
-        """Let `output` own its bytes.
+    def _detach(self, command: Command) -> None:
+        """Let `output` own its bytes, if some of them are still this command's.
 
         The owner of an ended or abandoned command may put anything into its buffers next, plaintext
         included, and none of that may reach the wire.
         """
+        if command.out_end <= self._sent:
+            return
         self.output = [part if isinstance(part, bytes) else bytes(part) for part in self.output]
 
     # --- bytes in ------------------------------------------------------------
@@ -393,8 +402,8 @@ class TcpQueue:
                 status = Status.TRANSIENT_TRANSPORT_ERROR
             elif command.transferred != command.in_bytes or command.requested != command.out_bytes:
                 status = Status.DATA_TRANSFER_ERROR
-        if command.out_bytes and self.output:
-            self._detach_output()
+        if command.out_end > self._sent:
+            self._detach(command)
         command.end(status, result, do_not_retry=do_not_retry)
         ended.append(command)
 
@@ -415,8 +424,11 @@ class TcpQueue:
             size = min(self._max_h2c_data, end - position)
             pdu = H2CData(r2t.cid, r2t.ttag, position, size, position + size == end)
             data = stretch(command.data_out, position, size)
-            self.output.extend(encode_pdu(pdu, self._digests, self._alignment, data))
+            parts = encode_pdu(pdu, self._digests, self._alignment, data)
+            self.output.extend(parts)
+            self._queued += sum(map(len, parts))
             position += size
+        command.out_end = self._queued
 
 
 def _progress(command: Command, pdu: C2HData, left: int) -> None:

@@ -31,6 +31,8 @@ FLAG_FIN, FLAG_SYN = 1, 2
 ALL_PROTOCOLS = 0x0003
 # The loopback device shows each packet twice: as it leaves, and as it arrives.
 PACKET_OUTGOING = 4
+# asm-generic/socket.h: SO_RCVBUF beyond the limit of the system, for root.
+SO_RCVBUFFORCE = 33
 
 
 class Capture:
@@ -46,7 +48,7 @@ class Capture:
         self._ending = threading.Event()
 
     def __enter__(self) -> Capture:
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 32 << 20)
         self._socket.bind(("lo", 0))
         self._socket.settimeout(0.2)
         self._thread.start()

@@ -178,10 +178,13 @@ def _baseline(options: ReplayOptions, stats: dict[str, Any]) -> LruBaseline | No
     """An LRU of as many bytes as the volume has, or as --lru-bytes says."""
     capacity = options.lru_bytes
     if capacity is None:
-        volumes = stats.get("volumes")
-        volume = volumes.get(options.volume) if isinstance(volumes, dict) else None
-        capacity = volume.get("capacity_bytes") if isinstance(volume, dict) else None
-    if not isinstance(capacity, int) or capacity < options.value_bytes:
+        sizes = [
+            volume["slots"] * volume["value_bytes"]
+            for volume in stats.get("volumes", ())
+            if volume["name"] == options.volume
+        ]
+        capacity = sizes[0] if sizes else 0
+    if capacity < options.value_bytes:
         return None
     return LruBaseline(capacity // options.value_bytes)
 

@@ -180,7 +180,7 @@ def test_a_whole_replay_adds_up(tmp_path: Path, concurrency: int) -> None:
 
 def test_the_agents_capacity_is_the_baselines(tmp_path: Path) -> None:
     agent = ScriptedAgent()
-    body = json.dumps({"volumes": {"kv": {"capacity_bytes": 10 * 4096}}}).encode()
+    body = json.dumps({"volumes": [{"name": "kv", "slots": 10, "value_bytes": 4096}]}).encode()
     plain = agent._body
     agent._body = lambda file, request: (  # type: ignore[method-assign]
         body if request.operation is Operation.STATS else plain(file, request)

@@ -1,0 +1,117 @@
+"""`g35 status` and `g35 top`: what the agent says of itself, once or live."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from agent.cli.up.layout import Layout, default_state
+from agent.errors import G35Error
+
+State = Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")]
+Mount = Annotated[Path | None, typer.Option(help="The mount of the agent, instead of a state folder.")]
+
+
+def status(
+    state: State = None,
+    mount: Mount = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Show pool, volumes, enclosures, hit ratio, miss causes and throughput since the agent's start."""
+    found = read_status(_mount(state, mount))
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    Console().print(tables(found, None))
+
+
+def top(
+    state: State = None,
+    mount: Mount = None,
+    every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between looks.")] = 1.0,
+    times: Annotated[int, typer.Option(min=0, help="Looks before it ends; 0: until Ctrl-C.")] = 0,
+) -> None:
+    """The same live: rates are those of the last interval."""
+    where = _mount(state, mount)
+    earlier = read_status(where)
+    looks = 0
+    with Live(tables(earlier, None), screen=times == 0, refresh_per_second=4) as live:
+        try:
+            while not times or looks < times:
+                time.sleep(every)
+                now = read_status(where)
+                live.update(tables(now, earlier))
+                earlier = now
+                looks += 1
+        except KeyboardInterrupt:
+            pass
+
+
+def _mount(state: Path | None, mount: Path | None) -> Path:
+    if mount is not None:
+        return mount
+    layout = Layout((state or default_state()).absolute())
+    running = layout.running()
+    if running is None:
+        raise G35Error(f"no pool is up in {layout.state}", "bring one up (g35 up), or give --mount")
+    return Path(running.mount)
+
+
+def read_status(mount: Path) -> dict[str, Any]:
+    """The agent's snapshot, read through its mount. Raises G35Error where nobody answers there."""
+    try:
+        found: dict[str, Any] = json.loads((mount / ".g35/status.json").read_text())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no JSON"
+        raise G35Error(
+            f"no agent answers at {mount}: {why}", "is it a g35 mount, and is its agent up?"
+        ) from None
+    return found
+
+
+def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
+    """The snapshot for people; with an `earlier` one, rates between the two."""
+    seconds = found["uptime_s"] - (earlier["uptime_s"] if earlier else 0.0)
+    totals, before = found["totals"], earlier["totals"] if earlier else {}
+
+    def rate(key: str) -> str:
+        return f"{(totals[key] - before.get(key, 0)) / max(seconds, 1e-9) / 2**20:.1f} MiB/s"
+
+    head = Table.grid(padding=(0, 3))
+    head.add_row("pool", found["pool"]["id"], "mount", found["mount"])
+    head.add_row("read", rate("bytes_read"), "written", rate("bytes_written"))
+    head.add_row("hit ratio", _percent(totals["hit_ratio"]), "misses", _causes(totals["miss_causes"]))
+    head.add_row(
+        "resident", f"{found['memory']['resident_bytes'] / 2**20:.0f} MiB",
+        "up for", f"{found['uptime_s']:.0f} s",
+    )  # fmt: skip
+    volumes = Table("volume", "kind", "suite", "slots", "taken (seen)", "gets", "hits", "puts", "evicted")
+    for volume in found["volumes"]:
+        volumes.add_row(
+            volume["name"], volume["kind"], volume["suite"], str(volume["slots"]),
+            str(volume["slots_seen_taken"]), str(volume["gets"]), _percent(volume["hit_ratio"]),
+            str(volume["puts"]), str(volume["evictions"]),
+        )  # fmt: skip
+    enclosures = Table("enclosure", "state", "namespaces", "paused", "reconnects")
+    for each in found["enclosures"]:
+        state = "connected" if each["connected"] else f"away: {each['fault']}"
+        enclosures.add_row(
+            each["name"], state, str(each["namespaces"]), str(each["namespaces_paused"]),
+            str(each["reconnects"]),
+        )  # fmt: skip
+    return Group(head, volumes, enclosures)
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio * 100:.1f} %"
+
+
+def _causes(causes: dict[str, int]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in causes.items() if count) or "none"

@@ -1,0 +1,126 @@
+"""Processes that `g35 up` starts, watches, starts again when they die, and ends.
+
+A child is killed by the kernel when its parent dies (PR_SET_PDEATHSIG), so that even `kill -9` of
+`g35 up` leaves nothing behind but a dead mount, which the next start clears away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agent.errors import G35Error
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+START_SECONDS = 30.0
+STOP_SECONDS = 15.0
+RESTARTS_MAX = 1000
+"""Starts of one child in a life of `g35 up`; a child that keeps dying is not kept alive for ever."""
+RESTART_SECONDS = 0.5
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Child:
+    """One process and how to start it. `ready` says whether it is serving."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, ready: Callable[[], bool], pid_file: Path
+    ) -> None:
+        self.name = name
+        self._command = list(command)
+        self._log = log
+        self._ready = ready
+        self._pid_file = pid_file
+        self._process: subprocess.Popen[bytes] | None = None
+        self._next_start = 0.0
+        self.starts = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    def start(self) -> None:
+        """Start it; its words go to its log."""
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_die_with_parent,
+                # A Ctrl-C at the terminal is for `g35 up`, which ends its children in their order.
+                start_new_session=True,
+            )
+        self.starts += 1
+        self._next_start = time.monotonic() + RESTART_SECONDS
+        self._pid_file.write_text(f"{self._process.pid}\n")
+
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        """Until it serves. Raises G35Error with the end of its log where it does not come to that."""
+        end = time.monotonic() + seconds
+        while not self._ready():
+            if self._process is None or self._process.poll() is not None:
+                raise G35Error(f"{self.name} did not start: {self.last_words()}", f"its log is {self._log}")
+            if time.monotonic() > end:
+                raise G35Error(f"{self.name} was not ready within {seconds:g} s", f"its log is {self._log}")
+            time.sleep(0.02)
+
+    def last_words(self) -> str:
+        """The last line of its log, for an error message."""
+        try:
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return "it left no log"
+        return lines[-1][:500] if lines else "it said nothing"
+
+    def tend(self) -> str | None:
+        """Start it again if it has died; what happened, for the log."""
+        if self._process is None or self._process.poll() is None or time.monotonic() < self._next_start:
+            return None
+        if self.starts >= RESTARTS_MAX:
+            return None
+        status = self._process.returncode
+        self.start()
+        return f"{self.name} ended with {_told(status)}; started again"
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL for one that does not hear."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._pid_file.unlink(missing_ok=True)
+
+
+def _told(status: int) -> str:
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
+def detach(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a process that outlives this one, its words going to `log`."""
+    with open(log, "wb") as file:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            cwd="/",
+            env=os.environ,
+        )

@@ -1,0 +1,166 @@
+"""The state folder of `g35 up`: what lies where, and the configuration that it writes for the agent.
+
+up.json        who runs: process ids, the mount; present while the pool is up
+up.log         what `g35 up --detach` would have said
+root.key       the pool's root key, made at the first start
+agent.toml     the agent's configuration, written anew at every start
+agent/         the agent's own state
+agent.pid      present while the mount is served
+jbof-N.json    where enclosure N listens; jbof-N.sock its control socket, jbof-N.log its words
+drives-N/      its drives, where they are files
+mnt/           the mount, unless --mount names another folder
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.errors import G35Error
+
+
+def default_state() -> Path:
+    """Where `g35 up` keeps its things unless --state says otherwise (XDG Base Directory 0.8)."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local/state") / "g35"
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What `up.json` says: the process that holds everything, and the mount."""
+
+    pid: int
+    mount: str
+    enclosures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Paths in one state folder."""
+
+    state: Path
+
+    @property
+    def running_file(self) -> Path:
+        return self.state / "up.json"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "up.log"
+
+    @property
+    def key(self) -> Path:
+        return self.state / "root.key"
+
+    @property
+    def configuration(self) -> Path:
+        return self.state / "agent.toml"
+
+    @property
+    def agent_state(self) -> Path:
+        return self.state / "agent"
+
+    @property
+    def agent_ready(self) -> Path:
+        return self.state / "agent.pid"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.state / "agent.log"
+
+    def enclosure(self, number: int, suffix: str) -> Path:
+        return self.state / f"jbof-{number}.{suffix}"
+
+    def drives(self, number: int) -> Path:
+        return self.state / f"drives-{number}"
+
+    def default_mount(self) -> Path:
+        return self.state / "mnt"
+
+    def running(self) -> Running | None:
+        """What is up in this folder; None where nothing is, or where what was has died."""
+        try:
+            found = Running(**json.loads(self.running_file.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            raise G35Error(f"{self.running_file} is damaged", "remove it once no g35 process runs") from None
+        return found if is_alive(found.pid) else None
+
+    def write_running(self, running: Running) -> None:
+        partial = self.running_file.with_suffix(".part")
+        partial.write_text(json.dumps(asdict(running)))
+        partial.replace(self.running_file)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], options: AgentOptions) -> str:
+    """The agent's configuration for the enclosures that announced themselves in `ready`."""
+
+    def text(value: object) -> str:
+        return json.dumps(str(value))
+
+    lines = [
+        "# Written by `g35 up` at every start; edit nothing here.",
+        "[agent]",
+        f"mount = {text(mount)}",
+        f"state = {text(layout.agent_state)}",
+        f"key_file = {text(layout.key)}",
+        f"door = {text(options.door)}",
+        f"workers = {options.workers}",
+        f"read_deadline_ms = {options.read_deadline_ms}",
+        f"metrics = {text(options.metrics)}",
+        "",
+        "[pool]",
+        f"allow_plain = {str(options.suite == 'plain+crc64').lower()}",
+    ]
+    for number, enclosure in enumerate(ready):
+        lines += [
+            "",
+            "[[enclosures]]",
+            f'name = "jbof-{number}"',
+            f'transport = "{options.transport}"',
+            f"address = {text(enclosure['address'])}",
+            f"port = {enclosure['port']}",
+            f"nqn = {text(enclosure['nqn'])}",
+        ]
+    for name, kind, value_size, share in (
+        ("kv", "kv", options.value_size, 0.75),
+        ("files-small", "files", "64K", 0.04),
+        ("files-large", "files", "1M", 0.18),
+    ):
+        lines += [
+            "",
+            "[[volumes]]",
+            f'name = "{name}"',
+            f'kind = "{kind}"',
+            f"value_size = {text(value_size)}",
+            f'suite = "{options.suite}"',
+            f"share = {share}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    """What the user of `g35 up` chooses about the agent and its volumes."""
+
+    transport: str
+    door: str
+    workers: int
+    value_size: str
+    suite: str
+    read_deadline_ms: float
+    metrics: str

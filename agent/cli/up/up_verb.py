@@ -1,0 +1,258 @@
+"""`g35 up`: enclosures, a formatted pool, the agent and its mount, until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from agent.cli.up.children import Child, detach
+from agent.cli.up.layout import AgentOptions, Layout, Running, agent_toml, default_state, is_alive
+from agent.errors import G35Error, UserError
+from agent.fs.mounting import clear_dead_mount
+from agent.inline.secrets import create_root_key
+
+ENCLOSURES_MAX = 64
+DRIVES_MAX = 256
+TEND_SECONDS = 0.2
+
+
+class TransportName(StrEnum):
+    """The transports that an enclosure here can serve."""
+
+    TCP = "tcp"
+
+
+class Media(StrEnum):
+    """Where the drives of the enclosures keep their bytes."""
+
+    FILES = "files"
+    MEMORY = "memory"
+
+
+def up(
+    transport: Annotated[TransportName, typer.Option(help="NVMe-oF transport.")] = TransportName.TCP,
+    enclosures: Annotated[int, typer.Option(min=1, max=ENCLOSURES_MAX, help="How many enclosures.")] = 2,
+    drives: Annotated[int, typer.Option(min=1, max=DRIVES_MAX, help="Drives in each.")] = 2,
+    drive_size: Annotated[str, typer.Option(help="Size of each drive.")] = "1G",
+    media: Annotated[
+        Media, typer.Option(help="Sparse files survive a restart; memory is faster.")
+    ] = Media.FILES,
+    mount: Annotated[Path | None, typer.Option(help="Where to mount; default: mnt in the state.")] = None,
+    state: Annotated[Path | None, typer.Option(help="Folder for everything that is kept.")] = None,
+    value_size: Annotated[str, typer.Option(help="Slots of the volume `kv` take values up to this.")] = "1M",
+    suite: Annotated[str, typer.Option(help="Cipher suite of a new pool.")] = "aes-256-gcm",
+    door: Annotated[str, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = "fuse",
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Threads of the agent.")] = 4,
+    read_deadline_ms: Annotated[float, typer.Option(help="A later /kv read is a miss.")] = 50.0,
+    metrics: Annotated[str, typer.Option(help="Address and port of the Prometheus metrics.")] = "",
+    restart: Annotated[bool, typer.Option(help="Start again what dies.")] = True,
+    detach_: Annotated[bool, typer.Option("--detach", help="Return once it is up; see g35 down.")] = False,
+) -> None:
+    """Bring a whole pool up on this machine. Says `ready` once the mount is there; Ctrl-C ends it."""
+    layout = Layout((state or default_state()).absolute())
+    where = (mount or layout.default_mount()).absolute()
+    running = layout.running()
+    if running is not None:
+        raise UserError(
+            f"a pool is up already in {layout.state}, mounted at {running.mount}",
+            f"g35 down --state {layout.state}",
+        )
+    layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if detach_:
+        _detached(layout)
+        return
+    options = AgentOptions(transport.value, door, workers, value_size, suite, read_deadline_ms, metrics)
+    drives_each = ["--drives", str(drives), "--drive-size", drive_size]
+    pool = _Pool(layout, where, options, drives_each, enclosures, media)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        pool.start()
+        print("ready", flush=True)
+        while not stop.wait(TEND_SECONDS):
+            if restart:
+                pool.tend()
+    finally:
+        pool.stop()
+
+
+def _detached(layout: Layout) -> None:
+    """Run the same command again without --detach, in a session of its own, and wait for its `ready`."""
+    words = [word for word in sys.argv[1:] if word != "--detach"]
+    if "--state" not in " ".join(words):
+        words += ["--state", str(layout.state)]
+    process = detach([sys.executable, "-P", "-m", "agent.cli", *_absolute(words)], layout.log)
+    while True:
+        said = layout.log.read_text(errors="replace").splitlines()
+        if "ready" in said:
+            print("ready", flush=True)
+            return
+        if process.poll() is not None:
+            for line in said:
+                print(line, file=sys.stderr)
+            raise G35Error("the pool did not come up", f"its words are in {layout.log}")
+        time.sleep(0.05)
+
+
+def _absolute(words: list[str]) -> list[str]:
+    """The same words with paths made absolute: the detached process starts in the root folder."""
+    made = []
+    for at, word in enumerate(words):
+        option, separator, value = word.partition("=")
+        if separator and option in ("--state", "--mount"):
+            word = f"{option}={Path(value).absolute()}"
+        elif at and words[at - 1] in ("--state", "--mount"):
+            word = str(Path(word).absolute())
+        made.append(word)
+    return made
+
+
+class _Pool:
+    """Everything of one `g35 up`, in the order in which it starts."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        mount: Path,
+        options: AgentOptions,
+        drives: list[str],
+        enclosures: int,
+        media: Media,
+    ) -> None:
+        self._layout = layout
+        self._mount = mount
+        self._options = options
+        self._drives = drives
+        self._media = media
+        self._count = enclosures
+        self._enclosures: list[Child] = []
+        self._agent: Child | None = None
+        self._console = Console(stderr=True)
+
+    def start(self) -> None:
+        layout = self._layout
+        for number in range(self._count):
+            self._enclosures.append(self._enclosure(number))
+        for child in self._enclosures:
+            child.start()
+        for child in self._enclosures:
+            child.wait_ready()
+        ready = [self._announced(number) for number in range(self._count)]
+        if not layout.key.exists():
+            create_root_key(layout.key)
+        layout.configuration.write_text(agent_toml(layout, self._mount, ready, self._options))
+        self._format_if_blank()
+        self._mount.mkdir(parents=True, exist_ok=True)
+        clear_dead_mount(self._mount)
+        layout.agent_ready.unlink(missing_ok=True)
+        self._agent = Child(
+            "the agent",
+            [
+                sys.executable, "-P", "-m", "agent.cli", "agent",
+                "--config", str(layout.configuration), "--ready-file", str(layout.agent_ready),
+            ],
+            layout.agent_log,
+            self._agent_is_ready,
+            layout.state / "agent-process.pid",
+        )  # fmt: skip
+        self._agent.start()
+        self._agent.wait_ready()
+        layout.write_running(Running(os.getpid(), str(self._mount), self._count))
+
+    def tend(self) -> None:
+        """Start again what has died, and say so."""
+        for child in [*self._enclosures, *([self._agent] if self._agent is not None else [])]:
+            happened = child.tend()
+            if happened is not None:
+                self._console.print(happened)
+
+    def stop(self) -> None:
+        """The agent first, so that nobody reads from an enclosure that is going."""
+        if self._agent is not None:
+            self._agent.stop()
+            with contextlib.suppress(Exception):
+                clear_dead_mount(self._mount)
+        for child in self._enclosures:
+            child.stop()
+        for number in range(self._count):
+            self._layout.enclosure(number, "json").unlink(missing_ok=True)
+            self._layout.enclosure(number, "sock").unlink(missing_ok=True)
+        self._layout.running_file.unlink(missing_ok=True)
+
+    def _enclosure(self, number: int) -> Child:
+        layout = self._layout
+        ready = layout.enclosure(number, "json")
+        # A second start, and one after a kill, listens where the agent looks for it.
+        port_file = layout.enclosure(number, "port")
+        port = _free_port_from(port_file)
+        ready.unlink(missing_ok=True)
+        command = [
+            sys.executable, "-P", "-m", "emulator.jbof",
+            "--name", f"jbof-{number}", "--port", str(port), *self._drives,
+            "--control", str(layout.enclosure(number, "sock")), "--ready-file", str(ready),
+        ]  # fmt: skip
+        if self._media is Media.FILES:
+            command += ["--folder", str(layout.drives(number))]
+        return Child(
+            f"enclosure jbof-{number}",
+            command,
+            layout.enclosure(number, "log"),
+            ready.exists,
+            layout.enclosure(number, "pid"),
+        )
+
+    def _announced(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._layout.enclosure(number, "json").read_text())
+        self._layout.enclosure(number, "port").write_text(f"{found['port']}\n")
+        return found
+
+    def _format_if_blank(self) -> None:
+        """Format a pool where the drives carry none. A pool that is there is never touched."""
+        command = [sys.executable, "-P", "-m", "agent.cli", "pool"]
+        config = ["--config", str(self._layout.configuration)]
+        shown = subprocess.run(
+            [*command, "show", "--json", *config], capture_output=True, text=True, check=False
+        )
+        if shown.returncode:
+            raise G35Error(f"cannot look at the drives: {shown.stderr.strip()}")
+        if json.loads(shown.stdout)["pool"] is not None:
+            return
+        formatted = subprocess.run([*command, "format", *config], capture_output=True, text=True, check=False)
+        if formatted.returncode:
+            raise G35Error(f"cannot format the pool: {formatted.stderr.strip()}")
+
+    def _agent_is_ready(self) -> bool:
+        try:
+            pid = int(self._layout.agent_ready.read_text())
+        except (FileNotFoundError, ValueError):
+            return False
+        return is_alive(pid)
+
+
+def _free_port_from(file: Path) -> int:
+    """The port of the last time where there was one and it is free, else 0 for any."""
+    import socket
+
+    try:
+        port = int(file.read_text())
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+    except (OSError, ValueError, OverflowError):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+    return int(port)

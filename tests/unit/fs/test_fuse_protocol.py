@@ -1,0 +1,484 @@
+"""FuseSession over a tree in memory: INIT, every opcode, and what happens when an operation fails."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from agent.fs.complaints import Complaints
+from agent.fs.fuse_abi import InHeader, InitFlag, InitIn, InitOut, Opcode
+from agent.fs.fuse_protocol import WANTED, FuseLimits, FuseSession, errno_for_kernel
+from agent.fs.fuse_replies import AttrOut, DirentHead, EntryOut, OpenOut, StatfsOut, WriteOut
+from agent.fs.fuse_requests import (
+    BatchForgetIn,
+    CreateIn,
+    FallocateIn,
+    FlushIn,
+    ForgetIn,
+    ForgetOne,
+    FsyncIn,
+    GetattrIn,
+    GetxattrIn,
+    LinkIn,
+    MkdirIn,
+    MknodIn,
+    OpenIn,
+    ReadIn,
+    ReleaseIn,
+    Rename2In,
+    RenameIn,
+    SetattrIn,
+    SetxattrIn,
+    WriteIn,
+)
+from agent.fs.interface import Attributes, Caller, DirectoryEntry, Entry, FsError, Opened
+from agent.pool.steps import Acquire, Outcome, Steps
+from tests.support.fuse_peer import FusePeer
+from tests.support.memory_filesystem import FaultyFileSystem, InlineRunner, MemoryFileSystem
+
+
+@pytest.fixture
+def filesystem() -> MemoryFileSystem:
+    return MemoryFileSystem()
+
+
+@pytest.fixture
+def peer(filesystem: MemoryFileSystem) -> FusePeer:
+    peer = FusePeer(FuseSession(filesystem))
+    assert peer.init().errno == 0
+    return peer
+
+
+def create(peer: FusePeer, name: bytes, mode: int = 0o644) -> tuple[EntryOut, OpenOut]:
+    answer = peer.ask(Opcode.CREATE, CreateIn(os.O_RDWR, stat.S_IFREG | mode, 0o22, 0).encode() + name + b"\0")
+    assert answer.errno == 0 and len(answer.body) == 144
+    return EntryOut.decode_untrusted(answer.body), OpenOut.decode_untrusted(answer.body, 128)
+
+
+def write(peer: FusePeer, node: int, handle: int, offset: int, data: bytes, flags: int = 0) -> int:
+    answer = peer.ask(Opcode.WRITE, WriteIn(handle, offset, len(data), flags).encode() + data, node)
+    assert answer.errno == 0
+    return WriteOut.decode_untrusted(answer.body).size
+
+
+def setattr_body(**fields: int) -> bytes:
+    values = dict.fromkeys(SetattrIn.__slots__, 0) | fields
+    return SetattrIn(**values).encode()
+
+
+class TestInit:
+    def test_agrees_on_what_both_know(self, filesystem: MemoryFileSystem) -> None:
+        session = FuseSession(filesystem, limits=FuseLimits(background=48))
+        told = InitOut.decode_untrusted(FusePeer(session).init().body)
+        assert (told.major, told.minor) == (7, 39)
+        assert told.flags | told.flags2 << 32 == WANTED
+        assert told.max_write == 1 << 20 and told.max_pages == 256 and told.max_readahead == 1 << 20
+        assert (told.max_background, told.congestion_threshold, told.time_granularity) == (48, 36, 1)
+        assert session.initialised.is_set() and session.negotiated is not None
+
+    def test_with_linux_6_1_without_the_newer_flags(self, filesystem: MemoryFileSystem) -> None:
+        session = FuseSession(filesystem)
+        told = InitOut.decode_untrusted(FusePeer(session).init(minor=37, flags2=0x8).body)
+        assert told.minor == 37 and told.flags2 == 0
+        assert session.negotiated is not None
+        assert not session.negotiated.flags & InitFlag.DIRECT_IO_ALLOW_MMAP
+
+    def test_with_the_short_init_of_older_kernels(self, filesystem: MemoryFileSystem) -> None:
+        told = InitOut.decode_untrusted(FusePeer(FuseSession(filesystem)).init(minor=31).body)
+        assert told.minor == 31 and told.flags2 == 0 and told.max_pages == 256
+
+    def test_flags2_counts_with_init_ext_only(self, filesystem: MemoryFileSystem) -> None:
+        flags = 0xFFFF_FFFF & ~InitFlag.INIT_EXT
+        told = InitOut.decode_untrusted(FusePeer(FuseSession(filesystem)).init(flags=flags).body)
+        assert told.flags2 == 0
+
+    def test_a_newer_major_is_asked_to_come_down(self, filesystem: MemoryFileSystem) -> None:
+        peer = FusePeer(FuseSession(filesystem))
+        answer = peer.ask(Opcode.INIT, InitIn(8, 0, 0, 0).encode() + bytes(48))
+        assert answer.errno == 0 and InitOut.decode_untrusted(answer.body).major == 7
+        assert not peer.session.initialised.is_set()
+
+    @pytest.mark.expects_log("the kernel speaks FUSE")
+    @pytest.mark.parametrize(("major", "minor"), [(6, 45), (7, 27)])
+    def test_too_old_is_refused(self, filesystem: MemoryFileSystem, major: int, minor: int) -> None:
+        peer = FusePeer(FuseSession(filesystem))
+        assert peer.ask(Opcode.INIT, InitIn(major, minor, 0, 0xFFFF_FFFF).encode()).errno == errno.EPROTO
+
+    @pytest.mark.expects_log("malformed request")
+    def test_nothing_is_served_before_init_or_after_destroy(self, filesystem: MemoryFileSystem) -> None:
+        peer = FusePeer(FuseSession(filesystem))
+        assert peer.ask(Opcode.STATFS).errno == errno.EIO
+        peer.init()
+        assert peer.ask(Opcode.STATFS).errno == 0
+        assert peer.ask(Opcode.DESTROY).errno == 0
+        assert peer.ask(Opcode.STATFS).errno == errno.EIO
+
+
+class TestNames:
+    def test_lookup_and_forget(self, peer: FusePeer, filesystem: MemoryFileSystem) -> None:
+        assert peer.ask(Opcode.LOOKUP, b"x\0").errno == errno.ENOENT
+        made, _ = create(peer, b"x")
+        found = EntryOut.decode_untrusted(peer.ask(Opcode.LOOKUP, b"x\0").body)
+        assert found.nodeid == found.attributes.ino == made.nodeid
+        assert filesystem.nodes[made.nodeid].lookups == 2
+        assert peer.raw(peer.request(Opcode.FORGET, ForgetIn(1).encode(), made.nodeid)) is None
+        assert filesystem.nodes[made.nodeid].lookups == 1
+        batch = BatchForgetIn(1).encode() + ForgetOne(made.nodeid, 1).encode()
+        assert peer.raw(peer.request(Opcode.BATCH_FORGET, batch)) is None
+        assert filesystem.nodes[made.nodeid].lookups == 0
+
+    @pytest.mark.parametrize(
+        ("name", "code"),
+        [
+            (b"", errno.EINVAL),
+            (b".", errno.EINVAL),
+            (b"..", errno.EINVAL),
+            (b"a/b", errno.EINVAL),
+            (b"/", errno.EINVAL),
+            (b"n" * 256, errno.ENAMETOOLONG),
+            (b"n" * 255, 0),
+            (b"\xff\xfe\x01", 0),
+            (b"...", 0),
+        ],
+    )
+    def test_a_name_is_one_component_of_a_path(self, peer: FusePeer, name: bytes, code: int) -> None:
+        end = name + b"\0"
+        for opcode, body in (
+            (Opcode.LOOKUP, end),
+            (Opcode.UNLINK, end),
+            (Opcode.RMDIR, end),
+            (Opcode.MKDIR, MkdirIn(0o755, 0).encode() + end),
+            (Opcode.MKNOD, MknodIn(stat.S_IFREG, 0, 0).encode() + end),
+            (Opcode.SYMLINK, end + b"target\0"),
+            (Opcode.CREATE, CreateIn(0, stat.S_IFREG, 0, 0).encode() + end),
+            (Opcode.LINK, LinkIn(1).encode() + end),
+            (Opcode.RENAME, RenameIn(1).encode() + end + b"b\0"),
+            (Opcode.RENAME, RenameIn(1).encode() + b"b\0" + end),
+            (Opcode.RENAME2, Rename2In(1, 0).encode() + end + b"b\0"),
+        ):
+            answer = peer.ask(opcode, body)
+            if code:
+                assert answer.errno == code, opcode
+            else:
+                assert answer.errno not in (errno.EINVAL, errno.ENAMETOOLONG), opcode
+
+    def test_directories_links_and_renames(self, peer: FusePeer) -> None:
+        folder = EntryOut.decode_untrusted(peer.ask(Opcode.MKDIR, MkdirIn(0o750, 0o22).encode() + b"d\0").body)
+        assert stat.S_ISDIR(folder.attributes.mode) and folder.attributes.uid == 1000
+        made, _ = create(peer, b"f")
+        assert peer.ask(Opcode.LINK, LinkIn(made.nodeid).encode() + b"g\0", folder.nodeid).errno == 0
+        assert peer.ask(Opcode.RENAME, RenameIn(folder.nodeid).encode() + b"f\0g\0").errno == 0
+        assert peer.ask(Opcode.RENAME2, Rename2In(1, 1).encode() + b"f\0d\0").errno == errno.EEXIST
+        assert peer.ask(Opcode.RENAME2, Rename2In(1, 4).encode() + b"f\0h\0").errno == errno.EINVAL
+        assert peer.ask(Opcode.RENAME2, Rename2In(folder.nodeid, 0).encode() + b"f\0h\0").errno == 0
+        assert peer.ask(Opcode.RMDIR, b"d\0").errno == errno.ENOTEMPTY
+        for name in (b"g", b"h"):
+            assert peer.ask(Opcode.UNLINK, name + b"\0", folder.nodeid).errno == 0
+        assert peer.ask(Opcode.RMDIR, b"d\0").errno == 0
+
+    def test_symbolic_links_and_special_files(self, peer: FusePeer) -> None:
+        link = EntryOut.decode_untrusted(peer.ask(Opcode.SYMLINK, b"l\0../any where\xff\0").body)
+        assert peer.ask(Opcode.READLINK, node=link.nodeid).body == b"../any where\xff"
+        assert peer.ask(Opcode.SYMLINK, b"m\0" + b"t" * 4096 + b"\0").errno == errno.ENAMETOOLONG
+        assert peer.ask(Opcode.SYMLINK, b"m\0\0").errno == errno.EINVAL
+        pipe = peer.ask(Opcode.MKNOD, MknodIn(stat.S_IFIFO | 0o600, 7, 0).encode() + b"p\0")
+        assert stat.S_ISFIFO(EntryOut.decode_untrusted(pipe.body).attributes.mode)
+
+    def test_readdir_takes_what_fits_and_goes_on(self, peer: FusePeer) -> None:
+        for index in range(40):
+            create(peer, b"file-%02d" % index)
+        handle = OpenOut.decode_untrusted(peer.ask(Opcode.OPENDIR, OpenIn(0, 0).encode()).body).handle
+        names, cookie = [], 0
+        while True:
+            answer = peer.ask(Opcode.READDIR, ReadIn(handle, cookie, 200).encode())
+            assert answer.errno == 0 and len(answer.body) <= 200
+            at = 0
+            while at < len(answer.body):
+                head = DirentHead.decode_untrusted(answer.body, at)
+                names.append(answer.body[at + 24 : at + 24 + head.name_bytes])
+                cookie, at = head.cookie, at + (24 + head.name_bytes + 7) // 8 * 8
+            if not answer.body:
+                break
+        assert names == [b".", b"..", *(b"file-%02d" % index for index in range(40))]
+        assert peer.ask(Opcode.READDIR, ReadIn(handle, 0, 8).encode()).errno == errno.EINVAL
+        assert peer.ask(Opcode.FSYNCDIR, FsyncIn(handle, 1).encode()).errno == 0
+        assert peer.ask(Opcode.RELEASEDIR, ReleaseIn(handle, 0, 0).encode()).errno == 0
+
+
+class TestFiles:
+    def test_read_answers_in_the_room_and_write_takes_from_the_data(self, peer: FusePeer) -> None:
+        made, opened = create(peer, b"f")
+        data = os.urandom(300_000)
+        assert write(peer, made.nodeid, opened.handle, 5, data) == len(data)
+        assert peer.ask(Opcode.READ, ReadIn(opened.handle, 0, 7).encode(), made.nodeid).body == bytes(5) + data[:2]
+        whole = peer.ask(Opcode.READ, ReadIn(opened.handle, 5, 1 << 20).encode(), made.nodeid)
+        assert whole.body == data
+        reply = peer.session.answer(
+            memoryview(peer.request(Opcode.READ, ReadIn(opened.handle, 5, 4096).encode(), made.nodeid)),
+            80,
+            memoryview(b""),
+            peer.room,
+            peer.runner,
+        )
+        assert reply is not None and isinstance(reply[1], memoryview) and reply[1].obj is peer.room.obj
+
+    def test_a_write_whose_data_lie_elsewhere(self, peer: FusePeer) -> None:
+        """As virtio-fs has it: header and arguments in one buffer, data in another."""
+        made, opened = create(peer, b"f")
+        header = InHeader(80 + 9, Opcode.WRITE, 3, made.nodeid, 0, 0, 0).encode()
+        head = memoryview(header + WriteIn(opened.handle, 0, 9, 0).encode())
+        assert peer.session.answer(head, 89, memoryview(b"elsewhere"), peer.room, peer.runner) is not None
+        assert peer.ask(Opcode.READ, ReadIn(opened.handle, 0, 100).encode(), made.nodeid).body == b"elsewhere"
+
+    @pytest.mark.parametrize(
+        ("offset", "size", "code"),
+        [(0, (1 << 20) + 1, errno.EINVAL), (1 << 63, 1, errno.EINVAL), ((1 << 63) - 1, 1, errno.EINVAL)],
+    )
+    def test_a_read_beyond_all_bounds(self, peer: FusePeer, offset: int, size: int, code: int) -> None:
+        made, opened = create(peer, b"f")
+        assert peer.ask(Opcode.READ, ReadIn(opened.handle, offset, size).encode(), made.nodeid).errno == code
+
+    @pytest.mark.expects_log("WRITE: malformed request")
+    def test_a_write_beyond_all_bounds(self, peer: FusePeer) -> None:
+        made, opened = create(peer, b"f")
+        beyond = WriteIn(opened.handle, (1 << 63) - 2, 4, 0).encode() + b"data"
+        assert peer.ask(Opcode.WRITE, beyond, made.nodeid).errno == errno.EFBIG
+        lying = WriteIn(opened.handle, 0, 5, 0).encode() + b"data"
+        assert peer.ask(Opcode.WRITE, lying, made.nodeid).errno == errno.EIO
+
+    def test_attributes(self, peer: FusePeer) -> None:
+        made, opened = create(peer, b"f")
+        body = setattr_body(
+        body = setattr_body(
+            valid=valid, size=1 << 62, mode=0o4711, uid=5, gid=6, atime=-7, atime_ns=8, mtime=9, mtime_ns=10
+        )
+        told = AttrOut.decode_untrusted(peer.ask(Opcode.SETATTR, body, made.nodeid).body).attributes
+        assert (told.size, stat.S_IMODE(told.mode), told.uid, told.gid) == (1 << 62, 0o4711, 5, 6)
+        assert (told.atime, told.atime_ns, told.mtime, told.mtime_ns) == (-7, 8, 9, 10)
+        again = peer.ask(Opcode.GETATTR, GetattrIn(1, opened.handle).encode(), made.nodeid)
+        assert AttrOut.decode_untrusted(again.body).attributes == told
+        now = peer.ask(Opcode.SETATTR, setattr_body(valid=16 | 32 | 128 | 256), made.nodeid)
+        assert AttrOut.decode_untrusted(now.body).attributes.mtime > 1_600_000_000
+        bad = setattr_body(valid=16, atime_ns=1_000_000_000)
+        assert peer.ask(Opcode.SETATTR, bad, made.nodeid).errno == errno.EINVAL
+        assert peer.ask(Opcode.SETATTR, setattr_body(valid=8, size=1 << 63), made.nodeid).errno == errno.EINVAL
+
+    def test_set_id_bits_go_when_the_kernel_says_so(self, peer: FusePeer) -> None:
+        made, opened = create(peer, b"f")
+
+        def mode() -> int:
+            answer = peer.ask(Opcode.GETATTR, GetattrIn(0, 0).encode(), made.nodeid)
+            return stat.S_IMODE(AttrOut.decode_untrusted(answer.body).attributes.mode)
+
+        def chmod() -> None:
+            peer.ask(Opcode.SETATTR, setattr_body(valid=1, mode=0o6775), made.nodeid)
+            assert mode() == 0o6775
+
+        chmod()
+        write(peer, made.nodeid, opened.handle, 0, b"by root")
+        assert mode() == 0o6775
+        write(peer, made.nodeid, opened.handle, 0, b"by somebody", flags=4)
+        assert mode() == 0o775
+        chmod()
+        peer.ask(Opcode.SETATTR, setattr_body(valid=2, uid=5), made.nodeid)
+        assert mode() == 0o775
+        chmod()
+        peer.ask(Opcode.OPEN, OpenIn(os.O_TRUNC, 1).encode(), made.nodeid)
+        assert mode() == 0o775
+
+    def test_what_else_an_open_file_can_do(self, peer: FusePeer, filesystem: MemoryFileSystem) -> None:
+        made, opened = create(peer, b"f")
+        write(peer, made.nodeid, opened.handle, 0, b"abcdef")
+        for opcode, body in (
+            (Opcode.FLUSH, FlushIn(opened.handle).encode()),
+            (Opcode.FSYNC, FsyncIn(opened.handle, 0).encode()),
+            (Opcode.FALLOCATE, FallocateIn(opened.handle, 1, 2, 3).encode()),
+        ):
+            assert peer.ask(opcode, body, made.nodeid).errno == 0
+        told = peer.ask(Opcode.READ, ReadIn(opened.handle, 0, 10).encode(), made.nodeid).body
+        assert told == b"a\0\0def"
+        wide = FallocateIn(opened.handle, 1 << 62, 1 << 62, 0).encode()
+        assert peer.ask(Opcode.FALLOCATE, wide, made.nodeid).errno == errno.EINVAL
+        second = OpenOut.decode_untrusted(peer.ask(Opcode.OPEN, OpenIn(os.O_TRUNC, 0).encode(), made.nodeid).body)
+        for handle in (opened.handle, second.handle):
+            assert peer.ask(Opcode.RELEASE, ReleaseIn(handle, 0, 0).encode(), made.nodeid).errno == 0
+        assert filesystem.open_handles == 0
+        assert peer.ask(Opcode.RELEASE, ReleaseIn(99, 0, 0).encode(), made.nodeid).errno == errno.EBADF
+
+    def test_how_an_opened_file_is_described(self) -> None:
+        class Describes(MemoryFileSystem):
+            def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+                return Opened(77, True, True, True, True, True)
+
+        peer = FusePeer(FuseSession(Describes()))
+        peer.init()
+        told = OpenOut.decode_untrusted(peer.ask(Opcode.OPEN, OpenIn(0, 0).encode()).body)
+        assert (told.handle, told.flags) == (77, 0b1100111)
+
+    def test_statfs(self, peer: FusePeer) -> None:
+        told = StatfsOut.decode_untrusted(peer.ask(Opcode.STATFS).body)
+        assert told.blocks == 8192 and told.block_size == told.fragment_size == 65536
+        assert told.name_bytes_max == 255
+
+    def test_extended_attributes(self, peer: FusePeer) -> None:
+        def put(name: bytes, value: bytes, flags: int = 0) -> int:
+            return peer.ask(Opcode.SETXATTR, SetxattrIn(len(value), flags).encode() + name + b"\0" + value).errno
+
+        def get(name: bytes, room: int) -> tuple[int, bytes]:
+            answer = peer.ask(Opcode.GETXATTR, GetxattrIn(room).encode() + name + b"\0")
+            return answer.errno, answer.body
+
+        assert put(b"user.a", b"v\0v") == 0 and put(b"user.b", b"") == 0
+        assert put(b"user.a", b"", 1) == errno.EEXIST and put(b"user.c", b"", 2) == errno.ENODATA
+        assert get(b"user.a", 0) == (0, b"\x03" + bytes(7))
+        assert get(b"user.a", 3) == (0, b"v\0v") and get(b"user.a", 2) == (errno.ERANGE, b"")
+        assert get(b"user.b", 9) == (0, b"") and get(b"user.x", 9) == (errno.ENODATA, b"")
+        assert peer.ask(Opcode.LISTXATTR, GetxattrIn(0).encode()).body == b"\x0e" + bytes(7)
+        assert peer.ask(Opcode.LISTXATTR, GetxattrIn(14).encode()).body == b"user.a\0user.b\0"
+        assert peer.ask(Opcode.LISTXATTR, GetxattrIn(13).encode()).errno == errno.ERANGE
+        assert peer.ask(Opcode.REMOVEXATTR, b"user.a\0").errno == 0
+        assert peer.ask(Opcode.REMOVEXATTR, b"user.a\0").errno == errno.ENODATA
+        assert put(b"security.capability", b"x") == errno.EOPNOTSUPP
+        assert put(b"n" * 256, b"") == errno.ERANGE
+
+    @pytest.mark.parametrize(
+        "opcode",
+        [
+            Opcode.ACCESS,
+            Opcode.LSEEK,
+            Opcode.INTERRUPT,
+            Opcode.COPY_FILE_RANGE,
+            Opcode.POLL,
+            Opcode.TMPFILE,
+            Opcode.STATX,
+            Opcode.SETLK,
+            Opcode.READDIRPLUS,
+            Opcode.SYNCFS,
+            Opcode.BMAP,
+            0,
+            7,
+            4096,
+            0xFFFF_FFFF,
+        ],
+    )
+    def test_what_the_kernel_can_do_without(self, peer: FusePeer, opcode: int) -> None:
+        assert peer.ask(opcode, bytes(56)).errno == errno.ENOSYS
+
+    def test_ioctl(self, peer: FusePeer) -> None:
+        assert peer.ask(Opcode.IOCTL, bytes(32)).errno == errno.ENOTTY
+
+
+class TestFaults:
+    @pytest.mark.expects_log("GETATTR|STATFS|READ|WRITE|FORGET|CREATE")
+    @pytest.mark.parametrize("fault", [ValueError("bug"), MemoryError(), SystemExit(1), RecursionError()])
+    def test_whatever_an_operation_raises_is_eio(self, filesystem: MemoryFileSystem, fault: BaseException) -> None:
+        faulty = FaultyFileSystem(filesystem)
+        peer = FusePeer(FuseSession(faulty))  # type: ignore[arg-type]
+        peer.init()
+        made, opened = create(peer, b"f")
+        for name in ("getattr", "statfs", "read", "write", "forget", "create"):
+            faulty.faults[name] = lambda: fault
+        assert peer.ask(Opcode.GETATTR, GetattrIn(0, 0).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.STATFS).errno == errno.EIO
+        assert peer.ask(Opcode.READ, ReadIn(opened.handle, 0, 9).encode(), made.nodeid).errno == errno.EIO
+        data = WriteIn(opened.handle, 0, 1, 0).encode() + b"x"
+        assert peer.ask(Opcode.WRITE, data, made.nodeid).errno == errno.EIO
+        assert peer.raw(peer.request(Opcode.FORGET, ForgetIn(1).encode(), made.nodeid)) is None
+        assert faulty.raised == 5
+        faulty.faults.clear()
+        assert peer.ask(Opcode.STATFS).errno == 0
+
+    @pytest.mark.parametrize("code", [0, -5, 512, 100_000, 133])
+    def test_an_errno_that_the_kernel_would_not_take(self, filesystem: MemoryFileSystem, code: int) -> None:
+        faulty = FaultyFileSystem(filesystem)
+        faulty.faults["statfs"] = lambda: FsError(code)
+        peer = FusePeer(FuseSession(faulty))  # type: ignore[arg-type]
+        peer.init()
+        assert peer.ask(Opcode.STATFS).errno == errno_for_kernel(code) == (133 if code == 133 else errno.EIO)
+
+    @pytest.mark.expects_log("ValueError|error")
+    @pytest.mark.parametrize("answer", [-1, 10, 1 << 70, None, "many"])
+    def test_a_count_that_cannot_be(self, answer: Any) -> None:
+        class Counts(MemoryFileSystem):
+            def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+                value: int = answer
+                return value
+
+            def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
+                value: int = answer
+                return value
+
+        peer = FusePeer(FuseSession(Counts()))
+        peer.init()
+        assert peer.ask(Opcode.READ, ReadIn(1, 0, 9).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.WRITE, WriteIn(1, 0, 9, 0).encode() + bytes(9)).errno == errno.EIO
+
+    @pytest.mark.expects_log("error")
+    def test_values_that_do_not_fit_their_fields(self) -> None:
+        class Boundless(MemoryFileSystem):
+            def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
+                return Entry(Attributes(ino=1 << 64, mode=0))
+
+            def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
+                return Attributes(ino=1, mode=-1)
+
+            def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
+                return [DirectoryEntry(b"a", -1, 0, 1)]
+
+        peer = FusePeer(FuseSession(Boundless()))
+        peer.init()
+        assert peer.ask(Opcode.LOOKUP, b"a\0").errno == errno.EIO
+        assert peer.ask(Opcode.GETATTR, GetattrIn(0, 0).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.READDIR, ReadIn(0, 0, 4096).encode()).errno == errno.EIO
+
+    def test_steps_are_run_to_their_end(self) -> None:
+        class Stepping(MemoryFileSystem):
+            def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+                return self._steps(into)
+
+            def _steps(self, into: memoryview) -> Steps[int]:
+                import threading
+
+                lock = threading.Lock()
+                assert (yield Acquire(lock, 1e18)) is True
+                into[:4] = b"done"
+                return 4
+
+        peer = FusePeer(FuseSession(Stepping()))
+        peer.init()
+        assert peer.ask(Opcode.READ, ReadIn(1, 0, 100).encode()).body == b"done"
+
+    def test_a_lost_reply_gives_back_what_it_carried(self, peer: FusePeer, filesystem: MemoryFileSystem) -> None:
+        body = CreateIn(os.O_RDWR, stat.S_IFREG, 0, 0).encode() + b"f\0"
+        request = memoryview(peer.request(Opcode.CREATE, body))
+        reply = peer.session.answer(request, len(request), memoryview(b""), peer.room, peer.runner)
+        assert reply is not None and filesystem.open_handles == 1
+        peer.session.reply_was_lost(request, reply, InlineRunner())
+        assert filesystem.open_handles == 0 and all(
+            node.lookups == 0 for node in filesystem.nodes.values()
+        )
+
+
+class TestComplaints:
+    def test_one_line_in_an_interval(self, caplog: pytest.LogCaptureFixture) -> None:
+        now = 0.0
+        log = logging.getLogger("test.complaints")
+        log.propagate = False
+        log.addHandler(caplog.handler)
+        try:
+            complaints = Complaints(log, 10.0, lambda: now)
+            for _ in range(1000):
+                complaints.bug("READ", ValueError("x"))
+            complaints.peer("LOOKUP", "no NUL")
+            assert len(caplog.records) == 2 and complaints.count == 1001
+            now = 11.0
+            complaints.bug("READ", ValueError("x"))
+            assert "999 more" in caplog.records[-1].getMessage()
+        finally:
+            log.removeHandler(caplog.handler)

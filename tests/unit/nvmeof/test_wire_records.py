@@ -1,0 +1,412 @@
+"""Wire records: every field survives, sizes are the specification's, and bad bytes raise one exception."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nvmeof.errors import MalformedPdu
+from nvmeof.wire import cqe, fabrics, features, identify, log_page, properties, sgl, sqe
+from nvmeof.wire.status import FabricsStatus, Status, describe
+
+U8 = st.integers(0, 0xFF)
+U16 = st.integers(0, 0xFFFF)
+U32 = st.integers(0, 0xFFFF_FFFF)
+U64 = st.integers(0, (1 << 64) - 1)
+BOOL = st.booleans()
+NQN = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=55)
+
+SGLS = st.one_of(
+    st.builds(sgl.in_capsule, U32, U32),
+    st.builds(sgl.transport, U32),
+    st.builds(sgl.keyed, U64, st.integers(0, 0xFFFFFF), U32, invalidate=BOOL),
+)
+SQES = st.builds(sqe.Sqe, U8, U16, U32, SGLS, *[U32] * 6, cdw2=U32, cdw3=U32, metadata_pointer=U64, flags=U8)
+CQES = st.builds(cqe.Cqe, U16, st.integers(0, 0x7FF), U64, U16, U16, BOOL, BOOL, st.integers(0, 3), BOOL)
+
+
+@given(SQES)
+def test_sqe(entry: sqe.Sqe) -> None:
+    assert len(entry.encode()) == 64
+    assert sqe.decode_sqe_untrusted(entry.encode()) == entry
+
+
+@given(CQES)
+def test_cqe(entry: cqe.Cqe) -> None:
+    assert len(entry.encode()) == 16
+    assert cqe.decode_cqe_untrusted(entry.encode()) == entry
+
+
+@given(SGLS)
+def test_sgl(descriptor: sgl.SglDescriptor) -> None:
+    assert sgl.decode_sgl_untrusted(descriptor.encode()) == descriptor
+
+
+def test_sqe_golden() -> None:
+    """Every field non-zero, each with a value of its own, laid out by hand after figure 86."""
+    raw = bytes.fromhex(
+        "02 41 2211 66554433 aa998877 eeddccbb 0807060504030201"
+        "1817161514131211 00100000 000000 01"
+        "23222120 27262524 2b2a2928 2f2e2d2c 33323130 37363534"
+    )
+    entry = sqe.decode_sqe_untrusted(raw)
+    assert entry == sqe.Sqe(
+        opcode=sqe.IoOpcode.READ,
+        flags=0x41,
+        cid=0x1122,
+        nsid=0x33445566,
+        cdw2=0x778899AA,
+        cdw3=0xBBCCDDEE,
+        metadata_pointer=0x0102030405060708,
+        sgl=sgl.in_capsule(0x1000, 0x1112131415161718),
+        cdw10=0x20212223,
+        cdw11=0x24252627,
+        cdw12=0x28292A2B,
+        cdw13=0x2C2D2E2F,
+        cdw14=0x30313233,
+        cdw15=0x34353637,
+    )
+    assert entry.encode() == raw
+    assert entry.slba == 0x2425262720212223
+    assert entry.blocks == 0x2A2B + 1
+    assert entry.sgl.in_capsule
+
+
+def test_cqe_golden() -> None:
+    raw = bytes.fromhex("0807060504030201 2211 4433 6655 0bf5")
+    entry = cqe.decode_cqe_untrusted(raw)
+    assert entry == cqe.Cqe(
+        cid=0x5566,
+        status=0x285,
+        result=0x0102030405060708,
+        sqhd=0x1122,
+        sqid=0x3344,
+        do_not_retry=True,
+        more=True,
+        retry_delay=3,
+        phase=True,
+    )
+    assert entry.status == Status.COMPARE_FAILURE
+    assert entry.encode() == raw
+
+
+def test_sgl_golden() -> None:
+    keyed = sgl.keyed(0x1122334455667788, 0xABCDEF, 0x01020304, invalidate=True)
+    assert keyed.encode().hex() == "8877665544332211" + "efcdab" + "04030201" + "4f"
+    assert sgl.transport(0x1000).encode().hex() == "00" * 8 + "00100000" + "000000" + "5a"
+    assert sgl.in_capsule(1024).encode().hex() == "00" * 8 + "00040000" + "000000" + "01"
+
+
+@given(st.lists(st.builds(sqe.DatasetRange, U64, U32, U32), min_size=1, max_size=256))
+def test_dataset_ranges(ranges: list[sqe.DatasetRange]) -> None:
+    assert sqe.decode_dataset_ranges_untrusted(b"".join(r.encode() for r in ranges)) == ranges
+
+
+@given(U16, U16, U32, U8, U16, U16)
+def test_connect(qid: int, sqsize: int, kato: int, cattr: int, recfmt: int, cid: int) -> None:
+    fields = fabrics.Connect(qid, sqsize, kato, cattr, recfmt)
+    entry = fields.sqe(cid)
+    assert (entry.opcode, entry.fctype, entry.cid) == (0x7F, 1, cid)
+    assert fabrics.decode_connect(sqe.decode_sqe_untrusted(entry.encode())) == fields
+    raw = entry.encode()
+    assert struct.unpack_from("<HHHBxI", raw, 40) == (recfmt, qid, sqsize, cattr, kato)
+
+
+@given(st.binary(min_size=16, max_size=16), U16, NQN, NQN)
+def test_connect_data(host_id: bytes, cntlid: int, subsystem: str, host: str) -> None:
+    data = fabrics.ConnectData(host_id, cntlid, subsystem, host)
+    raw = data.encode()
+    assert len(raw) == 1024
+    assert raw[256:].startswith(subsystem.encode())
+    assert raw[512:].startswith(host.encode())
+    assert fabrics.decode_connect_data_untrusted(raw) == data
+
+
+def test_connect_data_refuses_names_without_end_and_other_alphabets() -> None:
+    good = fabrics.ConnectData(bytes(16), 1, "nqn.a", "nqn.b").encode()
+    for start in (256, 512):
+        for raw in (b"x" * 256, b"\xff\xfe\0".ljust(256, b"\0"), b"x" * 224 + bytes(32)):
+            with pytest.raises(MalformedPdu):
+                fabrics.decode_connect_data_untrusted(good[:start] + raw + good[start + 256 :])
+
+
+@given(U32, st.sampled_from([4, 8]), st.one_of(st.none(), U64))
+def test_property_access(offset: int, size: int, value: int | None) -> None:
+    if value is not None and size == 4:
+        value &= 0xFFFF_FFFF
+    access = fabrics.PropertyAccess(offset, size, value)
+    entry = sqe.decode_sqe_untrusted(access.sqe(7).encode())
+    assert fabrics.decode_property_access(entry) == access
+    assert entry.fctype == (fabrics.FabricsType.PROPERTY_GET if value is None else 0)
+
+
+@given(BOOL, U32, U8, U8, U8)
+def test_authentication(receive: bool, length: int, secp: int, spsp0: int, spsp1: int) -> None:
+    fields = fabrics.Authentication(receive, length, secp, spsp0, spsp1)
+    raw = fields.sqe().encode()
+    assert fabrics.decode_authentication(sqe.decode_sqe_untrusted(raw)) == fields
+    assert raw[41:48] == bytes((spsp0, spsp1, secp)) + length.to_bytes(4, "little")
+
+
+def test_disconnect() -> None:
+    assert fabrics.decode_disconnect(fabrics.Disconnect(3).sqe()) == fabrics.Disconnect(3)
+    assert fabrics.Disconnect().sqe().fctype == 8
+
+
+def test_nqn_limits() -> None:
+    assert len(fabrics.encode_nqn("n" * 223)) == 223
+    for bad in ("", "n" * 224, "a\0b"):
+        with pytest.raises(ValueError):
+            fabrics.encode_nqn(bad)
+
+
+# --- Identify -----------------------------------------------------------------
+
+ASCII = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
+
+
+def distinct_controller() -> identify.IdentifyController:
+    """Every field non-zero and different from its neighbours."""
+    values: dict[str, Any] = {}
+    for index, field in enumerate(dataclasses.fields(identify.IdentifyController), start=1):
+        if field.type == "str":
+            values[field.name] = field.name.upper()[:8]
+        elif field.type == "bytes":
+            values[field.name] = bytes([index]) * len(field.default)  # type: ignore[arg-type]
+        else:
+            values[field.name] = index
+    return identify.IdentifyController(**values)
+
+
+def test_identify_controller() -> None:
+    controller = distinct_controller()
+    raw = controller.encode()
+    assert len(raw) == 4096
+    assert identify.decode_identify_controller_untrusted(raw) == controller
+    # Spot checks against the figure, so that encoder and decoder are not wrong together.
+    assert raw[4:24] == b"SERIAL".ljust(20)
+    assert raw[77] == controller.mdts
+    assert int.from_bytes(raw[78:80], "little") == controller.cntlid
+    assert int.from_bytes(raw[92:96], "little") == controller.oaes
+    assert raw[111] == controller.cntrltype
+    assert int.from_bytes(raw[320:322], "little") == controller.kas
+    assert raw[512] == controller.sqes
+    assert int.from_bytes(raw[514:516], "little") == controller.maxcmd
+    assert int.from_bytes(raw[516:520], "little") == controller.nn
+    assert int.from_bytes(raw[520:522], "little") == controller.oncs
+    assert int.from_bytes(raw[536:540], "little") == controller.sgls
+    assert raw[768:774] == b"SUBNQN"
+    assert int.from_bytes(raw[1792:1796], "little") == controller.ioccsz
+    assert int.from_bytes(raw[1796:1800], "little") == controller.iorcsz
+    assert raw[1803] == controller.msdbd
+
+
+def test_identify_namespace() -> None:
+    values: dict[str, Any] = {}
+    for index, field in enumerate(dataclasses.fields(identify.IdentifyNamespace), start=1):
+        if field.name != "formats":
+            values[field.name] = bytes([index]) * len(field.default) if field.type == "bytes" else index  # type: ignore[arg-type]
+    values["flbas"] = 1
+    formats = (identify.LbaFormat(9, 8, 2), identify.LbaFormat(12, 0, 1))
+    namespace = identify.IdentifyNamespace(**values, formats=formats)
+    raw = namespace.encode()
+    assert len(raw) == 4096
+    assert identify.decode_identify_namespace_untrusted(raw) == namespace
+    assert namespace.lba_bytes == 4096
+    assert raw[25] == 1
+    assert raw[104:120] == namespace.nguid
+    assert raw[120:128] == namespace.eui64
+    assert raw[128:136] == bytes((8, 0, 9, 2, 0, 0, 12, 1))
+
+
+def test_identify_namespace_refuses_a_format_out_of_its_list() -> None:
+    raw = bytearray(identify.IdentifyNamespace().encode())
+    raw[26] = 1
+    with pytest.raises(MalformedPdu):
+        identify.decode_identify_namespace_untrusted(raw)
+    raw[26], raw[25] = 0, 64
+    with pytest.raises(MalformedPdu):
+        identify.decode_identify_namespace_untrusted(raw)
+    assert identify.decode_identify_namespace_untrusted(bytes(4096)).nsze == 0
+
+
+@given(st.sets(st.integers(1, 0xFFFF_FFFE), max_size=1024))
+def test_namespace_list(ids: set[int]) -> None:
+    assert identify.decode_namespace_list_untrusted(identify.encode_namespace_list(ids)) == sorted(ids)
+
+
+def test_namespace_list_ascends() -> None:
+    with pytest.raises(MalformedPdu):
+        identify.decode_namespace_list_untrusted(struct.pack("<2I", 5, 4).ljust(4096, b"\0"))
+
+
+OPTIONAL_16 = st.one_of(st.none(), st.binary(min_size=16, max_size=16))
+
+
+@given(
+    st.builds(
+        identify.NamespaceDescriptors,
+        OPTIONAL_16,
+        st.one_of(st.none(), st.binary(min_size=8, max_size=8)),
+        OPTIONAL_16,
+        st.one_of(st.none(), st.integers(0, 2)),
+    )
+)
+def test_namespace_descriptors(names: identify.NamespaceDescriptors) -> None:
+    raw = names.encode()
+    assert len(raw) == 4096
+    assert identify.decode_namespace_descriptors_untrusted(raw) == names
+
+
+def test_namespace_descriptors_skip_the_unknown_and_refuse_the_wrong() -> None:
+    nguid = bytes(range(16))
+    raw = (b"\x99\x03\0\0abc" + b"\x02\x10\0\0" + nguid).ljust(4096, b"\0")
+    assert identify.decode_namespace_descriptors_untrusted(raw).nguid == nguid
+    for bad in (b"\x02\x08\0\0" + bytes(8), b"\x99\xff\0\0" + b"\x01" * 255 + b"\x99\xff\0\0" * 1000):
+        with pytest.raises(MalformedPdu):
+            identify.decode_namespace_descriptors_untrusted(bad.ljust(4096, b"\0")[:4096])
+
+
+def test_command_set_structures() -> None:
+    limits = identify.NvmController(1, 2, 3, 4, 5, 6)
+    assert identify.decode_nvm_controller_untrusted(limits.encode()) == limits
+    independent = identify.IndependentNamespace(1, 2, 3, 4, 5, 6, 7, 8, True)
+    assert identify.decode_independent_namespace_untrusted(independent.encode()) == independent
+    sets = identify.CommandSets((1, 3))
+    assert identify.decode_command_sets_untrusted(sets.encode()) == sets
+    assert len(identify.encode_nvm_namespace()) == 4096
+
+
+# --- log pages, features, properties ----------------------------------------------
+
+
+def test_log_page_request() -> None:
+    request = log_page.LogPageRequest(0x70, 4 * 0x12345, 0x1_2345_6788, True, 5, 0x11)
+    d10, d11, d12, d13, d14 = request.dwords()
+    entry = sqe.Sqe(2, cdw10=d10, cdw11=d11, cdw12=d12, cdw13=d13, cdw14=d14)
+    assert log_page.decode_log_page_request(entry) == request
+
+
+def test_error_entry() -> None:
+    entry = log_page.ErrorEntry(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+    assert log_page.decode_error_entry_untrusted(entry.encode()) == entry
+
+
+def test_smart_log() -> None:
+    fields = [field.name for field in dataclasses.fields(log_page.SmartLog)][:-1]
+    log = log_page.SmartLog(
+        **{name: n for n, name in enumerate(fields, start=1)}, sensors=(21, 22, 23, 24, 25, 26, 27, 28)
+    )
+    raw = log.encode()
+    assert len(raw) == 512
+    assert log_page.decode_smart_log_untrusted(raw) == log
+    assert int.from_bytes(raw[32:48], "little") == log.data_units_read
+    assert int.from_bytes(raw[1:3], "little") == log.temperature
+
+
+@given(st.sets(st.integers(1, 0xFFFF_FFFE), max_size=1030))
+def test_changed_namespaces(ids: set[int]) -> None:
+    expected = sorted(ids) if len(ids) <= 1024 else None
+    assert log_page.decode_changed_namespaces_untrusted(log_page.encode_changed_namespaces(ids)) == expected
+
+
+def test_command_effects() -> None:
+    effects = log_page.CommandEffects({0x06: 1, 0xFF: 9}, {0x01: 3})
+    assert log_page.decode_command_effects_untrusted(effects.encode()) == effects
+
+
+def test_discovery_log() -> None:
+    entries = tuple(
+        log_page.DiscoveryEntry(
+            3, 1, 2, f"192.0.2.{n}", "4420", f"nqn.2026-01.io.g35:{n}", n, 0xFFFF, 32, 4, 1, bytes([n]) * 256
+        )
+        for n in range(1, 4)
+    )
+    log = log_page.DiscoveryLog(77, entries)
+    raw = log.encode()
+    assert len(raw) == 4096
+    assert log_page.decode_discovery_log_untrusted(raw) == log
+    assert raw[1024 + 32 : 1024 + 36] == b"4420"
+    assert raw[1024 + 512 : 1024 + 523] == b"192.0.2.1  "
+    with pytest.raises(MalformedPdu, match="cut short"):
+        log_page.decode_discovery_log_untrusted(raw[:-1024])
+    for offset, value in ((8, 0xFF), (16, 1)):
+        bad = bytearray(raw)
+        bad[offset + 1 if offset == 8 else offset] = value
+        with pytest.raises(MalformedPdu):
+            log_page.decode_discovery_log_untrusted(bad)
+
+
+@given(st.integers(1, 65535), st.integers(1, 65535))
+def test_queue_count(submission: int, completion: int) -> None:
+    count = features.QueueCount(submission, completion)
+    assert features.decode_queue_count(count.encode()) == count
+
+
+@given(st.integers(0, 7), U8, U8)
+def test_async_event(kind: int, information: int, page: int) -> None:
+    event = features.AsyncEvent(kind, information, page)
+    assert features.decode_async_event(event.encode()) == event
+
+
+def test_properties() -> None:
+    capabilities = properties.Capabilities(1023, True, 15, 0x41, 1, 2, True, 1, 3, 2)
+    assert properties.decode_capabilities(capabilities.encode()) == capabilities
+    configuration = properties.Configuration(True, 1, 6, 3, 2, 6, 4, True)
+    assert properties.decode_configuration(configuration.encode()) == configuration
+    status = properties.ControllerStatus(True, True, 2, True, True)
+    assert properties.decode_controller_status(status.encode()) == status
+    # What Linux writes to enable a controller.
+    assert properties.decode_configuration(0x0046_0001).sq_entry_size == 6
+    assert properties.decode_configuration(0x0046_0001).enable
+
+
+# --- bad bytes ----------------------------------------------------------------------
+
+DECODERS: list[tuple[Callable[[bytes], object], int]] = [
+    (sqe.decode_sqe_untrusted, 64),
+    (sqe.decode_dataset_ranges_untrusted, 32),
+    (cqe.decode_cqe_untrusted, 16),
+    (sgl.decode_sgl_untrusted, 16),
+    (fabrics.decode_connect_data_untrusted, 1024),
+    (identify.decode_identify_controller_untrusted, 4096),
+    (identify.decode_identify_namespace_untrusted, 4096),
+    (identify.decode_namespace_list_untrusted, 4096),
+    (identify.decode_namespace_descriptors_untrusted, 4096),
+    (identify.decode_nvm_controller_untrusted, 4096),
+    (identify.decode_independent_namespace_untrusted, 4096),
+    (identify.decode_command_sets_untrusted, 4096),
+    (log_page.decode_error_entry_untrusted, 64),
+    (log_page.decode_smart_log_untrusted, 512),
+    (log_page.decode_changed_namespaces_untrusted, 4096),
+    (log_page.decode_command_effects_untrusted, 4096),
+    (log_page.decode_discovery_log_untrusted, 2048),
+    (log_page.decode_discovery_entry_untrusted, 1024),
+]
+
+
+@pytest.mark.parametrize(("decode", "size"), DECODERS, ids=lambda value: getattr(value, "__name__", ""))
+@given(data=st.data())
+def test_only_malformed_pdu(decode: Callable[[bytes], object], size: int, data: st.DataObject) -> None:
+    """Noise of any length, also of the right one, decodes or raises `MalformedPdu`; never anything else."""
+    length = data.draw(st.sampled_from([0, 1, size - 1, size, size + 1]))
+    seed = data.draw(st.binary(max_size=64))
+    raw = (seed * (length // max(len(seed), 1) + 1))[:length].ljust(length, b"\0")
+    try:
+        decode(raw)
+    except MalformedPdu:
+        return
+    assert length >= size or decode is sqe.decode_dataset_ranges_untrusted
+
+
+def test_status_names() -> None:
+    assert describe(Status.COMPARE_FAILURE) == "compare failure (0x285)"
+    assert "invalid host" in describe(FabricsStatus.CONNECT_INVALID_HOST, fabrics=True)
+    assert "lba out of range" in describe(0x080, fabrics=True)
+    assert describe(0x7FE) == "vendor status (0x7fe)"
