@@ -151,7 +151,7 @@ class FuseSession:
             if not self._ready and opcode != _INIT:
                 raise FuseFormatError("before INIT")
             if opcode == _READ:
-                return self._read(request, node, unique, room, runner)
+                return self._read(request, received, node, unique, room, runner)
             if opcode == _WRITE:
                 return self._write(request, received, node, unique, data, runner)
             if opcode == _INIT:
@@ -186,8 +186,10 @@ class FuseSession:
             return [_OUT_HEADER.pack(OUT_HEADER_BYTES, 0, unique)]
         return [_OUT_HEADER.pack(OUT_HEADER_BYTES + len(body), 0, unique), body]
 
-    def _read(self, request: memoryview, node: int, unique: int, room: memoryview, runner: Runner) -> Reply:
-        if len(request) < WRITE_HEAD_BYTES:
+    def _read(
+        self, request: memoryview, received: int, node: int, unique: int, room: memoryview, runner: Runner
+    ) -> Reply:
+        if received < WRITE_HEAD_BYTES or len(request) < WRITE_HEAD_BYTES:
             raise FuseFormatError("READ is truncated")
         handle, offset, size = ReadIn.LAYOUT.unpack_from(request, IN_HEADER_BYTES)
         if size > len(room) or offset > OFFSET_MAX - size:
@@ -202,7 +204,7 @@ class FuseSession:
     def _write(
         self, request: memoryview, received: int, node: int, unique: int, data: memoryview, runner: Runner
     ) -> Reply:
-        if len(request) < WRITE_HEAD_BYTES:
+        if received < WRITE_HEAD_BYTES or len(request) < WRITE_HEAD_BYTES:
             raise FuseFormatError("WRITE is truncated")
         handle, offset, size, flags = WriteIn.LAYOUT.unpack_from(request, IN_HEADER_BYTES)
         if size > received - WRITE_HEAD_BYTES or size > len(data):

@@ -106,22 +106,27 @@ def create_root_key(path: Path) -> None:
         ) from None
     except OSError as error:
         raise ConfigError(f"cannot create {path}: {error.strerror}", "check the folder") from None
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error.strerror}", "check the disk") from None
 
 
 def load_root_key(path: Path) -> SecretKey:
     """The root key in `path`. Raises ConfigError for a missing, exposed or damaged file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        # O_NONBLOCK: a FIFO in the key's place must not hang the agent.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         raise ConfigError(f"there is no root key at {path}", f"make one: g35 key new {path}") from None
     except OSError as error:
         raise ConfigError(f"cannot open the root key {path}: {error.strerror}", "check the file") from None
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(file.fileno())
+    try:
+        facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise ConfigError(f"the root key {path} is no regular file", "name the key file itself")
         if facts.st_mode & 0o077:
@@ -129,7 +134,9 @@ def load_root_key(path: Path) -> SecretKey:
                 f"the root key {path} can be read by others (mode {stat.S_IMODE(facts.st_mode):04o})",
                 f"chmod 600 {path}, and think about who may have read it meanwhile",
             )
-        text = file.read(4096)
+        text = os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
     damaged = ConfigError(f"{path} holds no root key of g35", "restore the file from where you keep it")
     try:
         prefix, body, check = text.decode("ascii").strip().split(":")

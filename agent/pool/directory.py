@@ -84,13 +84,15 @@ class Directory:
     lock: agent/pool/directory_cache.py says which).
     """
 
-    __slots__ = ("_uncounted", "corrupt_keys", "raw")
+    __slots__ = ("_repinned", "_uncounted", "corrupt_keys", "raw")
 
     def __init__(self, block: bytes | bytearray | memoryview | None = None) -> None:
         self.raw = bytearray(block) if block is not None else bytearray(DIRECTORY_BYTES)
         self.corrupt_keys: frozenset[bytes] = frozenset()
         self._uncounted: set[int] = set()
         """Slots changed in place since their CRC was made: a hit must not cost a CRC."""
+        self._repinned: set[int] = set()
+        """Slots whose pin was changed here, and which flash may not know of yet."""
         if block is not None:
             self._forget_damaged()
 
@@ -106,14 +108,23 @@ class Directory:
                 view[start : start + ENTRY_BYTES] = bytes(ENTRY_BYTES)
         self.corrupt_keys = frozenset(damaged)
 
-    def find(self, pseudonym: bytes) -> int | None:
-        """The slot whose entry has this pseudonym."""
-        start = self.raw.find(pseudonym)
+    def find(self, pseudonym: bytes, first: int = 0) -> int | None:
+        """The slot from `first` on whose entry has this pseudonym."""
+        start = self.raw.find(pseudonym, first * ENTRY_BYTES)
         while start >= 0:
             if start % ENTRY_BYTES == 0:
                 return start // ENTRY_BYTES
             start = self.raw.find(pseudonym, start + 1)
         return None
+
+    def find_all(self, pseudonym: bytes) -> list[int]:
+        """Every slot whose entry has this pseudonym: more than one after two puts that raced."""
+        slots = []
+        slot = self.find(pseudonym)
+        while slot is not None:
+            slots.append(slot)
+            slot = self.find(pseudonym, slot + 1)
+        return slots
 
     def entry(self, slot: int) -> Entry | None:
         """The entry of a slot; None where it is free."""
@@ -130,6 +141,13 @@ class Directory:
 
     def install(self, slot: int, entry: Entry) -> None:
         self.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES] = entry.encode()
+
+    def take_over(self, slot: int, earlier: Directory) -> None:
+        """Keep what `earlier` says of a slot."""
+        start, end = slot * ENTRY_BYTES, (slot + 1) * ENTRY_BYTES
+        self.raw[start:end] = earlier.raw[start:end]
+        if slot in earlier._uncounted:
+            self._uncounted.add(slot)
 
     def clear(self, slot: int, *, ghost: bytes | None = None) -> None:
         """Free a slot. `ghost` is the pseudonym that it lost by eviction; without it an older ghost stays."""
@@ -165,6 +183,7 @@ class Directory:
 
     def pin(self, slot: int, until: int) -> None:
         self._uncounted.add(slot)
+        self._repinned.add(slot)
         _U32.pack_into(self.raw, slot * ENTRY_BYTES + _PINNED_AT, until)
 
     def image(self) -> bytes:
@@ -175,15 +194,25 @@ class Directory:
             _U32.pack_into(self.raw, start + _CRC_AT, crc)
         return bytes(self.raw)
 
+    def copy(self) -> Directory:
+        """The same entries, each with its CRC made right; changing one leaves the other as it is."""
+        other = Directory()
+        other.raw[:] = self.image()
+        return other
+
     def merge_uses(self, earlier: Directory) -> None:
-        """Take over the hits that `earlier`, our copy of the same block, counted and never wrote."""
+        """Take over the hits and pins that `earlier`, our copy of the same block, never wrote."""
         for slot, entry in earlier:
             mine = self.entry(slot)
-            if mine and mine.generation == entry.generation and mine.last_use_us < entry.last_use_us:
+            if mine is None or mine.generation != entry.generation:
+                continue
+            if mine.last_use_us < entry.last_use_us:
                 start = slot * ENTRY_BYTES
                 _U64.pack_into(self.raw, start + _LAST_USE_AT, entry.last_use_us)
                 _U16.pack_into(self.raw, start + _HITS_AT, max(mine.hits, entry.hits))
                 self._uncounted.add(slot)
+            if slot in earlier._repinned and mine.pinned_until != entry.pinned_until:
+                self.pin(slot, entry.pinned_until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +227,14 @@ class Choice:
     free_slots: int
 
 
-def choose_slot(directory: Directory, taken: frozenset[int] | set[int], now: float) -> Choice | None:
+def choose_slot(
+    directory: Directory, taken: frozenset[int] | set[int], now: float, start: int = 0
+) -> Choice | None:
     """The best slot of a set for a new value. `taken` are slots that writes under way have reserved.
 
     A free slot before an expired one before the entry with the greatest age / (1 + hits); pinned
-    entries never. None where every slot is pinned or reserved.
+    entries never. None where every slot is pinned or reserved. Among free slots the first from `start`
+    on: agents whose directories are a moment old then seldom choose the same one for different keys.
     """
     free_slots = 0
     free: int | None = None
@@ -213,7 +245,7 @@ def choose_slot(directory: Directory, taken: frozenset[int] | set[int], now: flo
             continue
         if fields[0] == _FREE:
             free_slots += 1
-            if free is None:
+            if free is None or (slot - start) % SLOTS_PER_SET < (free - start) % SLOTS_PER_SET:
                 free = slot
             continue
         expiry, pinned_until = fields[4], fields[5]

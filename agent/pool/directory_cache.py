@@ -7,6 +7,7 @@ Who may do what to a `CachedSet`:
 * `writer` is held by whoever has a write of this directory under way. It is taken with `Acquire`,
   because its holder waits for the fabric. Two images of one directory are therefore never in flight at
   once from one agent; between agents they may be, and the later one wins: a lost entry is a lost hit.
+  `end_write` gives it back, and counts, so that a read that crossed the write is known as old.
 * A set that is in use is not dropped from the cache, or a second copy of it could be loaded beside
   the first, and the agent would lose updates to itself.
 """
@@ -35,23 +36,65 @@ class CachedSet:
     reserved: set[int] = field(default_factory=set)
     guard: threading.Lock = field(default_factory=threading.Lock)
     writer: threading.Lock = field(default_factory=threading.Lock)
+    writes: int = 0
+    """Writes of this directory that ended."""
     users: int = 0
+    disproven: dict[int, int] = field(default_factory=dict)
+    """Slots whose entry, of this generation, the slot itself did not bear out: a get may try again, but
+    for a put the key is not there. Without it, an entry that a crash left without its value would keep
+    its key from being stored ever again."""
+    shunned: dict[int, float] = field(default_factory=dict)
+    """Slots that a write failed on, and until when: it may yet land, or the medium be bad there."""
 
-    def accept(self, block: memoryview, now: float) -> int:
+    def accept(self, block: memoryview, now: float, writes: int, *, holds_writer: bool = False) -> int:
         """Take over what was read from flash; how many damaged entries it had.
 
-        While a write of ours is under way the block on flash may be either image, so ours stays.
+        `writes` is what `self.writes` was when the read went out. A block that crossed a write of ours
+        may be either image, so ours stays then. Slots that are reserved stay as we have them: on flash
+        is the entry that went, or the one that is not acknowledged yet.
         """
         fresh = Directory(block)
         with self.guard:
-            if self.directory is not None:
-                if self.writer.locked() or self.reserved:
-                    self.loaded_at = now
+            ours = self.directory
+            if ours is not None:
+                if self.writes != writes or (self.writer.locked() and not holds_writer):
                     return 0
-                fresh.merge_uses(self.directory)
+                fresh.merge_uses(ours)
+                for slot in self.reserved:
+                    fresh.take_over(slot, ours)
             self.directory = fresh
             self.loaded_at = now
+            if self.disproven:
+                generations = {slot: entry.generation for slot, entry in fresh}
+                self.disproven = {
+                    slot: generation
+                    for slot, generation in self.disproven.items()
+                    if generations.get(slot) == generation
+                }
         return len(fresh.corrupt_keys)
+
+    def end_write(self) -> None:
+        """Give `writer` back."""
+        self.writes += 1
+        self.writer.release()
+
+    def disprove(self, slot: int, generation: int) -> None:
+        """The slot does not hold what its entry of this generation says."""
+        with self.guard:
+            self.disproven[slot] = generation
+
+    def bear_out(self, slot: int) -> None:
+        """The slot holds what its entry says."""
+        if self.disproven:
+            with self.guard:
+                self.disproven.pop(slot, None)
+
+    def unavailable(self, now: float) -> set[int]:
+        """Slots that no new value may take at the moment. Called with `guard` held."""
+        if not self.shunned:
+            return self.reserved
+        self.shunned = {slot: until for slot, until in self.shunned.items() if until > now}
+        return self.reserved.union(self.shunned)
 
 
 class DirectoryCache:
@@ -72,10 +115,11 @@ class DirectoryCache:
             cached = self._sets.get(place)
             if cached is None:
                 cached = self._sets[place] = CachedSet(namespace, offset)
-                if len(self._sets) > self.capacity:
-                    self._drop_one()
-            else:
-                self._sets.move_to_end(place)
+                cached.users = 1
+                while len(self._sets) > self.capacity and self._drop_one():
+                    pass
+                return cached
+            self._sets.move_to_end(place)
             cached.users += 1
             return cached
 
@@ -83,12 +127,13 @@ class DirectoryCache:
         with self._lock:
             cached.users -= 1
 
-    def _drop_one(self) -> None:
-        # The newest is the one just added; sets in use are few (two a worker), so this ends at once.
+    def _drop_one(self) -> bool:
+        # Sets in use are few (two a request, more only in a large batch), so this ends at once.
         for place, cached in self._sets.items():
             if cached.users == 0:
                 del self._sets[place]
-                return
+                return True
+        return False
 
     def forget_namespace(self, namespace: int) -> None:
         """Drop what is known of a namespace that came back: it may have been replaced meanwhile."""

@@ -27,7 +27,7 @@ from agent.inline.secrets import (
 )
 from agent.inline.suites import SUITES
 from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.slot import UNIT_BYTES_MIN
+from agent.pool.slot import UNIT_BYTES_MIN, UNITS_MAX
 from agent.pool.volume import VolumeExtent, VolumeSettings
 
 DATA_START = 1 << 20
@@ -38,6 +38,7 @@ VOLUMES_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
 
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
+HexBytes = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,512}$")]
 VolumeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 SuiteName = Literal["aes-256-gcm", "aes-256-xts+crc64", "plain+crc64"]
 assert set(SUITES) == {"aes-256-gcm", "aes-256-xts+crc64", "plain+crc64"}
@@ -58,7 +59,7 @@ class MapExtent(_Document):
     """Part of a volume: `sets` sets at `offset` bytes of the namespace with this NGUID."""
 
     nguid: Hex32
-    offset: int = Field(ge=DATA_START)
+    offset: int = Field(ge=DATA_START, multiple_of=4096)
     sets: int = Field(gt=0)
 
 
@@ -73,8 +74,20 @@ class MapVolume(_Document):
     unit_bytes: int = Field(ge=UNIT_BYTES_MIN, le=1 << 20)
     suite: SuiteName
     ttl_seconds: int = Field(ge=0, lt=1 << 31)
-    wrapped_secret: str
+    wrapped_secret: HexBytes
     extents: tuple[MapExtent, ...] = Field(min_length=1, max_length=NAMESPACES_MAX)
+
+    @model_validator(mode="after")
+    def _can_be_sealed(self) -> MapVolume:
+        if self.unit_bytes & (self.unit_bytes - 1):
+            raise ValueError(f"units of {self.unit_bytes} bytes: it takes a power of two")
+        if -(-self.value_bytes // self.unit_bytes) > UNITS_MAX:
+            raise ValueError(
+                f"values of {self.value_bytes} bytes take units of 1/{UNITS_MAX} of that, or more"
+            )
+        if len({extent.nguid for extent in self.extents}) != len(self.extents):
+            raise ValueError(f"volume {self.name} lies twice on one namespace")
+        return self
 
 
 class PoolMap(_Document):
@@ -92,6 +105,8 @@ class PoolMap(_Document):
             raise ValueError("a namespace is listed twice")
         if len({volume.name for volume in self.volumes}) != len(self.volumes):
             raise ValueError("two volumes have one name")
+        if len({volume.volume_id for volume in self.volumes}) != len(self.volumes):
+            raise ValueError("two volumes have one id")
         taken: dict[str, list[tuple[int, int]]] = {}
         for volume in self.volumes:
             set_bytes = set_size(volume.value_bytes)
@@ -172,6 +187,43 @@ def tenant_id(name: str) -> str:
     return uuid.uuid5(uuid.UUID("6a3c1f0e-35b7-5d51-8a35-000000000935"), name).hex
 
 
+class _Layout:
+    """Where the next extent of each namespace begins."""
+
+    def __init__(self, members: list[tuple[bytes, int]]) -> None:
+        self._sizes = dict(members)
+        self._next = dict.fromkeys(self._sizes, DATA_START)
+
+    def by_share(self, wish: VolumeWish) -> list[MapExtent]:
+        """The volume's share of every namespace, in whole sets; none where that is less than one."""
+        return [
+            self._take(nguid, wish, sets)
+            for nguid in self._sizes
+            if (sets := min(int((self._sizes[nguid] - DATA_START) * wish.share), self._left(nguid))
+                // set_size(wish.value_bytes)) > 0
+        ]  # fmt: skip
+
+    def one_set(self, wish: VolumeWish) -> list[MapExtent]:
+        """A single set where most room is left. Raises ConfigError where it does not fit."""
+        roomiest = max(self._sizes, key=self._left)
+        if self._left(roomiest) < set_size(wish.value_bytes):
+            raise ConfigError(
+                f"no namespace has room for one set of volume {wish.name} "
+                f"({set_size(wish.value_bytes) >> 20} MiB)",
+                "give it a larger share, smaller values, or larger drives",
+            )
+        return [self._take(roomiest, wish, 1)]
+
+    def _left(self, nguid: bytes) -> int:
+        return self._sizes[nguid] - self._next[nguid]
+
+    def _take(self, nguid: bytes, wish: VolumeWish, sets: int) -> MapExtent:
+        start = self._next[nguid]
+        end = start + sets * set_size(wish.value_bytes)
+        self._next[nguid] = -(-end // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
+        return MapExtent(nguid=nguid.hex(), offset=start, sets=sets)
+
+
 def plan_pool(
     namespaces: Iterable[tuple[bytes, int]], wishes: Iterable[VolumeWish], root: SecretKey
 ) -> PoolMap:
@@ -179,32 +231,26 @@ def plan_pool(
 
     `namespaces` are (NGUID, bytes). Raises ConfigError where the shares or the sizes do not fit.
     """
-    members = list(namespaces)
-    volumes = list(wishes)
+    try:
+        return _plan(list(namespaces), list(wishes), root)
+    except ValidationError as error:
+        raise ConfigError(
+            f"that makes no pool: {error.errors()[0]['msg']}", "change the volumes in the configuration"
+        ) from None
+
+
+def _plan(members: list[tuple[bytes, int]], volumes: list[VolumeWish], root: SecretKey) -> PoolMap:
     if not members:
         raise ConfigError("a pool needs at least one namespace", "check the enclosures in the configuration")
     if sum(wish.share for wish in volumes) > 1 + 1e-9:
         raise ConfigError("the volumes' shares add up to more than 1", "lower some of them")
     pool_id = uuid.uuid4().hex
-    positions = {nguid: DATA_START for nguid, _ in members}
+    layout = _Layout(members)
+    extents = [layout.by_share(wish) for wish in volumes]
     planned = []
-    for wish in volumes:
-        extents = []
-        for nguid, size in members:
-            start = positions[nguid]
-            share = int((size - DATA_START) * wish.share)
-            sets = min(share, size - start) // set_size(wish.value_bytes)
-            if sets <= 0:
-                continue
-            extents.append(MapExtent(nguid=nguid.hex(), offset=start, sets=sets))
-            end = start + sets * set_size(wish.value_bytes)
-            positions[nguid] = -(-end // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
-        if not extents:
-            raise ConfigError(
-                f"no namespace has room for one set of volume {wish.name} "
-                f"({set_size(wish.value_bytes) >> 20} MiB)",
-                "give it a larger share, smaller values, or larger drives",
-            )
+    for wish, found in zip(volumes, extents, strict=True):
+        # A share that is less than a set everywhere still gets one, from what the shares left over.
+        found = found or layout.one_set(wish)
         volume_id = uuid.uuid4().hex
         wrapped = wrap_volume_secret(root, bytes.fromhex(pool_id + volume_id), new_volume_secret())
         planned.append(
@@ -218,7 +264,7 @@ def plan_pool(
                 suite=wish.suite,
                 ttl_seconds=wish.ttl_seconds,
                 wrapped_secret=wrapped.hex(),
-                extents=tuple(extents),
+                extents=tuple(found),
             )
         )
     return PoolMap(

@@ -5,8 +5,9 @@ each from exactly that write of that slot. Where the directory is remembered, th
 read of header and data together; where it is not, one round trip for the two directories goes before.
 
 The order in which things are believed: a directory entry says where to look and how much to ask for;
-the header proves key, length and generation; each unit proves itself. A hint that led to something
-else is dropped, the directories are read anew, once, and the miss is final after that.
+the header proves key, length and generation; each unit proves itself. Where a hint led to something
+else, the directories are read anew, once, and the miss is final after that; an entry that still stands
+then is remembered as disproven, so that a put of the key is not taken for a second one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,16 @@ from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Found, Volume, wait_for
 
+_DOUBTFUL = (MissCause.EVICTED, MissCause.CORRUPT, MissCause.WRONG_KEY)
+"""Causes that say that the entry was wrong, or the slot is; anything else says nothing of either."""
+
 
 @dataclass(slots=True)
 class _Source:
-    """Where the sealed bytes of a range come from: a buffer, and the read that fills it, if any."""
+    """Where the sealed bytes of a range come from: a buffer, and the read that fills it, if any.
+
+    What was prestaged needs no read: `pending` is None.
+    """
 
     header: memoryview | None
     data: memoryview
@@ -40,6 +47,8 @@ class Reading:
 
     __slots__ = (
         "_beginning",
+        "_counting",
+        "_hit",
         "_offset",
         "_open",
         "_place",
@@ -58,6 +67,8 @@ class Reading:
         self.cause: MissCause | None = None
         """Why it is a miss; None before the first read, and after a hit."""
         self._beginning = threading.Lock()
+        self._counting = threading.Lock()
+        self._hit = False
         self.namespace = -1
         self._offset = 0
         self._place: Place | None = None
@@ -79,7 +90,7 @@ class Reading:
         if self._open is None:
             # Several threads may read one file at once; one of them finds the slot for all.
             if not (yield Acquire(self._beginning, deadline)):
-                return 0
+                return self._lost(lanes, MissCause.LATE)
             try:
                 if self._open is None:
                     return (yield from self._begin(lanes, offset, into, deadline))
@@ -92,59 +103,73 @@ class Reading:
             return 0
         served = yield from self._first(lanes, offset, into, deadline)
         if isinstance(served, MissCause):
-            self.cause = served
-            lanes.tally(self.volume.settings.name).miss(served)
-            return 0
-        lanes.tally(self.volume.settings.name).gets_hit += 1
-        lanes.tally(self.volume.settings.name).bytes_read += served
+            return self._lost(lanes, served)
+        tally = lanes.tally(self.volume.settings.name)
+        with self._counting:
+            if self.cause is not None:
+                return 0
+            self._hit = True
+            tally.gets_hit += 1
+        tally.bytes_read += served
         return served
+
+    def _lost(self, lanes: Lanes, cause: MissCause) -> int:
+        """The value as a whole is a miss: counted once, and no longer as a hit if its first range was."""
+        tally = lanes.tally(self.volume.settings.name)
+        with self._counting:
+            if self.cause is None:
+                self.cause = cause
+                tally.gets_hit -= self._hit
+                tally.miss(cause)
+        return 0
 
     def _continue(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int]:
         opened = self._open
         if opened is None or offset >= opened.length:
             return 0
-        source = self._request(
-            lanes, opened.identity.generation, opened.length, offset, len(into), with_header=False
-        )
+        generation, length = opened.identity.generation, opened.length
+        source = self._request(lanes, generation, length, offset, len(into), with_header=False)
         served = yield from self._serve(lanes, opened, source, offset, into, deadline)
+        if isinstance(served, MissCause) and source.pending is None:
+            self._unstage()
+            source = self._request(lanes, generation, length, offset, len(into), with_header=False)
+            served = yield from self._serve(lanes, opened, source, offset, into, deadline)
         if isinstance(served, MissCause):
             if served is MissCause.CORRUPT:
                 served = yield from self._reused_or_corrupt(lanes, opened, deadline)
-            # The first range counted as a hit; the value as a whole is a miss, and is counted once.
-            if self.cause is None:
-                self.cause = served
-                lanes.tally(self.volume.settings.name).gets_hit -= 1
-                lanes.tally(self.volume.settings.name).miss(served)
-            return 0
+            return self._lost(lanes, served)
         lanes.tally(self.volume.settings.name).bytes_read += served
         return served
 
     def _first(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int | MissCause]:
         volume = self.volume
         sets = volume.borrow_sets(self.pseudonym)
+        tried: list[tuple[Found, MissCause]] = []
         try:
-            tried: Found | None = None
-            cause: MissCause | None = None
             for found in volume.find(sets, self.pseudonym):
-                tried = found
                 served = yield from self._try(lanes, found, offset, into, deadline)
                 if not isinstance(served, MissCause):
                     return served
-                cause = served
-                if served is not MissCause.EVICTED:
+                if served is MissCause.LATE:
                     return served
-                lanes.tally(self.volume.settings.name).stale_hints += 1
-            stale = [cached for cached in sets if tried is not None or not volume.is_fresh(cached, lanes)]
+                tried.append((found, served))
+                if served is MissCause.EVICTED:
+                    lanes.tally(volume.settings.name).stale_hints += 1
+            doubtful = any(cause in _DOUBTFUL for _, cause in tried)
+            stale = [cached for cached in sets if doubtful or not volume.is_fresh(cached, lanes)]
             trouble = (yield from volume.load(lanes, stale, deadline)) if stale else None
-            if stale:
-                for found in volume.find(sets, self.pseudonym):
-                    if tried is not None and _same(found, tried):
-                        continue
-                    served = yield from self._try(lanes, found, offset, into, deadline)
-                    if not isinstance(served, MissCause) or served is not MissCause.EVICTED:
-                        return served
-                    cause = served
-            return cause if cause is not None else volume.absence(sets, self.pseudonym, trouble)
+            for found in volume.find(sets, self.pseudonym) if stale else ():
+                if any(_same(found, earlier) for earlier, _ in tried):
+                    continue
+                served = yield from self._try(lanes, found, offset, into, deadline)
+                if not isinstance(served, MissCause):
+                    return served
+                # What the newer directory led to says more than what an old hint led to.
+                tried.insert(0, (found, served))
+            for found, cause in tried:
+                if cause in _DOUBTFUL:
+                    found.cached.disprove(found.slot, found.entry.generation)
+            return tried[0][1] if tried else volume.absence(sets, self.pseudonym, trouble)
         finally:
             volume.give_back_sets(sets)
 
@@ -155,12 +180,32 @@ class Reading:
         volume, entry, cached = self.volume, found.entry, found.cached
         if entry.expiry and entry.expiry <= lanes.wall():
             return MissCause.EXPIRED
-        if entry.length > volume.settings.value_bytes:
+        if not 0 < entry.length <= volume.settings.value_bytes:
             return MissCause.CORRUPT
         self.namespace = cached.namespace
         self._offset = volume.slot_offset(cached, found.slot)
         self._place = volume.place(cached, found.slot)
         source = self._request(lanes, entry.generation, entry.length, offset, len(into), with_header=True)
+        served = yield from self._prove(lanes, found, self._place, source, offset, into, deadline)
+        if isinstance(served, MissCause) and source.pending is None:
+            # What waited in memory may have been read before the write was whole: flash decides.
+            self._unstage()
+            source = self._request(lanes, entry.generation, entry.length, offset, len(into), with_header=True)
+            served = yield from self._prove(lanes, found, self._place, source, offset, into, deadline)
+        return served
+
+    def _prove(
+        self,
+        lanes: Lanes,
+        found: Found,
+        place: Place,
+        source: _Source,
+        offset: int,
+        into: memoryview,
+        deadline: float,
+    ) -> Steps[int | MissCause]:
+        """Check header and units of a range against the entry; serve it, or say why not."""
+        entry, cached = found.entry, found.cached
         assert source.header is not None
         header_from = source.header_pending or source.pending
         if header_from is not None:
@@ -168,7 +213,7 @@ class Reading:
             if cause is not None:
                 self._give_up(lanes, source)
                 return cause
-        opened = volume.codec.open(source.header, self.key, self._place, entry.generation)
+        opened = self.volume.codec.open(source.header, self.key, place, entry.generation)
         if isinstance(opened, MissCause):
             self._give_up(lanes, source)
             return opened
@@ -182,12 +227,16 @@ class Reading:
             count = yield from self._serve(lanes, opened, source, offset, into, deadline)
         if not isinstance(count, MissCause):
             self._open = opened
-            directory = cached.directory
-            if directory is not None:
-                with cached.guard:
-                    if directory.find(self.pseudonym) == found.slot:
-                        directory.touch(found.slot, int(lanes.wall() * 1e6))
+            cached.bear_out(found.slot)
+            with cached.guard:
+                directory = cached.directory
+                if directory is not None and directory.find(self.pseudonym) == found.slot:
+                    directory.touch(found.slot, int(lanes.wall() * 1e6))
         return count
+
+    def _unstage(self) -> None:
+        assert self._prestage is not None
+        self._prestage.discard(self.volume.settings.volume_id, self.key)
 
     def _request(
         self, lanes: Lanes, generation: int, length: int, offset: int, size: int, *, with_header: bool

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from agent.pool.directory import SLOTS_PER_SET
+from agent.pool.directory_cache import CachedSet
 from agent.pool.slot import HEADER_BYTES
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
-from agent.pool.writing import PutRefused
+from agent.pool.writing import TIME_MAX, PutRefused
 
 PINNED_SLOTS_MAX = SLOTS_PER_SET // 2
 """Of one set. Pins must not be able to stop a volume from taking new values."""
@@ -22,37 +23,44 @@ def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[b
     """
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
+    held: list[CachedSet] = []
     try:
-        trouble = yield from volume.load(lanes, sets, deadline)
-        if trouble is not None:
-            raise PutRefused("an enclosure that may hold the key does not answer", trouble)
-        removed = False
-        for found in volume.find(sets, pseudonym):
-            cached = found.cached
+        # Whoever wants both writers takes them in one order. Holding them while the directories are read
+        # makes what was read the truth here, with no image of ours under way.
+        for cached in sorted(sets, key=lambda each: (each.namespace, each.offset)):
             if not (yield Acquire(cached.writer, deadline)):
                 raise PutRefused("the directory is being written all the time", MissCause.LATE)
-            try:
-                with cached.guard:
-                    directory = cached.directory
-                    if directory is None or directory.find(pseudonym) != found.slot:
-                        continue
-                    directory.clear(found.slot)
-                    image = directory.image()
-                offset = volume.slot_offset(cached, found.slot)
-                writes = (
-                    lanes.write(cached.namespace, offset, [bytes(HEADER_BYTES)]),
-                    lanes.write(cached.namespace, cached.offset, [image]),
-                )
-                for pending in writes:
-                    cause = yield from wait_for(lanes, pending, deadline)
-                    if cause is not None:
-                        raise PutRefused(f"the enclosure did not delete it: {pending.fault}", cause)
-            finally:
-                cached.writer.release()
-            removed = True
-        lanes.tally(volume.settings.name).deletes += removed
-        return removed
+            held.append(cached)
+        trouble = yield from volume.load(lanes, sets, deadline, holds_writers=True)
+        if trouble is not None:
+            raise PutRefused("an enclosure that may hold the key does not answer", trouble)
+        writes: list[Pending] = []
+        for cached in sets:
+            directory = cached.directory
+            assert directory is not None
+            with cached.guard:
+                slots = directory.find_all(pseudonym)
+                for slot in slots:
+                    directory.clear(slot)
+                image = directory.image()
+            if slots:
+                writes += [
+                    lanes.write(cached.namespace, volume.slot_offset(cached, slot), [bytes(HEADER_BYTES)])
+                    for slot in slots
+                ]
+                writes.append(lanes.write(cached.namespace, cached.offset, [image]))
+        faults = []
+        for pending in writes:
+            cause = yield from wait_for(lanes, pending, deadline)
+            if cause is not None:
+                faults.append(cause)
+        if faults:
+            raise PutRefused("the enclosure did not delete it", faults[0])
+        lanes.tally(volume.settings.name).deletes += bool(writes)
+        return bool(writes)
     finally:
+        for cached in held:
+            cached.end_write()
         volume.give_back_sets(sets)
 
 
@@ -80,7 +88,7 @@ def pin(volume: Volume, lanes: Lanes, key: bytes, until: int, deadline: float) -
             pinned = sum(1 for _, entry in directory if entry.pinned_until > wall)
             if until > wall and pinned >= PINNED_SLOTS_MAX and found[0].entry.pinned_until <= wall:
                 return False
-            directory.pin(found[0].slot, until)
+            directory.pin(found[0].slot, min(until, TIME_MAX))
         return True
     finally:
         volume.give_back_sets(sets)

@@ -153,20 +153,25 @@ class Volume:
     def is_fresh(self, cached: CachedSet, lanes: Lanes) -> bool:
         return cached.directory is not None and lanes.now() - cached.loaded_at < self.timing.directory_fresh
 
-    def load(self, lanes: Lanes, sets: Sequence[CachedSet], deadline: float) -> Steps[MissCause | None]:
+    def load(
+        self, lanes: Lanes, sets: Sequence[CachedSet], deadline: float, *, holds_writers: bool = False
+    ) -> Steps[MissCause | None]:
         """Read the directories of `sets`, side by side. The worst that happened, None where all came."""
         worst: MissCause | None = None
         for start in range(0, len(sets), LOADS_IN_FLIGHT):
-            batch: list[tuple[CachedSet, memoryview, Pending]] = []
+            batch: list[tuple[CachedSet, int, memoryview, Pending]] = []
             for cached in sets[start : start + LOADS_IN_FLIGHT]:
                 block = memoryview(bytearray(DIRECTORY_BYTES))
-                batch.append((cached, block, lanes.read(cached.namespace, cached.offset, block)))
-            for cached, block, pending in batch:
+                writes = cached.writes
+                batch.append((cached, writes, block, lanes.read(cached.namespace, cached.offset, block)))
+            for cached, writes, block, pending in batch:
                 cause = yield from wait_for(lanes, pending, deadline)
                 cached.fault = None if cause is None else cause.name
                 if cause is None:
                     lanes.tally(self.settings.name).directory_reads += 1
-                    lanes.tally(self.settings.name).corrupt_entries += cached.accept(block, lanes.now())
+                    lanes.tally(self.settings.name).corrupt_entries += cached.accept(
+                        block, lanes.now(), writes, holds_writer=holds_writers
+                    )
                 else:
                     worst = max(worst, cause) if worst is not None else cause
         return worst

@@ -13,9 +13,9 @@ a hint that turns out wrong; the put is acknowledged when both are on flash.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from agent.pool.directory import ENTRY_BYTES, Choice, Entry, choose_slot
+from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
 from agent.pool.directory_cache import CachedSet
 from agent.pool.slot import HEADER_BYTES, SlotSealer
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
@@ -24,6 +24,11 @@ from agent.pool.volume import Found, Volume, wait_for
 
 RESERVE_TRIES = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
+SHUN_SECONDS = 60.0
+"""For how long a slot is left alone after a write of it failed: an abandoned write may land late, over
+whatever has been stored there meanwhile, and a medium that refused a write will refuse the next."""
+TIME_MAX = (1 << 32) - 1
+"""Seconds since the epoch, in the 32 bits that header and entry have for it."""
 
 _generation_noise = random.SystemRandom()
 
@@ -88,6 +93,13 @@ class Writing:
         self._tail = bytearray()
         self._tail_at = 0
         self._end = 0
+        self._stored = False
+        self._refusal: PutRefused | BadPut = BadPut("the put was given up")
+
+    @property
+    def stored(self) -> bool:
+        """This put brought the value to flash, all of it."""
+        return self._stored
 
     @property
     def received(self) -> int:
@@ -105,15 +117,19 @@ class Writing:
         limit = self._length if self._length is not None else self.volume.settings.value_bytes
         if end > limit:
             raise TooLong(f"bytes up to {end} of a value that ends at {limit}")
-        if self.finished or not len(data):
-            return self.finished
+        if self.finished:
+            self._refuse_after_failure()
+            return True
+        if not len(data):
+            return False
         if self._reservation is None and not self.already_there:
             yield from self._begin(lanes, deadline)
         self._end = max(self._end, end)
         if self.already_there:
             self.finished = self._length is not None and self._end == self._length
             return self.finished
-        if self._length is not None and len(data) == self._length:
+        untouched = not self._units_sealed and not self._tail
+        if self._length is not None and len(data) == self._length and untouched:
             yield from self._write_whole(lanes, data, deadline)
             return True
         yield from self._write_units(lanes, offset, data, deadline)
@@ -123,8 +139,12 @@ class Writing:
         return False
 
     def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
-        """The value is complete as it is: seal what is left, write the header, name it."""
+        """The value is complete as it is: seal what is left, write the header, name it.
+
+        Raises again what an earlier call raised when it gave up: a put that failed must not end well.
+        """
         if self.finished:
+            self._refuse_after_failure()
             return
         if self.already_there or not self._end:
             self.finished = True
@@ -133,8 +153,7 @@ class Writing:
         assert reservation is not None
         length = self._end
         if not self._complete(length):
-            yield from self.drop(lanes)
-            raise BadPut(f"a value of {length} bytes with a hole in it")
+            yield from self._give_up(lanes, BadPut(f"a value of {length} bytes with a hole in it"))
         if self._tail:
             # The tail waits here and not on flash, so it takes a buffer of its own to be sealed from.
             tail, self._tail = memoryview(self._tail), bytearray()
@@ -149,6 +168,15 @@ class Writing:
         self._release()
         return
         yield
+
+    def _give_up(self, lanes: Lanes, why: PutRefused | BadPut) -> Steps[None]:
+        self._refusal = why
+        yield from self.drop(lanes)
+        raise why
+
+    def _refuse_after_failure(self) -> None:
+        if not self._stored and not self.already_there and self._end:
+            raise self._refusal
 
     # -- how it is done -------------------------------------------------------------------------
 
@@ -166,14 +194,18 @@ class Writing:
             unread = [
                 cached for cached in sets if cached.directory is None or not volume.is_fresh(cached, lanes)
             ]
-            trouble = (yield from volume.load(lanes, unread, deadline)) if unread else None
+            # Half of the time at most: with one enclosure hung, the other has to take the value in time.
+            half = lanes.now() + max(0.0, deadline - lanes.now()) / 2
+            trouble = (yield from volume.load(lanes, unread, half)) if unread else None
             wall = lanes.wall()
             for found in volume.find(sets, self.pseudonym):
-                if not found.entry.expiry or found.entry.expiry > wall:
+                expired = found.entry.expiry and found.entry.expiry <= wall
+                disproven = found.cached.disproven.get(found.slot) == found.entry.generation
+                if not expired and not disproven:
                     self.already_there = True
                     lanes.tally(self.volume.settings.name).puts_already_there += 1
                     return
-                self._clear_expired(found)
+                self._forget(found)
             usable = [cached for cached in sets if cached.directory is not None and cached.fault is None]
             if not usable:
                 lanes.tally(self.volume.settings.name).puts_refused += 1
@@ -182,7 +214,7 @@ class Writing:
         finally:
             volume.give_back_sets(sets)
 
-    def _clear_expired(self, found: Found) -> None:
+    def _forget(self, found: Found) -> None:
         # Two entries of one key in one directory would hide the newer; flash learns of it with the put.
         with found.cached.guard:
             directory = found.cached.directory
@@ -201,7 +233,8 @@ class Writing:
             for cached in sets:
                 assert cached.directory is not None
                 with cached.guard:
-                    choice = choose_slot(cached.directory, cached.reserved, wall)
+                    taken = cached.unavailable(lanes.now())
+                    choice = choose_slot(cached.directory, taken, wall, self.pseudonym[-1] % SLOTS_PER_SET)
                 if choice is None:
                     continue
                 if best is None or (choice.free_slots, choice.cost) > (best[1].free_slots, best[1].cost):
@@ -270,8 +303,7 @@ class Writing:
         if not len(data):
             return
         if offset % unit or (self._tail and len(data) % unit):
-            yield from self.drop(lanes)
-            raise BadPut("a value is written from its start on, or in whole units")
+            yield from self._give_up(lanes, BadPut("a value is written from its start on, or in whole units"))
         whole = len(data) // unit * unit
         if whole:
             yield from self._send_units(lanes, offset, data[:whole], deadline)
@@ -286,8 +318,7 @@ class Writing:
         first = offset // self.volume.codec.unit_bytes
         units = range(first, first + -(-len(data) // self.volume.codec.unit_bytes))
         if not self._units_sealed.isdisjoint(units):
-            yield from self.drop(lanes)
-            raise BadPut("bytes of a value are written once")
+            yield from self._give_up(lanes, BadPut("bytes of a value are written once"))
         buffer = lanes.send_buffer(self.volume.codec.padded(len(data)))
         taken = reservation.sealer.seal(first, data, buffer)
         self._units_sealed.update(units)
@@ -300,8 +331,10 @@ class Writing:
 
     def _header(self, lanes: Lanes, reservation: _Reservation, length: int) -> bytes:
         wall = lanes.wall()
-        expiry = int(wall) + self._ttl_seconds if self._ttl_seconds else 0
-        return reservation.sealer.header(length, expiry=expiry, stored_us=int(wall * 1e6))
+        return reservation.sealer.header(length, expiry=self._expiry(wall), stored_us=int(wall * 1e6))
+
+    def _expiry(self, wall: float) -> int:
+        return min(int(wall) + self._ttl_seconds, TIME_MAX) if self._ttl_seconds else 0
 
     def _commit(
         self,
@@ -318,46 +351,58 @@ class Writing:
             reservation.sealer.identity.generation,
             int(wall * 1e6),
             length,
-            int(wall) + self._ttl_seconds if self._ttl_seconds else 0,
+            self._expiry(wall),
             tag=reservation.sealer.identity.tag(),
         )
         alone = cached.writer.acquire(blocking=False)
-        slot_write = lanes.write(cached.namespace, reservation.offset, parts)
         try:
+            slot_write = lanes.write(cached.namespace, reservation.offset, parts)
             if not alone:
                 cause = yield from wait_for(lanes, slot_write, deadline)
                 if cause is not None:
                     yield from self._fail(lanes, slot_write, cause)
-                if not (yield Acquire(cached.writer, deadline)):
+                alone = yield Acquire(cached.writer, deadline)
+                if not alone:
                     yield from self._fail(lanes, slot_write, MissCause.LATE)
-                alone = True
             directory_write = self._write_directory(lanes, cached, reservation.slot, entry)
             for pending in (slot_write, directory_write):
                 cause = yield from wait_for(lanes, pending, deadline)
                 if cause is not None:
                     lanes.abandon(directory_write)
+                    # The entry may be on flash: a put that is tried again must not believe it.
+                    cached.disprove(reservation.slot, entry.generation)
                     yield from self._fail(lanes, pending, cause)
             with cached.guard:
                 if cached.directory is not None:
-                    cached.directory.install(reservation.slot, entry)
+                    self._name(cached.directory, reservation.slot, entry)
                     cached.loaded_at = max(cached.loaded_at, lanes.now())
+                cached.disproven.pop(reservation.slot, None)
         finally:
             if alone:
-                cached.writer.release()
+                cached.end_write()
         self._release()
-        self.finished = True
+        self.finished = self._stored = True
         lanes.tally(self.volume.settings.name).puts += 1
         lanes.tally(self.volume.settings.name).bytes_written += length
 
     def _write_directory(self, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry) -> Pending:
         with cached.guard:
             assert cached.directory is not None
-            image = bytearray(cached.directory.image())
-        image[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES] = entry.encode()
-        return lanes.write(cached.namespace, cached.offset, [image])
+            image = cached.directory.copy()
+        self._name(image, slot, entry)
+        return lanes.write(cached.namespace, cached.offset, [image.image()])
+
+    def _name(self, directory: Directory, slot: int, entry: Entry) -> None:
+        """Put the entry in, the slot's ghost with it, instead of any older entry of the key."""
+        for older in directory.find_all(entry.pseudonym):
+            directory.clear(older)
+        directory.install(slot, replace(entry, ghost=directory.ghost(slot)))
 
     def _fail(self, lanes: Lanes, pending: Pending, cause: MissCause) -> Steps[None]:
         why = pending.fault or "no answer in time"
-        yield from self.drop(lanes)
+        reservation = self._reservation
+        if reservation is not None and cause is not MissCause.ENCLOSURE_DOWN:
+            with reservation.cached.guard:
+                reservation.cached.shunned[reservation.slot] = lanes.now() + SHUN_SECONDS
         lanes.tally(self.volume.settings.name).puts_refused += 1
-        raise PutRefused(f"the enclosure did not take it: {why}", cause)
+        yield from self._give_up(lanes, PutRefused(f"the enclosure did not take it: {why}", cause))

@@ -64,28 +64,28 @@ def _range(request: Request, namespace: Namespace) -> int:
 
 
 def _begin_read(request: Request, namespace: Namespace, controller: Controller) -> None:
+    request.operation = Operation.READ
     length = _range(request, namespace)
     if length > controller.settings.max_transfer_bytes:
         raise Refusal(Status.INVALID_FIELD)
-    request.operation = Operation.READ
     request.direction = Direction.TO_HOST
     request.length = length
 
 
 def _begin_write(request: Request, namespace: Namespace, controller: Controller) -> None:
+    request.operation = Operation.WRITE
     length = _range(request, namespace)
     if length > controller.settings.max_transfer_bytes or request.sqe.cdw12 & _DIRECTIVE_TYPE:
         raise Refusal(Status.INVALID_FIELD)
-    request.operation = Operation.WRITE
     request.direction = Direction.FROM_HOST
     request.length = length
 
 
 def _begin_compare(request: Request, namespace: Namespace, controller: Controller) -> None:
+    request.operation = Operation.COMPARE
     length = _range(request, namespace)
     if length > controller.settings.max_transfer_bytes:
         raise Refusal(Status.INVALID_FIELD)
-    request.operation = Operation.COMPARE
     request.direction = Direction.FROM_HOST
     request.length = length
 

@@ -378,7 +378,9 @@ class TcpControllerQueue:
         session = self.session
         if len(self._in_flight) >= session.entries:
             raise _out_of_order(f"more than {session.entries} commands in flight")
-        self._sq_head = (self._sq_head + 1) % session.entries
+        # Connect tells the size of the queue, so until then the head does not come round.
+        size = session.entries if session.controller is not None else 0x10000
+        self._sq_head = (self._sq_head + 1) % size
         if sqe.cid in self._in_flight:
             conflicting = Request(sqe)
             session.refuse(conflicting, Refusal(Status.COMMAND_ID_CONFLICT))

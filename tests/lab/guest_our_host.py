@@ -187,19 +187,21 @@ def test_refused_commands_end_with_their_status(target: KernelTarget) -> None:
     def use(queue: HostQueue) -> None:
         into = memoryview(bytearray(BLOCK))
         for command, status in (
-            (commands.read(1, 16 << 20, 1, into), Status.LBA_OUT_OF_RANGE),
+            # nvmet leaves the range to the block layer, whose error it reports as an internal one.
+            (commands.read(1, 16 << 20, 1, into), Status.INTERNAL_ERROR),
             (commands.read(9, 0, 1, into), Status.INVALID_NAMESPACE),
             (commands.compare(1, 0, 1, [bytes(BLOCK)]), Status.INVALID_OPCODE),  # nvmet has none
         ):
             queue.submit(command)
             assert queue.wait(command, time.monotonic() + DEADLINE_S)
             assert command.status == status, command
-        # A write that the target refuses without asking for its data leaves the queue in order.
-        refused = commands.write(1, 16 << 20, 16, [bytes(16 * BLOCK)])
-        queue.submit(refused)
-        assert queue.wait(refused, time.monotonic() + DEADLINE_S)
-        assert refused.status == Status.LBA_OUT_OF_RANGE
-        perform(queue, commands.read(1, 0, 1, into))
+        # A write that the target refuses, with its data under way or not asked for, leaves the queue whole.
+        for nsid, blocks in ((1, 1), (9, 1), (9, 16)):
+            refused = commands.write(nsid, 16 << 20, blocks, [bytes(blocks * BLOCK)])
+            queue.submit(refused)
+            assert queue.wait(refused, time.monotonic() + DEADLINE_S)
+            assert refused.status
+            perform(queue, commands.read(1, 0, 1, into))
 
     with_queue(target, use)
 

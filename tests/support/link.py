@@ -47,7 +47,7 @@ class _Way:
 
 
 class Link:
-    """`first` and `second` are the ends; `chunk` bytes move at a time, or 1 to `chunk` where `dice` is given."""
+    """Between `first` and `second`; moves `chunk` bytes at a time, or 1 to `chunk` where there are `dice`."""
 
     def __init__(
         self, first: End, second: End, *, chunk: int = 1 << 16, dice: random.Random | None = None

@@ -50,7 +50,9 @@ class HeapStorage:
     the status to fail with.
     """
 
-    def __init__(self, blocks: int = 64, *, lba_bytes: int = 4096, nguid: int = 1, direct: bool = True) -> None:
+    def __init__(
+        self, blocks: int = 64, *, lba_bytes: int = 4096, nguid: int = 1, direct: bool = True
+    ) -> None:
         self.lba_bytes = lba_bytes
         self.block_count = blocks
         self.nguid = nguid.to_bytes(16, "big")
@@ -128,9 +130,7 @@ class RawHost:
     woken: int = 0
 
     def __post_init__(self) -> None:
-        self.queue = TcpControllerQueue(
-            self.target, now=self.now, wake=self._wake, settings=self.settings
-        )
+        self.queue = TcpControllerQueue(self.target, now=self.now, wake=self._wake, settings=self.settings)
         self._stream = bytearray()
         self._in_use = NO_DIGESTS
         if self.initialize:

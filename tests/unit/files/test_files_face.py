@@ -328,6 +328,8 @@ def test_a_listing_neither_skips_nor_repeats_what_was_there_all_the_time(world: 
         seen += [entry.name.decode() for entry in batch]
         cookie = batch[-1].cookie
         turn = len(seen)
+        if turn > 180:
+            continue  # a directory that grows as fast as it is read has no end
         for name in (f"goes{turn % 100:03}", f"goes{(turn + 50) % 100:03}"):
             if name in world.calls.listdir(""):
                 world.calls.unlink(name)
@@ -362,7 +364,7 @@ def test_dot_and_dotdot(world: World) -> None:
         assert (dot.name, dot.ino, dotdot.name, dotdot.ino) == (b".", ino, b"..", above)
     world.calls.rename("dir/below", "moved")
     moved = world.calls.ino("moved")
-    assert list(world.calls.do(lambda: world.face.readdir(moved, 0, 1)))[0].ino == ROOT
+    assert next(iter(world.calls.do(lambda: world.face.readdir(moved, 0, 1)))).ino == ROOT
     assert world.calls.ino("moved/..") == ROOT
 
 
@@ -486,13 +488,20 @@ def test_impossible_options_are_refused(world: World) -> None:
     assert FilesOptions().block_bytes_for((1 << 24,)) == 1 << 24
 
 
+@pytest.mark.expects_log("database or disk is full")
 def test_a_full_disk_under_the_metadata_is_enospc(world: World) -> None:
     with world.face._database.transaction() as tx:
         [(pages,)] = tx.execute("PRAGMA page_count")
     world.face._database._writer.execute(f"PRAGMA max_page_count = {pages + 2}")
-    with pytest.raises(OSError) as refusal:
-        for number in range(10_000):
-            world.calls.mkdir(f"directory-{number}" * 10)
-    assert refusal.value.errno == errno.ENOSPC
+    made = 0
+
+    def make_many() -> None:
+        nonlocal made
+        while made < 10_000:
+            world.calls.mkdir(f"directory-{made}" * 10)
+            made += 1
+
+    refused(errno.ENOSPC, make_many)
+    assert len(world.calls.listdir("")) == made
     world.face._database._writer.execute("PRAGMA max_page_count = 1000000")
     world.calls.mkdir("again")

@@ -1,4 +1,4 @@
-"""Golden vectors of the FUSE layouts (made by tests/vectors/make_fuse_abi.c), and truncation at every byte."""
+"""Golden vectors of the FUSE layouts (tests/vectors/make_fuse_abi.c), and truncation at every byte."""
 
 from __future__ import annotations
 
@@ -93,6 +93,8 @@ def test_a_batch_of_forgets_is_as_long_as_its_count() -> None:
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 255])
 def test_a_directory_entry_is_padded_to_eight(length: int) -> None:
     encoded = encode_dirent(5, 6, 0o040755, b"n" * length)
-    assert len(encoded) == dirent_bytes(b"n" * length) and len(encoded) % 8 == 0
+    assert len(encoded) == dirent_bytes(b"n" * length)
+    assert len(encoded) % 8 == 0
     assert fuse_replies.DirentHead.decode_untrusted(encoded) == fuse_replies.DirentHead(5, 6, length, 4)
-    assert encoded[24 : 24 + length] == b"n" * length and not any(encoded[24 + length :])
+    assert encoded[24 : 24 + length] == b"n" * length
+    assert not any(encoded[24 + length :])

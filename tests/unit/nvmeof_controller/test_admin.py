@@ -68,7 +68,7 @@ def feature(opcode: int, fid: int, value: int = 0) -> Sqe:
     return Sqe(opcode, 3, 0, transport(0), cdw10=fid, cdw11=value)
 
 
-# --- properties ------------------------------------------------------------------------------------------
+# --- properties --------------------------------------------------
 
 
 def test_properties() -> None:
@@ -115,7 +115,9 @@ def test_properties_belong_to_the_admin_queue() -> None:
     assert io.status(Authentication(receive=True, length=0).sqe()) == Status.INVALID_OPCODE
 
 
-@pytest.mark.parametrize("value", [0x0040_0001, 0x0006_0001, ENABLE | 1 << 7, ENABLE | 1 << 11, ENABLE | 6 << 4])
+@pytest.mark.parametrize(
+    "value", [0x0040_0001, 0x0006_0001, ENABLE | 1 << 7, ENABLE | 1 << 11, ENABLE | 6 << 4]
+)
 def test_a_configuration_that_cannot_be_is_a_fatal_status(value: int) -> None:
     target, _ = make_target(HeapStorage())
     host = RawHost(target)
@@ -158,7 +160,7 @@ def test_admin_commands_need_an_enabled_controller() -> None:
     assert host.status(identify(1)) == Status.COMMAND_SEQUENCE_ERROR
 
 
-# --- Identify ----------------------------------------------------------------------------------------------
+# --- Identify ----------------------------------------------------
 
 
 def test_identify_controller_has_what_linux_insists_on() -> None:
@@ -228,7 +230,7 @@ def test_wrong_admin_commands(sqe: Sqe, status: int) -> None:
     assert host.status(identify(1)) == 0
 
 
-# --- features ------------------------------------------------------------------------------------------------
+# --- features ----------------------------------------------------
 
 
 def test_features() -> None:
@@ -274,7 +276,7 @@ def test_the_host_id_can_be_read_back() -> None:
     assert host.status(short) == Status.INVALID_FIELD
 
 
-# --- log pages -------------------------------------------------------------------------------------------------
+# --- log pages ---------------------------------------------------
 
 
 def test_log_pages() -> None:
@@ -319,7 +321,7 @@ def test_errors_are_logged() -> None:
     assert (entry.sqid, entry.cid, entry.status, entry.lba, entry.nsid) == (1, 77, 0x80, 1000, 1)
 
 
-# --- events ------------------------------------------------------------------------------------------------------
+# --- events ------------------------------------------------------
 
 
 def await_event(host: RawHost, cid: int) -> None:
@@ -401,7 +403,7 @@ def test_more_changes_than_the_log_can_list() -> None:
     assert subsystem.namespaces == {}
 
 
-# --- keep-alive --------------------------------------------------------------------------------------------------
+# --- keep-alive --------------------------------------------------
 
 
 def test_a_silent_host_loses_its_controller() -> None:
@@ -432,7 +434,7 @@ def test_without_keep_alive_a_host_may_be_silent_for_ever() -> None:
     assert host.queue.deadline() == math.inf
 
 
-# --- discovery -------------------------------------------------------------------------------------------------------
+# --- discovery ---------------------------------------------------
 
 
 def test_discovery_shows_a_host_what_it_may_use() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.wire.fabrics import DISCOVERY_NQN, CONNECT_DATA, Connect, Disconnect
+from nvmeof.wire.fabrics import CONNECT_DATA, DISCOVERY_NQN, Connect, Disconnect
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, Sqe

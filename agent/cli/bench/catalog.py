@@ -1,0 +1,91 @@
+"""Which numbers there are: their names, units and floors. Scripts use the names; they don't change.
+
+A name is made of what is measured and the size of its values. `kind` picks the probe (probing.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import MappingProxyType
+
+SIZES = MappingProxyType({"64k": 1 << 16, "1m": 1 << 20, "4m": 1 << 22})
+
+RATE, LATENCY, RATIO, MEMORY = "GiB/s", "ms", "ratio", "MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One number. `size` is bytes of a value; `door` and `tls` are set where they make a difference."""
+
+    name: str
+    kind: str
+    unit: str
+    what: str
+    size: str = ""
+    floor: str | None = None
+    door: str = "fuse"
+    tls: bool = False
+
+    @property
+    def value_bytes(self) -> int:
+        return SIZES[self.size]
+
+    @property
+    def in_rounds(self) -> bool:
+        """Whether it is a speed, taken in rounds among the others, rather than a count taken once."""
+        return self.unit in (RATE, LATENCY)
+
+
+def _entries() -> Iterable[Entry]:
+    for size in SIZES:
+        yield Entry(f"raw_tcp_{size}", "raw_tcp", RATE, "one loopback TCP stream, recv_into", size)
+    for size in ("1m", "4m"):
+        yield Entry(
+            f"fuse_memory_{size}", "fuse_memory", RATE, "reads through a mount from ready memory", size
+        )
+    yield Entry("aes_1m", "aes", RATE, "AES-256-GCM opens 1 MiB in four units, one core", "1m")
+    for size in SIZES:
+        yield Entry(
+            f"kv_get_{size}", "kv_get", RATE, "/kv gets, AES on, four in flight", size, f"raw_tcp_{size}"
+        )
+    yield Entry(
+        "kv_get_1m_pyfuse3", "kv_get", RATE, "the same by the reference door", "1m", "raw_tcp_1m", "pyfuse3"
+    )
+    for size in SIZES:
+        yield Entry(
+            f"kv_put_{size}", "kv_put", RATE, "/kv puts, AES on, four in flight", size, f"raw_tcp_{size}"
+        )
+    yield Entry("kv_get_64k_p50_ms", "kv_get_p50", LATENCY, "/kv gets, one at a time", "64k")
+    for tls in (False, True):
+        name, what = ("redis_tls", "Redis over TLS") if tls else ("redis", "Redis")
+        for verb in ("get", "put"):
+            for size in SIZES:
+                yield Entry(
+                    f"{name}_{verb}_{size}", f"redis_{verb}", RATE, f"{what}, four clients", size,
+                    f"raw_tcp_{size}", tls=tls,
+                )  # fmt: skip
+        yield Entry(
+            f"{name}_get_64k_p50_ms", "redis_get_p50", LATENCY, f"{what}, one at a time", "64k", tls=tls
+        )
+    yield Entry("write_amplification", "write_amplification", RATIO, "bytes to the drives / of values", "1m")
+    yield Entry("agent_rss_mib", "agent_rss", MEMORY, "resident memory of the agent after the gets and puts")
+    yield Entry("lru_hit_ratio", "lru_hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
+    yield Entry(
+        "hit_ratio", "hit_ratio", RATIO, "the trace, room for a quarter of its blocks", floor="lru_hit_ratio"
+    )
+
+
+CATALOG: MappingProxyType[str, Entry] = MappingProxyType({entry.name: entry for entry in _entries()})
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    """Those of `names` that there are not."""
+    return [name for name in names if name not in CATALOG]
+
+
+def chosen(names: Iterable[str]) -> list[Entry]:
+    """The entries of `names` and of their floors, in the catalog's order; all, where `names` is empty."""
+    wanted = set(names) or set(CATALOG)
+    wanted |= {floor for name in wanted if (floor := CATALOG[name].floor) is not None}
+    return [entry for name, entry in CATALOG.items() if name in wanted]

@@ -1,0 +1,134 @@
+"""How a speed is taken: many short rounds, all names in turn, and the median of each.
+
+Nothing but the work itself is inside the timed part. Threads start it together, and the time runs from
+their common start to the end of the last of them, so that no byte is counted whose time is not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+ROUNDS = 5
+WARM_UP_SECONDS = 0.3
+MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
+
+Turn = Callable[[], int | None]
+"""One operation: the bytes that it moved, or None when there is nothing left to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One round. `value` is in the unit of the name."""
+
+    value: float
+    operations: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What `together` has seen."""
+
+    operations: int
+    bytes: int
+    seconds: float
+
+
+class Probe(Protocol):
+    """One name. `round` works for about `seconds` and says what it measured."""
+
+    def prepare(self) -> None: ...
+
+    def round(self, seconds: float) -> Sample: ...
+
+
+def rate(timed: Timed) -> Sample:
+    """A speed in GiB/s out of what was moved."""
+    value = timed.bytes / GIBIBYTE / timed.seconds if timed.seconds else 0.0
+    return Sample(value, timed.operations, timed.bytes, timed.seconds)
+
+
+def together(turns: Sequence[Turn], seconds: float) -> Timed:
+    """Take turns in one thread each until `seconds` are over or there is nothing left to do.
+
+    Raises what a turn raises, once all threads have ended.
+    """
+    operations, moved = [0] * len(turns), [0] * len(turns)
+    ends = [0.0] * len(turns)
+    failures: list[BaseException] = []
+    stop = threading.Event()
+    start = threading.Barrier(len(turns) + 1)
+
+    def work(number: int, turn: Turn) -> None:
+        count = total = 0
+        clock = time.perf_counter
+        start.wait()
+        end = clock() + seconds
+        try:
+            while clock() < end and not stop.is_set():
+                got = turn()
+                if got is None:
+                    break
+                count += 1
+                total += got
+        except BaseException as failure:
+            failures.append(failure)
+            stop.set()
+        ends[number] = clock()
+        operations[number], moved[number] = count, total
+
+    threads = [
+        threading.Thread(target=work, args=(number, turn), name=f"bench {number}", daemon=True)
+        for number, turn in enumerate(turns)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        start.wait()
+        began = time.perf_counter()
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()
+    if failures:
+        raise failures[0]
+    return Timed(sum(operations), sum(moved), max(ends) - began)
+
+
+def run_rounds(
+    probes: Mapping[str, Probe], seconds: float, said: Callable[[str, int], None], rounds: int = ROUNDS
+) -> dict[str, list[Sample]]:
+    """Warm each up, then `rounds` rounds of each in turn. `seconds` is what a name gets in all.
+
+    `said(name, round)` is called before each round, -1 being the warm-up.
+    """
+    samples: dict[str, list[Sample]] = {name: [] for name in probes}
+    each = seconds / rounds
+    for number in range(-1, rounds):
+        for name, probe in probes.items():
+            said(name, number)
+            taken = probe.round(each if number >= 0 else min(each, WARM_UP_SECONDS))
+            if number >= 0:
+                samples[name].append(taken)
+    return samples
+
+
+def middle(samples: Sequence[Sample]) -> float:
+    """The median of the rounds: one that was disturbed does not count."""
+    return median(sample.value for sample in samples)
+
+
+def details(samples: Sequence[Sample]) -> dict[str, object]:
+    """Further keys of a record, with which its value can be checked."""
+    return {
+        "rounds": [float(f"{sample.value:.6g}") for sample in samples],
+        "operations": sum(sample.operations for sample in samples),
+        "bytes": sum(sample.bytes for sample in samples),
+        "seconds": round(sum(sample.seconds for sample in samples), 4),
+    }

@@ -1,0 +1,98 @@
+"""`g35 run`: the whole path once, from nothing to nothing. What `make run` calls.
+
+It types for you what one would type: `g35 up`, `g35 replay`, `g35 status`, `g35 down`. Everything it
+makes lies in one temporary folder, which is gone at the end, also after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent.errors import G35Error, UserError
+
+SAMPLE = Path(__file__).parent / "replay" / "sample_trace.jsonl"
+_DOWN_SECONDS = 60.0
+
+
+def run(
+    trace: Annotated[Path | None, typer.Option(help="A trace of your own; default: a bundled one.")] = None,
+    requests: Annotated[int, typer.Option(min=0, help="Play only the first N requests; 0: all.")] = 0,
+    bytes_per_token: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=32768, help="KV-cache bytes of a token; default: 2048, and 128 for your own trace."
+        ),
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests played at a time.")] = 4,
+    drive_size: Annotated[str, typer.Option(help="Size of each of the four drives.")] = "640M",
+    media: Annotated[str, typer.Option(help="Keep the drives in `memory` or in `files`.")] = "memory",
+) -> None:
+    """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
+    from agent.cli.replay.running import ReplayOptions, run_replay
+    from agent.cli.replay_verb import show_table
+
+    if trace is not None and not trace.is_file():
+        raise UserError(f"there is no trace {trace}", "`g35 trace generate` makes one")
+    per_token = bytes_per_token or (2048 if trace is None else 128)
+    chosen = trace or SAMPLE
+    with tempfile.TemporaryDirectory(prefix="g35-run-") as folder:
+        state = Path(folder)
+        slot_bytes = max(512 * per_token, 64 << 10)
+        up = ["--media", media, "--drive-size", drive_size, "--value-size", str(slot_bytes)]
+        with _pool_up(state, up):
+            options = ReplayOptions(
+                trace=chosen,
+                mount=state / "mnt",
+                requests=requests,
+                bytes_per_token=per_token,
+                concurrency=concurrency,
+            )
+            _say(f"replay {chosen.name}, every byte read is compared with what was stored")
+            report = run_replay(options)
+            show_table(report, f"replay of {chosen.name}")
+            _say("status")
+            subprocess.run(_g35("status", "--state", state), check=False)
+        _say("all is down again, nothing is left")
+    for trouble in report.troubles():
+        print(f"error: {trouble}", file=sys.stderr)
+    if not report.good:
+        raise typer.Exit(1)
+
+
+def _g35(*words: str | Path) -> list[str]:
+    return [sys.executable, "-P", "-m", "agent.cli", *map(str, words)]
+
+
+def _say(what: str) -> None:
+    print(f"── {what}", flush=True)
+
+
+@contextmanager
+def _pool_up(state: Path, options: list[str]) -> Iterator[None]:
+    """A pool for as long as the block runs."""
+    if shutil.which("fusermount3") is None and not Path("/dev/fuse").exists():
+        raise UserError("there is no /dev/fuse here, so nothing can be mounted", "see `make setup`")
+    _say("up: two enclosures of two drives each, a fresh pool, the agent, its mount")
+    process = subprocess.Popen(_g35("up", "--state", state, *options), stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        if not any(line.strip() == "ready" for line in process.stdout):
+            raise G35Error("the pool did not come up", "what `g35 up` said stands above")
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(_DOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()

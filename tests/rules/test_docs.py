@@ -1,0 +1,143 @@
+"""What the documents say can be typed, and what can be typed is documented."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from tests.support import cli_reference
+from tests.support.tree import text_files
+
+_BLOCK = re.compile(r"^```(?:sh|bash|console|shell)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def _pages(repository: Path) -> dict[str, str]:
+    return {name: text for name, text in text_files(repository) if name.endswith(".md")}
+
+
+def _typed_lines(text: str) -> list[list[str]]:
+    """The words of every command in the shell blocks of a page; what a prompt shows is not output."""
+    lines = []
+    for block in _BLOCK.findall(text):
+        joined = block.replace("\\\n", " ")
+        has_prompt = any(line.startswith("$ ") for line in joined.splitlines())
+        for line in joined.splitlines():
+            if has_prompt and not line.startswith("$ "):
+                continue
+            # Three spaces and more set off a remark in a second column.
+            typed = re.split(r" {3,}", line.removeprefix("$ ").strip())[0]
+            try:
+                words = shlex.split(typed, comments=True)
+            except ValueError:
+                continue
+            if words:
+                lines.append(words)
+    return lines
+
+
+def _commands(repository: Path) -> list[tuple[str, list[str]]]:
+    return [(name, words) for name, text in _pages(repository).items() for words in _typed_lines(text)]
+
+
+def test_every_make_verb_in_a_document_exists(repository: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (repository / "Makefile").read_text(), re.MULTILINE))
+    wrong = [
+        (page, words)
+        for page, words in _commands(repository)
+        if words[0] == "make"
+        for word in words[1:]
+        if "=" not in word and not word.startswith("-") and word not in targets
+    ]
+    assert not wrong
+
+
+def test_every_g35_command_in_a_document_parses(repository: Path) -> None:
+    known = {
+        tuple(words.split()): {
+            option for spelling, _ in cli_reference.options_of(command) for option in spelling.split(" / ")
+        }
+        | {"--help"}
+        for words, command in cli_reference.verbs()
+    }
+    wrong = []
+    for page, words in _commands(repository):
+        if words[0].rpartition("/")[2] != "g35" or len(words) < 2:
+            continue
+        rest = words[1:]
+        verb: tuple[str, ...] = ()
+        while rest and (*verb, rest[0]) in known:
+            verb = (*verb, rest.pop(0))
+        rest = rest[: rest.index("--")] if "--" in rest else rest
+        options = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        if not verb:
+            wrong.append(f"{page}: {shlex.join(words)}: no such verb")
+        elif not options <= known[verb]:
+            wrong.append(f"{page}: {shlex.join(words)}: no {options - known[verb]}")
+    assert not wrong
+
+
+def test_links_between_documents_lead_somewhere(repository: Path) -> None:
+    dead = [
+        f"{page} → {target}"
+        for page, text in _pages(repository).items()
+        for target in _LINK.findall(text)
+        if "://" not in target
+        and not target.startswith("mailto:")
+        and not ((repository / page).parent / target).exists()
+    ]
+    assert not dead
+
+
+def test_the_reference_of_the_command_line_is_what_the_verbs_say(repository: Path) -> None:
+    page = (repository / "docs/reference/cli.md").read_text()
+    assert page == cli_reference.reference(), (
+        "make it anew: python -m tests.support.cli_reference > docs/reference/cli.md"
+    )
+
+
+def test_the_reference_of_the_configuration_is_what_the_program_reads(repository: Path) -> None:
+    from agent.cli.main import main
+
+    shown = io.StringIO()
+    with redirect_stdout(shown), pytest.raises(SystemExit) as ended:
+        main(["config", "reference"])
+    assert ended.value.code == 0
+    page = (repository / "docs/reference/configuration.md").read_text()
+    assert page == shown.getvalue(), "make it anew: g35 config reference > docs/reference/configuration.md"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md", "CHANGELOG.md", "LICENSE", "docs/architecture.md", "docs/a_read_in_order.md",
+        "docs/security.md", "docs/concurrency.md", "docs/reference/cli.md",
+        "docs/reference/configuration.md", "docs/reference/metrics.md",
+    ],
+)  # fmt: skip
+def test_the_documents_are_there(repository: Path, page: str) -> None:
+    assert (repository / page).is_file()
+
+
+def test_every_metric_is_documented(repository: Path) -> None:
+    source = "".join(
+        text
+        for name, text in text_files(repository)
+        if name.startswith("agent/telemetry/") and name.endswith(".py")
+    )
+    names = set(re.findall(r"""["'](g35_[a-z0-9_]+)["']""", source))
+    page = (repository / "docs/reference/metrics.md").read_text()
+    assert not {name for name in names if name not in page}
+
+
+def test_make_help_lists_every_verb(repository: Path) -> None:
+    makefile = (repository / "Makefile").read_text()
+    listed = set(re.findall(r"^([a-z-]+):.*## ", makefile, re.MULTILINE))
+    assert listed >= set(
+        ["setup", "run", "test", "bench", "lab", "help", "fmt", "lint", "types", "clean", "wheels"]
+    )

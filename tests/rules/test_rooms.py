@@ -1,0 +1,105 @@
+"""Which room may import which. The contracts proper stand in pyproject.toml; here are the finer ones."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.tree import ROOMS, tracked_files
+
+TOP_LEVEL = {
+    "agent", "host_shim", "nvmeof", "tests", "emulator", "docs", ".ci", "Makefile", "pyproject.toml",
+    "README.md", "CHANGELOG.md", "LICENSE", ".gitignore", "requirements.lock",
+}  # fmt: skip
+
+CLIENTS = ("agent/cli/",)
+"""Programs that play the GPU host's side; everything else of the agent knows only the wire format."""
+
+
+def _imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def _programs(repository: Path, room: str) -> list[Path]:
+    return [
+        path
+        for path in tracked_files(repository)
+        if path.suffix == ".py" and path.relative_to(repository).parts[0] == room
+    ]
+
+
+def test_the_contracts_hold(repository: Path) -> None:
+    checked = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_the_agent_proper_uses_nothing_of_host_shim_but_the_wire_format(repository: Path) -> None:
+    wrong = [
+        f"{path.relative_to(repository)}: {name}"
+        for path in _programs(repository, "agent")
+        if not str(path.relative_to(repository)).startswith(CLIENTS)
+        for name in _imports(path)
+        if name.split(".")[0] == "host_shim" and name != "host_shim.control_wire"
+    ]
+    assert not wrong
+
+
+def test_host_shim_imports_the_standard_library_alone(repository: Path) -> None:
+    wrong = [
+        f"{path.relative_to(repository)}: {name}"
+        for path in _programs(repository, "host_shim")
+        for name in _imports(path)
+        if name.split(".")[0] not in {*sys.stdlib_module_names, "host_shim"}
+    ]
+    assert not wrong
+
+
+def test_a_gpu_host_gets_by_without_anything_of_ours_but_host_shim(repository: Path) -> None:
+    found = subprocess.run(
+        [
+            sys.executable, "-I", "-S", "-c",
+            f"import sys; sys.path.insert(0, {str(repository)!r})\n"
+            "import host_shim.pool\n"
+            "print([name for name in ('agent', 'nvmeof', 'emulator', 'numpy') if name in sys.modules])",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_room_says_that_it_is_typed(repository: Path, room: str) -> None:
+    assert (repository / room / "py.typed").exists()
+
+
+def test_the_top_of_the_tree_is_as_it_is_named(repository: Path) -> None:
+    found = {path.relative_to(repository).parts[0] for path in tracked_files(repository)}
+    assert found <= TOP_LEVEL
+
+
+def test_no_test_folder_is_a_package(repository: Path) -> None:
+    assert not [path for path in _programs(repository, "tests") if path.name == "__init__.py"]
+
+
+def test_no_two_tests_share_a_name(repository: Path) -> None:
+    names = [path.name for path in _programs(repository, "tests") if path.name.startswith("test_")]
+    assert sorted(names) == sorted(set(names))

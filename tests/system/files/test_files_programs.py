@@ -1,0 +1,334 @@
+"""/fs mounted, and ordinary programs on it that know nothing of g35.
+
+The store is in memory, with the slot sizes of a real pool; staging memory is small, so that files are
+sealed and fetched back while the programs run. Most tests end with a second face on the same metadata and
+store, as after a restart of the agent, and look again.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import random
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.fs.door import Door, make_door
+from agent.fs.files.face import FilesFace
+from agent.fs.files.options import FilesOptions
+from agent.fs.root import RootFileSystem
+from tests.support.files_calls import ROOT
+from tests.support.memory_blocks import MemoryBlockStore
+from tests.support.memory_filesystem import InlineRunner
+
+MIB = 1 << 20
+CAPACITIES = (64 << 10, MIB, 4 * MIB)
+
+pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="no /dev/fuse")
+
+
+class Mounted:
+    """A mount of /fs that can be started again on what it left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mountpoint = folder / "mount"
+        self.mountpoint.mkdir()
+        self.path = self.mountpoint / "fs"
+        self.store = MemoryBlockStore(CAPACITIES)
+        self.options = FilesOptions(staging_bytes=16 * MIB, workers=4)
+        self.door: Door | None = None
+        self.start()
+
+    def start(self) -> None:
+        self.face = FilesFace(self.folder / "files.sqlite", self.store, self.options)
+        tree = RootFileSystem({b"fs": (ROOT, self.face)})
+        self.door = make_door("dev_fuse", tree, self.mountpoint, 4, lambda worker: InlineRunner())
+        self.door.start()
+
+    def stop(self) -> None:
+        if self.door is not None:
+            self.door.stop()
+            self.door = None
+            self.face.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 60) -> str:
+        environment = {**os.environ, "HOME": str(self.folder), "GIT_CONFIG_NOSYSTEM": "1"}
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=cwd or self.path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Mounted]:
+    made = Mounted(tmp_path)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def random_file(path: Path, size: int, seed: int = 35) -> bytes:
+    content = random.Random(seed).randbytes(size)
+    path.write_bytes(content)
+    return content
+
+
+def need(program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+
+
+def test_cp_mv_cmp_and_rm(mounted: Mounted, tmp_path: Path) -> None:
+    content = random_file(tmp_path / "source", 9 * MIB + 4321)
+    mounted.run("cp", "--preserve=all", tmp_path / "source", "copy")
+    mounted.run("cp", "copy", "again")
+    mounted.run("mv", "again", "moved")
+    mounted.run("cmp", "copy", "moved")
+    source, copy = (tmp_path / "source").stat(), (mounted.path / "copy").stat()
+    assert (copy.st_mtime_ns, copy.st_mode, copy.st_size) == (
+        source.st_mtime_ns,
+        source.st_mode,
+        len(content),
+    )
+    mounted.restart()
+    assert (mounted.path / "moved").read_bytes() == content
+    assert sorted(path.name for path in mounted.path.iterdir()) == ["copy", "moved"]
+    mounted.run("rm", "copy", "moved")
+    assert list(mounted.path.iterdir()) == []
+
+
+def test_dd_with_direct_io(mounted: Mounted, tmp_path: Path) -> None:
+    content = random_file(tmp_path / "source", 8 * MIB)
+    mounted.run("dd", f"if={tmp_path / 'source'}", "of=file", "bs=1M", "oflag=direct")
+    mounted.run("dd", "if=file", f"of={tmp_path / 'back'}", "bs=1M", "iflag=direct")
+    assert (tmp_path / "back").read_bytes() == content
+    mounted.run(
+        "dd",
+        f"if={tmp_path / 'source'}",
+        "of=file",
+        "bs=4k",
+        "count=3",
+        "seek=511",
+        "oflag=direct",
+        "conv=notrunc",
+    )
+    expected = content[: 511 * 4096] + content[: 3 * 4096] + content[514 * 4096 :]
+    assert (mounted.path / "file").read_bytes() == expected
+
+
+def test_tar_there_and_back(mounted: Mounted, tmp_path: Path) -> None:
+    need("tar")
+    tree = tmp_path / "tree"
+    (tree / "deep" / "er").mkdir(parents=True)
+    for number in range(200):
+        (tree / f"file{number}").write_bytes(random.Random(number).randbytes(number * 97))
+    (tree / "deep" / "er" / "link").symlink_to("../../file7")
+    os.link(tree / "file9", tree / "deep" / "hard")
+    with open(tree / "sparse", "wb") as sparse:
+        sparse.seek(20 * MIB)
+        sparse.write(b"end")
+    mounted.run("tar", "-C", tmp_path, "-cSf", "tree.tar", "tree")
+    mounted.run("tar", "-xSf", "tree.tar")
+    mounted.run("diff", "-r", tree, "tree")
+    mounted.restart()
+    mounted.run("diff", "-r", tree, "tree")
+    assert (mounted.path / "tree/sparse").stat().st_blocks * 512 <= MIB
+    assert (mounted.path / "tree/file9").stat().st_nlink == 2
+    mounted.run("rm", "-r", "tree", "tree.tar")
+    assert mounted.face.gauges().inodes <= 400
+
+
+def test_git(mounted: Mounted) -> None:
+    need("git")
+    repository = mounted.path / "repository"
+    repository.mkdir()
+    git: Sequence[str] = ("git", "-c", "user.name=g", "-c", "user.email=g@example.org")
+    mounted.run(*git, "init", "-q", cwd=repository)
+    for number in range(5):
+        (repository / f"file{number}").write_text("line\n" * 1000 * (number + 1))
+        mounted.run(*git, "add", ".", cwd=repository)
+        mounted.run(*git, "commit", "-qm", f"commit {number}", cwd=repository)
+    mounted.run(*git, "gc", "-q", cwd=repository)
+    mounted.restart()
+    mounted.run(*git, "fsck", "--strict", cwd=repository)
+    assert mounted.run(*git, "status", "--porcelain", cwd=repository) == ""
+    assert len(mounted.run(*git, "log", "--oneline", cwd=repository).splitlines()) == 5
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+def test_sqlite(mounted: Mounted, journal: str) -> None:
+    """In a process of its own: locks and, with WAL, shared memory through mmap."""
+    program = f"""
+import sqlite3
+db = sqlite3.connect("data.sqlite")
+got = db.execute("PRAGMA journal_mode = {journal}").fetchone()
+db.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v BLOB)")
+for start in range(0, 1000, 100):
+    with db:
+        db.executemany("INSERT INTO t VALUES (?, ?)", [(k, bytes([k % 251]) * 2000) for k in range(start, start + 100)])
+with db:
+    db.execute("DELETE FROM t WHERE k % 3 = 0")
+assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+db.close()
+"""
+    mounted.run(sys.executable, "-c", program)
+    mounted.restart()
+    shutil.copy(mounted.path / "data.sqlite", mounted.folder / "data.sqlite")
+    database = sqlite3.connect(mounted.folder / "data.sqlite")
+    assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert database.execute("SELECT COUNT(*), SUM(length(v)) FROM t").fetchone() == (666, 1332000)
+    database.close()
+
+
+@pytest.mark.parametrize("mode", ["rw", "randrw"])
+def test_fio_verifies_what_it_wrote(mounted: Mounted, mode: str) -> None:
+    need("fio")
+    mounted.run(
+        "fio", "--name=verify", f"--rw={mode}", "--bs=4k-64k", "--size=12m", "--numjobs=2", "--thread",
+        "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--fsync=200", "--randseed=35",
+        "--ioengine=psync", "--fallocate=none",
+    )  # fmt: skip
+
+
+def test_append_with_several_writers(mounted: Mounted) -> None:
+    """O_APPEND from several processes: no line is lost and none is torn."""
+    program = """
+import os, sys
+file = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+for number in range(200):
+    os.write(file, f"{sys.argv[1]} {number:05} {'x' * 80}\\n".encode())
+"""
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, str(number)], cwd=mounted.path)
+        for number in range(3)
+    ]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    lines = (mounted.path / "log").read_text().splitlines()
+    assert sorted(lines) == sorted(f"{n} {k:05} {'x' * 80}" for n in range(3) for k in range(200))
+
+
+def test_mmap_for_reading_and_writing(mounted: Mounted, tmp_path: Path) -> None:
+    content = random_file(mounted.path / "file", 5 * MIB + 17)
+    with (
+        open(mounted.path / "file", "rb") as file,
+        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
+    ):
+        assert bytes(mapped) == content
+    with open(mounted.path / "file", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[MIB : MIB + 5] = b"hello"
+        mapped.flush()
+    mounted.restart()
+    found = (mounted.path / "file").read_bytes()
+    assert found == content[:MIB] + b"hello" + content[MIB + 5 :]
+
+
+def test_unlinked_open_and_renamed_over(mounted: Mounted) -> None:
+    content = random_file(mounted.path / "file", 5 * MIB)
+    with open(mounted.path / "file", "r+b") as file:
+        (mounted.path / "file").unlink()
+        assert not (mounted.path / "file").exists()
+        file.seek(MIB)
+        file.write(b"changed")
+        file.flush()
+        file.seek(0)
+        assert file.read() == content[:MIB] + b"changed" + content[MIB + 7 :]
+        assert os.fstat(file.fileno()).st_nlink == 0
+    (mounted.path / "a").write_text("a")
+    (mounted.path / "b").write_text("b")
+    os.rename(mounted.path / "a", mounted.path / "b")
+    assert (mounted.path / "b").read_text() == "a"
+
+
+def test_what_a_file_system_is_asked_besides(mounted: Mounted) -> None:
+    folder = mounted.path
+    (folder / "dir").mkdir()
+    os.chmod(folder / "dir", 0o2775)
+    os.chown(folder / "dir", 12, 34)
+    (folder / "dir" / "below").mkdir()
+    assert (folder / "dir" / "below").stat().st_gid == 34
+    assert (folder / "dir" / "below").stat().st_mode & stat.S_ISGID
+    file = folder / "dir" / "file"
+    file.write_bytes(b"x" * 100_000)
+    os.truncate(file, 10)
+    os.truncate(file, 100)
+    assert file.read_bytes() == b"x" * 10 + bytes(90)
+    os.utime(file, ns=(123, 456))
+    assert (file.stat().st_atime_ns, file.stat().st_mtime_ns) == (123, 456)
+    os.setxattr(file, "user.colour", b"green")
+    assert os.getxattr(file, "user.colour") == b"green"
+    assert os.listxattr(file) == ["user.colour"]
+    os.removexattr(file, "user.colour")
+    with open(file, "r+b") as handle:
+        os.posix_fallocate(handle.fileno(), 0, 5 * MIB)
+    assert file.stat().st_size == 5 * MIB
+    os.mkfifo(folder / "fifo")
+    assert stat.S_ISFIFO((folder / "fifo").stat().st_mode)
+    with pytest.raises(OSError) as refusal:
+        (folder / "dir").rmdir()
+    assert refusal.value.errno == errno.ENOTEMPTY
+    with pytest.raises(OSError) as refusal:
+        (folder / ("x" * 256)).write_text("")
+    assert refusal.value.errno == errno.ENAMETOOLONG
+    shown = os.statvfs(folder)
+    assert shown.f_namemax == 255
+    assert 0 < shown.f_bavail <= shown.f_blocks
+
+
+def test_a_directory_with_thousands_of_names(mounted: Mounted) -> None:
+    for number in range(3000):
+        (mounted.path / f"name-{number:05}-{'x' * 40}").touch()
+    names = os.listdir(mounted.path)
+    assert len(names) == len(set(names)) == 3000
+    mounted.run("rm", "-r", *[mounted.path / name for name in names[:1500]])
+    assert len(os.listdir(mounted.path)) == 1500
+
+
+def test_full_is_enospc_for_programs_too(mounted: Mounted) -> None:
+    mounted.store.slots = dict.fromkeys(CAPACITIES, 0) | {4 * MIB: 3}
+    done = subprocess.run(
+        ["dd", "if=/dev/zero", "of=file", "bs=1M", "count=20"],
+        cwd=mounted.path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert (mounted.path / "file").stat().st_size == 12 * MIB
+    (mounted.path / "file").unlink()
+    (mounted.path / "other").write_bytes(b"x" * 10 * MIB)
+
+
+@pytest.mark.expects_log("lost a block")
+def test_a_lost_block_is_eio_once_and_the_file_is_gone(mounted: Mounted) -> None:
+    (mounted.path / "file").write_bytes(b"x" * 3 * MIB)
+    mounted.restart()
+    mounted.store.blocks.clear()
+    with pytest.raises(OSError) as refusal:
+        (mounted.path / "file").read_bytes()
+    assert refusal.value.errno == errno.EIO
+    assert os.listdir(mounted.path) == []
+    with pytest.raises(FileNotFoundError):
+        (mounted.path / "file").read_bytes()

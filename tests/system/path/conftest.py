@@ -1,0 +1,37 @@
+"""Pools for the tests of the whole path; small, so that a test run starts many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.pool_up import PoolUp
+from tests.support.processes import Processes
+
+SMALL = ("--drive-size", "256M", "--read-deadline-ms", "2000")
+
+
+@pytest.fixture
+def make_pool(processes: Processes, tmp_path: Path) -> Iterator[Callable[..., PoolUp]]:
+    """Bring pools up, each in a state folder of its own; they are taken down at the end."""
+    made: list[PoolUp] = []
+
+    def make(*options: str) -> PoolUp:
+        pool = PoolUp(processes, tmp_path / f"state-{len(made)}", *SMALL, *options)
+        made.append(pool)
+        return pool
+
+    try:
+        yield make
+    finally:
+        for pool in made:
+            if pool.process.running:
+                pool.down()
+
+
+@pytest.fixture
+def pool_up(make_pool: Callable[..., PoolUp]) -> PoolUp:
+    """A pool of two enclosures with a drive each."""
+    return make_pool("--drives", "1")

@@ -1,0 +1,225 @@
+"""The main job as a user does it: `g35 up`, `g35 replay`, things that die meanwhile, `g35 down`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli.replay.trace_making import encode_line, made_trace
+from host_shim.block_key import key_of
+from host_shim.pool import Pool, UnknownVolume, ValueTooLong
+from tests.support.leaks import mounts_below
+from tests.support.processes import Processes, Started
+from tests.support.waiting import wait_until
+
+UP = ("--drive-size", "512M", "--value-size", "64K", "--media", "files", "--read-deadline-ms", "500")
+REPLAY = ("--bytes-per-token", "128", "--json")
+
+pytestmark = [
+    pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted"),
+    pytest.mark.timeout(180),
+]
+
+
+class Bench:
+    """A pool that is up, and what one types about it."""
+
+    def __init__(self, state: Path, processes: Processes, up: Started) -> None:
+        self.state = state
+        self.mount = state / "mnt"
+        self.processes = processes
+        self.up = up
+
+    def replay(self, trace: Path, *options: str) -> Started:
+        return self.processes.g35("replay", trace, "--mount", self.mount, *REPLAY, *options)
+
+    def kill(self, pid_file: str) -> int:
+        """SIGKILL to one of the children of `g35 up`; its process id."""
+        pid = self.pid(pid_file)
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def pid(self, pid_file: str) -> int:
+        return int((self.state / pid_file).read_text())
+
+
+def finished(started: Started, seconds: float = 120.0) -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of a replay that runs to its end."""
+    code = started.process.wait(seconds)
+    output = started.output
+    assert "{" in output, output
+    record: dict[str, Any] = json.loads(output[output.index("{") : output.rindex("}") + 1])
+    assert sum(record["miss_causes"].values()) == record["misses"] == record["blocks"] - record["hits"]
+    return code, record
+
+
+@pytest.fixture
+def bench(tmp_path: Path, processes: Processes) -> Iterator[Bench]:
+    state = tmp_path / "state"
+    up = processes.g35("up", "--state", state, *UP)
+    up.wait_for_line("ready", 60)
+    yield Bench(state, processes, up)
+    assert up.stop(60) == 0
+    assert mounts_below(tmp_path) == []
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """150 requests; at `--time-scale 20` they take some six seconds."""
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(encode_line(request) + "\n" for request in made_trace(5, 150)))
+    return path
+
+
+def test_a_replay_verifies_and_a_second_one_finds_what_the_first_has_stored(
+    bench: Bench, trace: Path
+) -> None:
+    code, first = finished(bench.replay(trace, "--plot", str(trace.with_suffix(".svg"))))
+    assert code == 0
+    assert first["requests"] == 150
+    assert first["wrong_bytes"] == 0
+    assert first["hit_ratio"] > 0.5
+    assert first["get_p50_ms"] > 0
+    assert trace.with_suffix(".svg").stat().st_size > 1000
+    code, second = finished(bench.replay(trace))
+    assert code == 0
+    assert second["hit_ratio"] > 0.97
+    assert second["wrong_bytes"] == 0
+
+
+def test_broken_lines_are_skipped_and_strict_stops(bench: Bench, trace: Path) -> None:
+    with trace.open("a") as file:
+        file.write('{"timestamp": 1}\n')
+    code, record = finished(bench.replay(trace))
+    assert (code, record["requests"], record["broken_lines"]) == (0, 150, 1)
+    strict = bench.replay(trace, "--strict")
+    assert strict.process.wait(60) == 1
+    assert "line 151" in strict.output
+    assert "Traceback" not in strict.output
+
+
+def test_an_enclosure_killed_during_a_replay_costs_hits_and_no_byte(bench: Bench, trace: Path) -> None:
+    finished(bench.replay(trace))
+    playing = bench.replay(trace, "--time-scale", "20")
+    wait_until(lambda: _gets(bench) > 50, 30, "the replay to be under way")
+    dead = bench.kill("jbof-0.pid")
+    wait_until(lambda: bench.pid("jbof-0.pid") != dead, 30, "g35 up to start the enclosure again")
+    code, record = finished(playing)
+    assert code == 0, playing.output
+    assert record["requests"] == 150
+    assert record["wrong_bytes"] == 0
+    wait_until(lambda: _connected(bench), 60, "the agent to be connected to both again")
+    code, after = finished(bench.replay(trace))
+    assert (code, after["wrong_bytes"]) == (0, 0)
+    finally_hits = finished(bench.replay(trace))[1]["hit_ratio"]
+    assert finally_hits > 0.95
+
+
+def test_the_agent_killed_during_a_replay_comes_back_with_what_was_stored(bench: Bench, trace: Path) -> None:
+    pool = Pool(bench.mount)
+    volume = pool.volume("kv")
+    keys = [key_of(f"before the crash {number}") for number in range(50)]
+    acknowledged = [key for number, key in enumerate(keys) if volume.put(key, f"value {number}".encode())]
+    assert len(acknowledged) == 50
+    playing = bench.replay(trace, "--time-scale", "20")
+    wait_until(lambda: volume.stats().get("totals", {}).get("gets", 0) > 50, 30, "the replay to be under way")
+    dead = bench.kill("agent-process.pid")
+    wait_until(lambda: bench.pid("agent-process.pid") != dead, 30, "g35 up to start the agent again")
+    wait_until(pool.alive, 30, "the mount to be served again")
+    code, record = finished(playing)
+    assert code == 0, playing.output
+    assert record["wrong_bytes"] == 0
+    found = [volume.get(key) for key in keys]
+    assert found == [f"value {number}".encode() for number in range(50)]
+    pool.close()
+
+
+def _gets(bench: Bench) -> int:
+    status = json.loads((bench.mount / ".g35/status.json").read_text())
+    return int(status["totals"]["gets"])
+
+
+def _connected(bench: Bench) -> bool:
+    status = json.loads((bench.mount / ".g35/status.json").read_text())
+    return all(enclosure["connected"] for enclosure in status["enclosures"])
+
+
+def test_the_client_against_the_real_agent(bench: Bench) -> None:
+    with Pool(bench.mount) as pool:
+        volume = pool.volume("kv")
+        keys = [key_of(f"block {number}") for number in range(300)]
+        values = [os.urandom(1 + 211 * number) for number in range(300)]
+        assert volume.put_many(keys, values) == [True] * 300
+        assert volume.exists([*keys, key_of("never")]) == [True] * 300 + [False]
+        buffers = [bytearray(65536) for _ in keys]
+        assert volume.get_many(keys, buffers) == [len(value) for value in values]
+        assert [bytes(buffer[: len(value)]) for buffer, value in zip(buffers, values, strict=True)] == values
+        assert volume.get(keys[299]) == values[299]
+        assert (bench.mount / "kv" / "kv" / "block 7").read_bytes() == values[7]
+        assert volume.delete([keys[0], key_of("never")]) == [True, False]
+        assert volume.get_into(keys[0], bytearray(10)) is None
+        assert volume.fetch([keys[0]], [bytearray(10)])[0].outcome is not None
+        assert volume.prestage(keys[1:9]) == [True] * 8
+        with pytest.raises(UnknownVolume):
+            pool.volume("nowhere").get(keys[0])
+        with pytest.raises(ValueTooLong):
+            volume.put(keys[0], bytes(65537))
+        assert volume.put(keys[0], b"and it goes on")
+        assert volume.put(key_of("short-lived"), b"v", ttl=1)
+        wait_until(lambda: volume.get(key_of("short-lived")) is None, 10, "the value to expire")
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, processes: Processes) -> None:
+    up = processes.g35("up", "--state", tmp_path / "state", *UP)
+    up.wait_for_line("ready", 60)
+    assert mounts_below(tmp_path)
+    assert up.stop(60, signal.SIGINT) == 0
+    assert mounts_below(tmp_path) == []
+    # That no process is left is what the guard of tests/system looks after.
+
+
+def test_detached_and_down(tmp_path: Path) -> None:
+    def g35(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "agent.cli", *words, "--state", str(tmp_path / "state")],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    up = g35("up", "--detach", *UP)
+    assert (up.returncode, up.stdout.splitlines()[-1:]) == (0, ["ready"]), up.stderr
+    assert mounts_below(tmp_path)
+    status = g35("status", "--json")
+    assert status.returncode == 0
+    assert {volume["name"] for volume in json.loads(status.stdout)["volumes"]} >= {"kv"}
+    down = g35("down")
+    assert down.returncode == 0, down.stderr
+    assert mounts_below(tmp_path) == []
+
+
+def test_make_run_in_small(processes: Processes) -> None:
+    began = time.monotonic()
+    run = processes.g35("run", "--requests", "40", "--bytes-per-token", "128", "--drive-size", "512M")
+    assert run.process.wait(120) == 0, run.output
+    assert "wrong bytes" in run.output
+    assert "nothing is left" in run.output
+    assert time.monotonic() - began < 100
+
+
+def test_without_a_mount_a_replay_says_what_to_do(tmp_path: Path, trace: Path, processes: Processes) -> None:
+    replay = processes.g35("replay", trace, "--mount", tmp_path)
+    assert replay.process.wait(60) == 1
+    assert "error: no g35 agent answers" in replay.output
+    assert "hint: start one with `g35 up`" in replay.output
+    assert "Traceback" not in replay.output

@@ -1,0 +1,126 @@
+"""The command line's manners: exit codes, errors without tracebacks, and a quick `--help`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.cli import main as command_line
+from agent.errors import BugError, ConfigError, Fault, G35Error, PeerError, UserError
+
+
+def _exit_code(*words: str) -> int:
+    try:
+        return command_line.main(words)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+
+
+def _failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let the verb `replay` end with `error`."""
+
+    def replay() -> None:
+        raise error
+
+    import agent.cli.replay_verb
+
+    monkeypatch.setattr(agent.cli.replay_verb, "replay", replay)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["nonsense"],
+        ["replay"],
+        ["replay", "t", "--mount", ".", "--bogus"],
+        ["replay", "t", "--mount", ".", "--concurrency", "0"],
+        ["replay", "t", "--mount", ".", "--plot", "x.doc"],
+        ["replay", "t", "--mount", ".", "--lru-bytes", "much"],
+        ["trace", "generate", "--requests", "many"],
+    ],
+)
+def test_wrong_arguments_are_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code(*words) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", sorted(command_line.VERBS))
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _exit_code(verb, "--help") == 0
+    assert "Usage: g35" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (UserError("no such pool", "make one"), "error: no such pool\nhint: make one\n"),
+        (ConfigError("unknown key"), "error: unknown key\n"),
+        (FileNotFoundError(2, "No such file", "a.toml"), "error: a.toml: No such file\n"),
+        (KeyError("slot"), "error: KeyError: 'slot'\nhint: this is a bug of g35; "),
+    ],
+)  # fmt: skip
+def test_errors_are_sentences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, shown: str
+) -> None:
+    monkeypatch.delenv("G35_DEBUG", raising=False)
+    _failing(monkeypatch, error)
+    assert _exit_code("replay") == 1
+    assert capsys.readouterr().err.startswith(shown)
+
+
+def test_the_traceback_is_there_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("G35_DEBUG", "1")
+    _failing(monkeypatch, UserError("no such pool"))
+    assert _exit_code("replay") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    _failing(monkeypatch, KeyboardInterrupt())  # type: ignore[arg-type]
+    assert _exit_code("replay") == 130
+
+
+def test_errors_say_whose_fault_they_are() -> None:
+    assert G35Error("x").fault is Fault.WORLD
+    assert UserError("x").fault is ConfigError("x").fault is Fault.OURS
+    assert PeerError("x").fault is Fault.PEER
+    assert BugError("x").fault is Fault.BUG
+    assert G35Error("x", fault=Fault.PEER).fault is Fault.PEER
+
+
+def test_help_imports_nothing_heavy(repository: Path) -> None:
+    began = time.monotonic()
+    shown = subprocess.run(
+        [
+            sys.executable, "-P", "-c",
+            "import sys; from agent.cli.main import main\n"
+            "try: main(['--help'])\n"
+            "except SystemExit: pass\n"
+            "print([name for name in ('numpy', 'cryptography', 'trio', 'pydantic') if name in sys.modules])",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=repository,
+    )  # fmt: skip
+    assert shown.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - began < 10
+
+
+def test_a_generated_trace_goes_to_a_file_or_to_standard_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["trace", "generate", "--requests", "5", "--seed", "3"]
+    assert _exit_code(*words) == 0
+    printed = capsys.readouterr().out
+    assert _exit_code(*words, "--output", str(tmp_path / "t.jsonl")) == 0
+    assert (tmp_path / "t.jsonl").read_text() == printed
+    assert printed.count("\n") == 5
