@@ -28,7 +28,7 @@ from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
-from agent.fs.mounting import MountError, MountOptions
+from agent.fs.mounting import MountError, MountOptions, clear_dead_mount
 from agent.fs.pool_store import PoolBlockStore
 from agent.fs.root import RootFileSystem
 from agent.inline.secrets import SecretKey, load_root_key
@@ -237,6 +237,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         with ExitStack() as cleanup:
             if settings.metrics:
                 cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
+            clear_dead_mount(settings.mount)
             settings.mount.mkdir(parents=True, exist_ok=True)
             door = make_door(
                 "dev_fuse" if settings.door == "fuse" else "pyfuse3",

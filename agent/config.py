@@ -57,9 +57,11 @@ class AgentSection(_Section):
         5_000.0, gt=0, le=600_000, description="After this long a write has failed."
     )
     directory_fresh_ms: float = Field(
-        1_000.0,
+        0.0,
         ge=0,
-        description="For how long a remembered directory is believed when it says that a key is absent.",
+        description="For how long a remembered directory is believed when it says that a key is absent. "
+        "0: never, so that what another agent has stored is seen at once; with a single agent on the "
+        "pool a longer time saves a round trip for each miss and each put.",
     )
     directory_cache: Size = Field(
         64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."

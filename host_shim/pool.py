@@ -22,11 +22,9 @@ import json
 import math
 import os
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -40,13 +38,12 @@ from host_shim.control_wire import (
     Operation,
     Outcome,
 )
-from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead
+from host_shim.lending import SessionLender
+from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, SessionDead
 
 Buffer: TypeAlias = bytearray | memoryview
 """Anything writable with the buffer protocol; named for the two that everybody has."""
 
-REOPEN_SECONDS = 0.05
-"""While there is no agent, the mount is asked for one this often and not with every call."""
 GET_BYTES_FIRST = 1 << 20
 _REFUSALS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.EIO}
@@ -89,20 +86,11 @@ class Pool:
         if sessions < 1 or parallel < 1:
             raise ValueError("a pool needs at least one session, and one transfer at a time")
         self.mount = os.fspath(mount)
-        self._path = os.path.join(self.mount, SESSION_PATH)
-        self._files = files or RealFiles()
-        self._sessions_max = sessions
+        self._lender = SessionLender(os.path.join(self.mount, SESSION_PATH), files or RealFiles(), sessions)
         self._parallel = parallel
-        self._fresh_state()
-        _pools.add(self)
-
-    def _fresh_state(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[Session] = []
-        self._places = threading.Semaphore(self._sessions_max)
-        self._ask_again_at = 0.0
         self._helpers: ThreadPoolExecutor | None = None
-        self._closed = False
+        _pools.add(self)
 
     def volume(self, name: str) -> Volume:
         """A volume by name. Whether the pool has it turns out with the first call."""
@@ -116,8 +104,8 @@ class Pool:
 
     def alive(self) -> bool:
         """Whether an agent answers behind the mount, asked now."""
-        self._ask_again_at = 0.0
-        with self._session() as session:
+        self._lender.ask_at_once()
+        with self._lender.lend() as session:
             if session is None:
                 return False
             try:
@@ -128,12 +116,9 @@ class Pool:
 
     def close(self) -> None:
         """Close all sessions. Calls under way end; later ones raise RuntimeError."""
+        self._lender.close()
         with self._lock:
-            self._closed = True
-            sessions, self._free = self._free, []
             helpers, self._helpers = self._helpers, None
-        for session in sessions:
-            session.close()
         if helpers is not None:
             helpers.shutdown()
 
@@ -143,46 +128,8 @@ class Pool:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    @contextmanager
-    def _session(self) -> Iterator[Session | None]:
-        """A session for the caller alone, or None while there is no agent."""
-        with self._places:
-            session = self._take()
-            try:
-                yield session
-            finally:
-                if session is not None:
-                    self._give_back(session)
-
-    def _take(self) -> Session | None:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError(f"the pool at {self.mount} is closed")
-            if self._free:
-                return self._free.pop()
-            if time.monotonic() < self._ask_again_at:
-                return None
-        try:
-            return Session(self._path, self._files)
-        except SessionDead:
-            self._ask_again_at = time.monotonic() + REOPEN_SECONDS
-            return None
-
-    def _give_back(self, session: Session) -> None:
-        stale: list[Session] = []
-        with self._lock:
-            if session.dead:
-                # Its agent is gone, so those of the same agent that wait here are dead as well.
-                stale, self._free = [session, *self._free], []
-            elif self._closed:
-                stale = [session]
-            else:
-                self._free.append(session)
-        for one in stale:
-            one.close()
-
     def _stats(self, volume: str) -> dict[str, Any]:
-        with self._session() as session:
+        with self._lender.lend() as session:
             if session is None:
                 return {}
             try:
@@ -201,8 +148,8 @@ class Pool:
                 work(index)
             return
         with self._lock:
-            if self._closed:
-                raise RuntimeError(f"the pool at {self.mount} is closed")
+            if self._lender.closed:
+                raise RuntimeError("the pool is closed")
             if self._helpers is None:
                 self._helpers = ThreadPoolExecutor(self._parallel * 2, "g35-shim")
             helpers = self._helpers
@@ -222,10 +169,9 @@ class Pool:
             other.result()
 
     def _after_fork_in_child(self) -> None:
-        sessions = self._free
-        self._fresh_state()
-        for session in sessions:
-            session.close()
+        self._lock = threading.Lock()
+        self._helpers = None
+        self._lender.abandon()
 
 
 class Volume:
@@ -241,12 +187,26 @@ class Volume:
 
     def get_into(self, key: bytes, buffer: Buffer) -> int | None:
         """Read a value into `buffer`; its length, or None for a miss. A longer value is cut off."""
-        return self.get_many([key], [buffer])[0]
+        view = _writable(buffer)
+        with self._pool._lender.lend() as session:
+            if session is None:
+                checked_key(key)
+                return None
+            try:
+                session.bind_reads(self.name, (checked_key(key),))
+                length = session.read(0, view)
+                if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
+                    return None  # it broke off in the middle
+            except SessionDead:
+                return None
+            except OSError as refused:
+                raise _wrong_use(refused, self.name) from None
+        return length or None
 
     def get(self, key: bytes) -> bytes | None:
         """A value, or None for a miss. Copies once more than `get_into`."""
         checked_key(key)
-        with self._pool._session() as session:
+        with self._pool._lender.lend() as session:
             if session is None:
                 return None
             try:
@@ -287,7 +247,7 @@ class Volume:
 
     def _fetch_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], causes: bool) -> list[Fetched]:
         lengths: list[int] = [0] * len(keys)
-        with self._pool._session() as session:
+        with self._pool._lender.lend() as session:
             if session is None:
                 return [Fetched(None, None)] * len(keys)
 
@@ -336,7 +296,7 @@ class Volume:
 
     def _put_batch(self, keys: Sequence[bytes], views: Sequence[memoryview], seconds: int) -> list[bool]:
         stored = [False] * len(keys)
-        with self._pool._session() as session:
+        with self._pool._lender.lend() as session:
             if session is None:
                 return stored
 
@@ -401,7 +361,7 @@ class Volume:
     def _ask_some(
         self, operation: Operation, keys: Sequence[bytes], ttl_seconds: int
     ) -> Sequence[Outcome | None]:
-        with self._pool._session() as session:
+        with self._pool._lender.lend() as session:
             if session is None:
                 return [None] * len(keys)
             try:

@@ -192,6 +192,8 @@ class ControlFace(RefusesAll):
 
     def _drop(self, tickets: Sequence[_Ticket]) -> Steps[None]:
         for ticket in tickets:
+            if ticket.reading is not None:
+                ticket.reading.close()
             if ticket.writing is not None and not ticket.writing.finished:
                 yield from ticket.writing.drop(self._lanes())
 

@@ -341,8 +341,10 @@ class KvFace(RefusesAll):
 
     def release(self, ino: int, handle: int) -> Outcome[None]:
         with self._lock:
-            self._readers.pop(handle, None)
+            reading = self._readers.pop(handle, None)
             writer = self._writers.pop(handle, None)
+        if reading is not None:
+            reading.close()
         if writer is None or writer.writing.finished:
             return None
         return self._drop(writer)

@@ -7,7 +7,8 @@ aim keys at one set. Then
 * weighted rendezvous hashing (Thaler and Ravishankar 1998; weights after Schindelhauer and Schomaker
   2005) ranks the namespaces of the volume, and
 * the two candidates are one set in each of the two best-ranked namespaces (in the only one, where there
-  is only one); the key goes to the emptier.
+  is only one); the key goes to the emptier. A namespace that holds more than half of the sets may get
+  both: were its keys' other candidates all in the small rest, they would in effect have one choice.
 
 DESIGN.md sketched both candidates in one namespace. Spreading them keeps a volume of few sets from
 running full in one namespace while another has room, and lets writes go on while an enclosure is away.
@@ -56,6 +57,11 @@ def _mixed(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def _member_seed(nguid: bytes) -> int:
+    first, second = _WORDS.unpack(nguid)
+    return _mixed(_mixed(first) ^ second)
+
+
 class Placement:
     """Candidates of keys in one volume. Immutable; a changed pool map makes a new one."""
 
@@ -64,9 +70,12 @@ class Placement:
             raise ValueError("a volume without an extent has no place for anything")
         self._algorithm = algorithms.AES256(placement_key.reveal())
         self._extents = tuple(extents)
-        seeds = [_mixed(sum(_WORDS.unpack(extent.nguid)) & _MASK) for extent in extents]
-        self._seeds: NDArray[np.uint64] = np.array(seeds, dtype=np.uint64)
+        self._members = [_member_seed(extent.nguid) for extent in extents]
+        self._seeds: NDArray[np.uint64] = np.array(self._members, dtype=np.uint64)
         self._weights: NDArray[np.float64] = np.array([extent.sets for extent in extents], dtype=np.float64)
+        most = max(range(len(extents)), key=lambda number: extents[number].sets)
+        half = sum(extent.sets for extent in extents) / 2
+        self._dominant = most if extents[most].sets > half else -1
 
     def pseudonym(self, key: bytes) -> bytes:
         """What stands for `key` (16 bytes) on flash."""
@@ -77,18 +86,24 @@ class Placement:
         low, high = _WORDS.unpack(pseudonym)
         extents = self._extents
         if len(extents) == 1:
-            sets = extents[0].sets
-            first = high % sets
-            second = _mixed(high) % sets
-            if second == first and sets > 1:
-                second = (first + 1 + (_mixed(low) % (sets - 1))) % sets
-            only = extents[0].namespace
-            return Candidate(only, first), Candidate(only, second)
+            return self._two_sets(0, low, high)
         best, runner_up = self._two_best(low)
-        return (
-            Candidate(extents[best].namespace, high % extents[best].sets),
-            Candidate(extents[runner_up].namespace, _mixed(high) % extents[runner_up].sets),
-        )
+        if best == self._dominant and self._two_best(_mixed(low))[0] == best and extents[best].sets > 1:
+            return self._two_sets(best, low, high)
+        return self._set_in(best, high), self._set_in(runner_up, high)
+
+    def _set_in(self, member: int, high: int) -> Candidate:
+        # The same set whichever rank the namespace has: a new one ahead of it moves nothing within it.
+        extent = self._extents[member]
+        return Candidate(extent.namespace, _mixed(high ^ self._members[member]) % extent.sets)
+
+    def _two_sets(self, member: int, low: int, high: int) -> tuple[Candidate, Candidate]:
+        """Two different sets of one namespace, where it has two."""
+        extent, first = self._extents[member], self._set_in(member, high)
+        if extent.sets == 1:
+            return first, first
+        step = 1 + _mixed(low ^ self._members[member]) % (extent.sets - 1)
+        return first, Candidate(extent.namespace, (first.set_number + step) % extent.sets)
 
     def _two_best(self, word: int) -> tuple[int, int]:
         # -ln(u)/w is exponentially distributed with rate w, so the smallest falls to a namespace with

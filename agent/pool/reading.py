@@ -12,6 +12,7 @@ then is remembered as disproven, so that a put of the key is not taken for a sec
 
 from __future__ import annotations
 
+import itertools
 import threading
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ from agent.pool.volume import Found, Volume, wait_for
 
 _DOUBTFUL = (MissCause.EVICTED, MissCause.CORRUPT, MissCause.WRONG_KEY)
 """Causes that say that the entry was wrong, or the slot is; anything else says nothing of either."""
+
+
+_numbers = itertools.count(1)
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class Reading:
         "_beginning",
         "_counting",
         "_hit",
+        "_number",
         "_offset",
         "_open",
         "_place",
@@ -66,6 +71,7 @@ class Reading:
         self.pseudonym = volume.placement.pseudonym(key)
         self.cause: MissCause | None = None
         """Why it is a miss; None before the first read, and after a hit."""
+        self._number = next(_numbers)
         self._beginning = threading.Lock()
         self._counting = threading.Lock()
         self._hit = False
@@ -74,6 +80,10 @@ class Reading:
         self._place: Place | None = None
         self._open: OpenSlot | None = None
         self._prestage = prestage
+
+    def close(self) -> None:
+        """Nobody reads on; what is kept for that goes."""
+        self.volume.kept_units.drop(self._number)
 
     @property
     def length(self) -> int | None:
@@ -128,6 +138,19 @@ class Reading:
         if opened is None or offset >= opened.length:
             return 0
         generation, length = opened.identity.generation, opened.length
+        unit_bytes = self.volume.codec.unit_bytes
+        number, within = divmod(offset, unit_bytes)
+        wanted = min(len(into), length - offset)
+        if within and within + wanted <= unit_bytes:
+            kept = self.volume.kept_units.take(self._number, number)
+            if kept is not None:
+                into[:wanted] = kept[within : within + wanted]
+                tally = lanes.tally(self.volume.settings.name)
+                tally.bytes_copied += wanted
+                tally.bytes_read += wanted
+                if offset + wanted < length and within + wanted < unit_bytes:
+                    self.volume.kept_units.keep(self._number, number, kept)
+                return wanted
         source = self._request(lanes, generation, length, offset, len(into), with_header=False)
         served = yield from self._serve(lanes, opened, source, offset, into, deadline)
         if isinstance(served, MissCause) and source.pending is None:
@@ -315,6 +338,8 @@ class Reading:
                     begin, end = max(0, -target), min(size, wanted - target)
                     into[target + begin : target + end] = aside[begin:end]
                     lanes.tally(self.volume.settings.name).bytes_copied += end - begin
+                    if offset + wanted < min(start + size, opened.length):
+                        self.volume.kept_units.keep(self._number, number, aside)
             if not opened_whole:
                 self._give_up(lanes, source)
                 return MissCause.CORRUPT

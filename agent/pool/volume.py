@@ -16,6 +16,7 @@ from agent.inline.secrets import SecretKey
 from agent.inline.suites import Place
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import CachedSet, DirectoryCache
+from agent.pool.kept_units import KeptUnits
 from agent.pool.placement import Candidate, Extent, Placement
 from agent.pool.slot import HEADER_BYTES, SlotCodec
 from agent.pool.steps import Lanes, Pending, Steps, Wait
@@ -68,7 +69,7 @@ class Timing:
 
     read_deadline: float = 0.05
     write_deadline: float = 5.0
-    directory_fresh: float = 1.0
+    directory_fresh: float = 0.0
     """For how long an absent entry in a remembered directory is believed without asking again."""
 
 
@@ -95,6 +96,7 @@ class Volume:
         self.settings = settings
         self.timing = timing
         self.cache = cache
+        self.kept_units = KeptUnits()
         raw = secret.reveal()
         self.codec = SlotCodec(
             settings.tenant,
@@ -150,8 +152,13 @@ class Volume:
             found.sort(key=lambda each: each.entry.generation, reverse=True)
         return found
 
-    def is_fresh(self, cached: CachedSet, lanes: Lanes) -> bool:
-        return cached.directory is not None and lanes.now() - cached.loaded_at < self.timing.directory_fresh
+    def is_fresh(self, cached: CachedSet, lanes: Lanes, least: float = 0.0) -> bool:
+        """Whether what is remembered of a set is believed when it says that a key is absent.
+
+        `least` seconds are granted whatever the operator has set.
+        """
+        age = lanes.now() - cached.loaded_at
+        return cached.directory is not None and age < max(least, self.timing.directory_fresh)
 
     def load(
         self, lanes: Lanes, sets: Sequence[CachedSet], deadline: float, *, holds_writers: bool = False

@@ -22,6 +22,9 @@ from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Found, Volume, wait_for
 
+PUT_FRESH_SECONDS = 0.02
+"""A put right after the lookup that missed does not read the directories again. What another agent wrote
+into the same set in between may be lost to it: a hit, in the worst case."""
 RESERVE_TRIES = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
 SHUN_SECONDS = 60.0
@@ -191,9 +194,7 @@ class Writing:
         volume = self.volume
         sets = volume.borrow_sets(self.pseudonym)
         try:
-            unread = [
-                cached for cached in sets if cached.directory is None or not volume.is_fresh(cached, lanes)
-            ]
+            unread = [cached for cached in sets if not volume.is_fresh(cached, lanes, PUT_FRESH_SECONDS)]
             # Half of the time at most: with one enclosure hung, the other has to take the value in time.
             half = lanes.now() + max(0.0, deadline - lanes.now()) / 2
             trouble = (yield from volume.load(lanes, unread, half)) if unread else None

@@ -39,7 +39,6 @@ GUEST_ENVIRONMENT = {
     "HOME": "/root",
     "LANG": "C.UTF-8",
     "TERM": "linux",
-    "PYTHONDONTWRITEBYTECODE": "1",
     "G35_LAB_GUEST": "1",
 }
 

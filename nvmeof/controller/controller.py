@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 ERROR_LOG_ENTRIES: Final = 16
 _CHANGED_LIMIT: Final = 1025  # one more than the changed-namespace log can list
 
+_COMMAND_SETS_NVM: Final = 1 << 0
+_COMMAND_SETS_SELECTABLE: Final = 1 << 6
+_CHOICES_OF_COMMAND_SET: Final = (0, 6)
+"""CAP.CSS: the NVM set, and "sets are chosen by CSI"; CC.CSS: the one or the other. For us, as for Linux'
+target, they come to the same: there is one set."""
+
 _SQ_ENTRY_SHIFT: Final = 6
 _CQ_ENTRY_SHIFT: Final = 4
 
@@ -135,7 +141,7 @@ class Controller:
         return Capabilities(
             max_queue_entries=self.settings.max_queue_entries - 1,
             timeout=20,  # 10 s; we are ready at once
-            command_sets=1,
+            command_sets=_COMMAND_SETS_NVM | _COMMAND_SETS_SELECTABLE,
         ).encode()
 
     @property
@@ -158,7 +164,8 @@ class Controller:
             sizes_fit = self.subsystem.is_discovery or (
                 new.sq_entry_size == _SQ_ENTRY_SHIFT and new.cq_entry_size == _CQ_ENTRY_SHIFT
             )
-            self._fatal = not sizes_fit or bool(new.page_size or new.arbitration or new.command_set)
+            set_exists = new.command_set in _CHOICES_OF_COMMAND_SET
+            self._fatal = bool(not sizes_fit or not set_exists or new.page_size or new.arbitration)
         elif old.enable and not new.enable:
             self._reset()
         if new.shutdown != Shutdown.NONE:

@@ -65,6 +65,9 @@ OUTPUT_LIMIT: Final = 256 << 10
 HANDSHAKE_S: Final = 10.0
 """ICReq and Connect have to come within this many seconds."""
 
+GOODBYE_S: Final = 5.0
+"""What is unsent when the connection ends has this many seconds to leave."""
+
 _SMALL_PIECE: Final = 4096
 _MOST_BUFFERS: Final = 64
 _AT_CCCID: Final = 8
@@ -134,6 +137,7 @@ class TcpControllerQueue:
         self._alignment = 4
         self._now = now
         self._handshake_until = now + HANDSHAKE_S
+        self._goodbye_until = math.inf
         self._arrivals: deque[_Arrival] = deque()
         self._transfers: dict[int, _Transfer] = {}
         self._next_ttag = 1
@@ -209,6 +213,8 @@ class TcpControllerQueue:
         """Do what is due at `now`: waiting commands, events, time-outs, a close that somebody asked for."""
         self._now = now
         if self._state is _State.ENDING:
+            if now >= self._goodbye_until:
+                self._output.clear()
             return
         session = self.session
         if session.controller is None:
@@ -230,7 +236,7 @@ class TcpControllerQueue:
     def deadline(self) -> float:
         """When `run` should be called at the latest; infinity if only bytes or a wake-up can matter."""
         if self._state is _State.ENDING:
-            return math.inf
+            return self._goodbye_until
         if self.session.controller is None:
             return self._handshake_until
         return self.session.deadline()
@@ -506,6 +512,7 @@ class TcpControllerQueue:
     def _end(self, reason: str) -> None:
         if self._state is not _State.ENDING:
             self._state = _State.ENDING
+            self._goodbye_until = self._now + GOODBYE_S
             self.end_reason = reason
             self._runnable.clear()
             self.session.waiting.clear()

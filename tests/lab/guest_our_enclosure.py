@@ -158,7 +158,7 @@ def test_large_and_odd_commands(enclosure: RunningEnclosure, digests: bool, tmp_
     compare = ("nvme", "compare", device, "-s", "0", "-c", "0", "-z", "4096", "-d", file)
     run(*compare)
     file.write_bytes(content[:4095] + bytes([content[4095] ^ 1]))
-    with pytest.raises(AssertionError, match="(?i)compare"):
+    with pytest.raises(AssertionError, match=r"(?i)compare"):
         run(*compare)
 
     run("blkdiscard", "--zeroout", "--offset", "8192", "--length", "65536", device)
@@ -199,9 +199,9 @@ def test_a_reset_brings_the_controller_back(enclosure: RunningEnclosure) -> None
 def test_an_error_status_is_an_error_to_the_reader(enclosure: RunningEnclosure) -> None:
     controller = enclosure.connect()
     device = controller.wait_for_namespace(1)
-    ask(enclosure.control, "error", status="unrecovered_read", operations=["read"], do_not_retry=True)
+    ask(enclosure.control, "error", status="unrecovered_read_error", operations=["read"], do_not_retry=True)
     try:
-        with pytest.raises(AssertionError, match="Input/output error|critical medium"):
+        with pytest.raises(AssertionError, match="No data available"):
             read_directly(device, 1)
     finally:
         ask(enclosure.control, "heal")

@@ -23,7 +23,7 @@ from emulator.lab.machine import EXCHANGE_IN_GUEST, Follower, Guest
 from tests.support.guest_reporter import REPORTS
 
 # A test in the guest is ended there after so many seconds; the whole guest, some time after that.
-TEST_TIMEOUT_S = 100
+TEST_TIMEOUT_S = 200
 SILENCE_TIMEOUT_S = TEST_TIMEOUT_S + 60
 POLL_S = 0.05
 

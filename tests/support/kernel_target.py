@@ -46,7 +46,7 @@ class KernelTarget:
                 (self._port / name).write_text(value)
             if inline_bytes is not None:
                 (self._port / "param_inline_data_size").write_text(str(inline_bytes))
-            self._link.symlink_to(self._subsystem)
+            self.offer()
         except BaseException:
             self.close()
             raise
@@ -95,10 +95,18 @@ class KernelTarget:
         self._hosts.append(host)
         (self._subsystem / "allowed_hosts" / host_nqn).symlink_to(host)
 
-    def close(self) -> None:
-        """Remove the port first: it ends the connections, after which nothing is in use any more."""
+    def offer(self) -> None:
+        """Let hosts connect; true from the beginning."""
+        self._link.symlink_to(self._subsystem)
+
+    def withdraw(self) -> None:
+        """End all connections and take no new ones; the disks keep their contents."""
         with contextlib.suppress(FileNotFoundError):
             self._link.unlink()
+
+    def close(self) -> None:
+        """Without connections first, nothing is in use any more."""
+        self.withdraw()
         for nsid in list(self._disks):
             self.remove_namespace(nsid)
         for host in self._hosts:

@@ -52,9 +52,7 @@ def volume_settings(
     extents = tuple(
         VolumeExtent(number, nguid_of(number), EXTENT_AT, count) for number, count in enumerate(sets) if count
     )
-    return VolumeSettings(
-        "v", tenant, volume_id, "kv", value_bytes, unit_bytes, suite, ttl_seconds, extents
-    )
+    return VolumeSettings("v", tenant, volume_id, "kv", value_bytes, unit_bytes, suite, ttl_seconds, extents)
 
 
 class PoolAgent:
@@ -84,9 +82,7 @@ class PoolAgent:
 
     def put(self, key: bytes, value: bytes, *, ttl_seconds: int = 0, may_evict: bool = True) -> Writing:
         """Store a value in one piece. Raises PutRefused as the pool does."""
-        writing = Writing(
-            self.volume, key, length=len(value), ttl_seconds=ttl_seconds, may_evict=may_evict
-        )
+        writing = Writing(self.volume, key, length=len(value), ttl_seconds=ttl_seconds, may_evict=may_evict)
         assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.deadline()))
         return writing
 
@@ -97,7 +93,9 @@ class PoolAgent:
     def read(self, reading: Reading, size: int | None = None, offset: int = 0) -> bytes | MissCause:
         into = bytearray(self.volume.settings.value_bytes if size is None else size)
         count = self.lanes.run(
-            reading.read(self.lanes, offset, memoryview(into), self.deadline(self.volume.timing.read_deadline))
+            reading.read(
+                self.lanes, offset, memoryview(into), self.deadline(self.volume.timing.read_deadline)
+            )
         )
         if reading.cause is not None:
             assert count == 0

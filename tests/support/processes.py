@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -152,10 +152,33 @@ def strays(mark: str) -> dict[int, str]:
     return found
 
 
-def end_strays(mark: str) -> dict[int, str]:
-    """Kill the strays of this run and say which there were."""
+def new_strays(mark: str, before: Set[int]) -> dict[int, str]:
+    """Strays that were not there before, nor were started by one that was.
+
+    The latter are the business of whoever holds that one: a fixture of a wider scope, as a rule.
+    """
     found = strays(mark)
-    for process_id in found:
+    return {
+        process_id: command
+        for process_id, command in found.items()
+        if process_id not in before and not before & _ancestors(process_id)
+    }
+
+
+def _ancestors(process_id: int) -> set[int]:
+    found: set[int] = set()
+    while process_id > 1:
+        try:
+            stat = Path(f"/proc/{process_id}/stat").read_text()
+        except OSError:
+            break
+        process_id = int(stat.rpartition(") ")[2].split()[1])
+        found.add(process_id)
+    return found
+
+
+def end(process_ids: Iterable[int]) -> None:
+    """SIGKILL to processes, those that are gone already excepted."""
+    for process_id in process_ids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process_id, signal.SIGKILL)
-    return found

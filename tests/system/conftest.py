@@ -23,7 +23,7 @@ def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     """
     mark = os.environ[process_support.MARK]
     before = leaks.Holdings.now()
-    processes_before = process_support.strays(mark)
+    processes_before = process_support.strays(mark).keys()
     yield
     gc.collect()
     found: list[str] = []
@@ -32,9 +32,11 @@ def nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     except AssertionError:
         found += leaks.Holdings.now().left_over(before)
     try:
-        wait_until(lambda: not process_support.strays(mark).keys() - processes_before.keys(), 2.0)
+        wait_until(lambda: not process_support.new_strays(mark, processes_before), 2.0)
     except AssertionError:
-        found += [f"process {pid}: {command}" for pid, command in process_support.end_strays(mark).items()]
+        left = process_support.new_strays(mark, processes_before)
+        process_support.end(left)
+        found += [f"process {pid}: {command}" for pid, command in left.items()]
     found += [f"mount {place}" for place in leaks.unmount_below(tmp_path)]
     if found:
         pytest.fail("left behind:\n" + "\n".join(found), pytrace=False)

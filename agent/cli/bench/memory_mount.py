@@ -89,9 +89,7 @@ def main() -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    door = make_door(
-        "dev_fuse", OneFile(Contents(size).value(0)), mount, WORKERS, lambda _number: _NoSteps()
-    )
+    door = make_door("dev_fuse", OneFile(Contents(size).value(0)), mount, WORKERS, lambda _number: _NoSteps())
     door.start()
     try:
         ready.write_text("ready\n")

@@ -63,7 +63,9 @@ class Child:
             )
         self.starts += 1
         self._next_start = time.monotonic() + RESTART_SECONDS
-        self._pid_file.write_text(f"{self._process.pid}\n")
+        partial = self._pid_file.with_suffix(".part")
+        partial.write_text(f"{self._process.pid}\n")
+        partial.replace(self._pid_file)
 
     def wait_ready(self, seconds: float = START_SECONDS) -> None:
         """Until it serves. Raises G35Error with the end of its log where it does not come to that."""

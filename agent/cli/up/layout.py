@@ -136,11 +136,10 @@ def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], opt
             f"port = {enclosure['port']}",
             f"nqn = {text(enclosure['nqn'])}",
         ]
-    for name, kind, value_size, share in (
-        ("kv", "kv", options.value_size, 0.75),
-        ("files-small", "files", "64K", 0.04),
-        ("files-large", "files", "1M", 0.18),
-    ):
+    volumes = [("kv", "kv", options.value_size, 0.75 if options.files else 1.0)]
+    if options.files:
+        volumes += [("files-small", "files", "64K", 0.04), ("files-large", "files", "1M", 0.18)]
+    for name, kind, value_size, share in volumes:
         lines += [
             "",
             "[[volumes]]",
@@ -164,3 +163,4 @@ class AgentOptions:
     suite: str
     read_deadline_ms: float
     metrics: str
+    files: bool

@@ -49,6 +49,9 @@ def up(
     media: Annotated[
         Media, typer.Option(help="Sparse files survive a restart; memory is faster.")
     ] = Media.FILES,
+    prefault: Annotated[
+        bool, typer.Option(help="Take the memory of drives in memory at once; for measuring.")
+    ] = False,
     mount: Annotated[Path | None, typer.Option(help="Where to mount; default: mnt in the state.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for everything that is kept.")] = None,
     value_size: Annotated[str, typer.Option(help="Slots of the volume `kv` take values up to this.")] = "1M",
@@ -56,6 +59,7 @@ def up(
     door: Annotated[str, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = "fuse",
     workers: Annotated[int, typer.Option(min=1, max=64, help="Threads of the agent.")] = 4,
     read_deadline_ms: Annotated[float, typer.Option(help="A later /kv read is a miss.")] = 50.0,
+    files: Annotated[bool, typer.Option(help="A new pool has /fs; without it, /kv has all the room.")] = True,
     metrics: Annotated[str, typer.Option(help="Address and port of the Prometheus metrics.")] = "",
     restart: Annotated[bool, typer.Option(help="Start again what dies.")] = True,
     detach_: Annotated[bool, typer.Option("--detach", help="Return once it is up; see g35 down.")] = False,
@@ -73,8 +77,12 @@ def up(
     if detach_:
         _detached(layout)
         return
-    options = AgentOptions(transport.value, door, workers, value_size, suite, read_deadline_ms, metrics)
+    options = AgentOptions(
+        transport.value, door, workers, value_size, suite, read_deadline_ms, metrics, files
+    )
     drives_each = ["--drives", str(drives), "--drive-size", drive_size]
+    if prefault and media is Media.MEMORY:
+        drives_each.append("--prefault")
     pool = _Pool(layout, where, options, drives_each, enclosures, media)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -21,18 +21,25 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs.door import Door, make_door
+from agent.fs.door import make_door
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.root import RootFileSystem
 from tests.support.files_calls import ROOT
 from tests.support.memory_blocks import MemoryBlockStore
-from tests.support.memory_filesystem import InlineRunner
+from tests.support.memory_filesystem import inline_runner
+from tests.support.mounted import can_mount
 
 MIB = 1 << 20
 CAPACITIES = (64 << 10, MIB, 4 * MIB)
 
-pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="no /dev/fuse")
+pytestmark = pytest.mark.skipif(can_mount() is not None, reason=str(can_mount()))
+
+
+def inside(folder: Path, *command: str | Path) -> list[str]:
+    """The command, to be run in that folder. It is the shell that goes there: were it `subprocess`, this
+    process would wait for its own mount between fork and exec, with the interpreter locked."""
+    return ["sh", "-c", 'cd "$0" && exec "$@"', str(folder), *map(str, command)]
 
 
 class Mounted:
@@ -45,20 +52,17 @@ class Mounted:
         self.path = self.mountpoint / "fs"
         self.store = MemoryBlockStore(CAPACITIES)
         self.options = FilesOptions(staging_bytes=16 * MIB, workers=4)
-        self.door: Door | None = None
         self.start()
 
     def start(self) -> None:
         self.face = FilesFace(self.folder / "files.sqlite", self.store, self.options)
         tree = RootFileSystem({b"fs": (ROOT, self.face)})
-        self.door = make_door("dev_fuse", tree, self.mountpoint, 4, lambda worker: InlineRunner())
+        self.door = make_door("dev_fuse", tree, self.mountpoint, 4, inline_runner)
         self.door.start()
 
     def stop(self) -> None:
-        if self.door is not None:
-            self.door.stop()
-            self.door = None
-            self.face.close()
+        self.door.stop()
+        self.face.close()
 
     def restart(self) -> None:
         self.stop()
@@ -67,8 +71,7 @@ class Mounted:
     def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 60) -> str:
         environment = {**os.environ, "HOME": str(self.folder), "GIT_CONFIG_NOSYSTEM": "1"}
         done = subprocess.run(
-            [str(part) for part in command],
-            cwd=cwd or self.path,
+            inside(cwd or self.path, *command),
             env=environment,
             capture_output=True,
             text=True,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from host_shim.control_wire import Outcome
 from host_shim.pool import UnknownVolume
 from tests.support.pool_up import PoolUp
 
@@ -80,6 +79,7 @@ def test_a_get_by_path_costs_one_command_on_the_fabric(pool_up: PoolUp) -> None:
     for _ in range(5):
         assert name.read_bytes() == bytes(MIB)
     after = pool_up.flash_commands()
+    # Python's buffer does not begin at a page, so the kernel asks twice; the fabric is asked once.
     assert after["read_commands"] - before["read_commands"] == 5
     assert after["read_bytes"] - before["read_bytes"] == 5 * (MIB + 4096)
     assert after["write_commands"] == before["write_commands"]
@@ -113,13 +113,13 @@ def test_batches_holes_prestage_pin_and_delete(pool_up: PoolUp, seed: int) -> No
         kv = pool.volume("kv")
         for key, value in stored.items():
             assert kv.put(key, value)
-        assert set(kv.prestage(keys[:-1])) <= {Outcome.STARTED, Outcome.HIT}
+        assert all(kv.prestage(keys[:-1]))
         lengths = kv.get_many(keys, buffers)
         assert lengths == [*(len(value) for value in stored.values()), None]
         for buffer, value in zip(buffers, stored.values(), strict=False):
             assert buffer[: len(value)] == value
-        assert kv.pin(keys[:1], 60) == [Outcome.HIT]
-        assert kv.delete(keys) == [*(Outcome.HIT for _ in stored), Outcome.NEVER_STORED]
+        assert kv.pin(keys, 60) == [*(True for _ in stored), False]
+        assert kv.delete(keys) == [*(True for _ in stored), False]
         assert not any(kv.exists(keys))
         with pytest.raises(UnknownVolume):
             pool.volume("nowhere").get(bytes(16))

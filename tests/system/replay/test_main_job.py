@@ -17,7 +17,7 @@ import pytest
 from agent.cli.replay.trace_making import encode_line, made_trace
 from host_shim.block_key import key_of
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong
-from tests.support.leaks import mounts_below
+from tests.support.leaks import mounts_below, unmount_below
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
@@ -62,14 +62,20 @@ def finished(started: Started, seconds: float = 120.0) -> tuple[int, dict[str, A
     return code, record
 
 
-@pytest.fixture
-def bench(tmp_path: Path, processes: Processes) -> Iterator[Bench]:
-    state = tmp_path / "state"
-    up = processes.g35("up", "--state", state, *UP)
-    up.wait_for_line("ready", 60)
-    yield Bench(state, processes, up)
-    assert up.stop(60) == 0
-    assert mounts_below(tmp_path) == []
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """One pool for all tests here; each plays with a seed of its own, so they share no block."""
+    folder = tmp_path_factory.mktemp("bench")
+    processes = Processes(folder)
+    try:
+        up = processes.g35("up", "--state", folder / "state", *UP)
+        up.wait_for_line("ready", 60)
+        yield Bench(folder / "state", processes, up)
+        assert up.stop(60) == 0
+        assert mounts_below(folder) == []
+    finally:
+        processes.end_all()
+        unmount_below(folder)
 
 
 @pytest.fixture
@@ -83,14 +89,14 @@ def trace(tmp_path: Path) -> Path:
 def test_a_replay_verifies_and_a_second_one_finds_what_the_first_has_stored(
     bench: Bench, trace: Path
 ) -> None:
-    code, first = finished(bench.replay(trace, "--plot", str(trace.with_suffix(".svg"))))
+    code, first = finished(bench.replay(trace, "--seed", "1", "--plot", str(trace.with_suffix(".svg"))))
     assert code == 0
     assert first["requests"] == 150
     assert first["wrong_bytes"] == 0
     assert first["hit_ratio"] > 0.5
     assert first["get_p50_ms"] > 0
     assert trace.with_suffix(".svg").stat().st_size > 1000
-    code, second = finished(bench.replay(trace))
+    code, second = finished(bench.replay(trace, "--seed", "1"))
     assert code == 0
     assert second["hit_ratio"] > 0.97
     assert second["wrong_bytes"] == 0
@@ -105,42 +111,6 @@ def test_broken_lines_are_skipped_and_strict_stops(bench: Bench, trace: Path) ->
     assert strict.process.wait(60) == 1
     assert "line 151" in strict.output
     assert "Traceback" not in strict.output
-
-
-def test_an_enclosure_killed_during_a_replay_costs_hits_and_no_byte(bench: Bench, trace: Path) -> None:
-    finished(bench.replay(trace))
-    playing = bench.replay(trace, "--time-scale", "20")
-    wait_until(lambda: _gets(bench) > 50, 30, "the replay to be under way")
-    dead = bench.kill("jbof-0.pid")
-    wait_until(lambda: bench.pid("jbof-0.pid") != dead, 30, "g35 up to start the enclosure again")
-    code, record = finished(playing)
-    assert code == 0, playing.output
-    assert record["requests"] == 150
-    assert record["wrong_bytes"] == 0
-    wait_until(lambda: _connected(bench), 60, "the agent to be connected to both again")
-    code, after = finished(bench.replay(trace))
-    assert (code, after["wrong_bytes"]) == (0, 0)
-    finally_hits = finished(bench.replay(trace))[1]["hit_ratio"]
-    assert finally_hits > 0.95
-
-
-def test_the_agent_killed_during_a_replay_comes_back_with_what_was_stored(bench: Bench, trace: Path) -> None:
-    pool = Pool(bench.mount)
-    volume = pool.volume("kv")
-    keys = [key_of(f"before the crash {number}") for number in range(50)]
-    acknowledged = [key for number, key in enumerate(keys) if volume.put(key, f"value {number}".encode())]
-    assert len(acknowledged) == 50
-    playing = bench.replay(trace, "--time-scale", "20")
-    wait_until(lambda: volume.stats().get("totals", {}).get("gets", 0) > 50, 30, "the replay to be under way")
-    dead = bench.kill("agent-process.pid")
-    wait_until(lambda: bench.pid("agent-process.pid") != dead, 30, "g35 up to start the agent again")
-    wait_until(pool.alive, 30, "the mount to be served again")
-    code, record = finished(playing)
-    assert code == 0, playing.output
-    assert record["wrong_bytes"] == 0
-    found = [volume.get(key) for key in keys]
-    assert found == [f"value {number}".encode() for number in range(50)]
-    pool.close()
 
 
 def _gets(bench: Bench) -> int:
@@ -176,6 +146,43 @@ def test_the_client_against_the_real_agent(bench: Bench) -> None:
         assert volume.put(keys[0], b"and it goes on")
         assert volume.put(key_of("short-lived"), b"v", ttl=1)
         wait_until(lambda: volume.get(key_of("short-lived")) is None, 10, "the value to expire")
+
+
+def test_an_enclosure_killed_during_a_replay_costs_hits_and_no_byte(bench: Bench, trace: Path) -> None:
+    finished(bench.replay(trace, "--seed", "2"))
+    before = _gets(bench)
+    playing = bench.replay(trace, "--seed", "2", "--time-scale", "20")
+    wait_until(lambda: _gets(bench) > before + 50, 30, "the replay to be under way")
+    dead = bench.kill("jbof-0.pid")
+    wait_until(lambda: bench.pid("jbof-0.pid") != dead, 30, "g35 up to start the enclosure again")
+    code, record = finished(playing)
+    assert code == 0, playing.output
+    assert record["requests"] == 150
+    assert record["wrong_bytes"] == 0
+    wait_until(lambda: _connected(bench), 60, "the agent to be connected to both again")
+    code, after = finished(bench.replay(trace, "--seed", "2"))
+    assert (code, after["wrong_bytes"]) == (0, 0)
+    assert finished(bench.replay(trace, "--seed", "2"))[1]["hit_ratio"] > 0.95
+
+
+def test_the_agent_killed_during_a_replay_comes_back_with_what_was_stored(bench: Bench, trace: Path) -> None:
+    pool = Pool(bench.mount)
+    volume = pool.volume("kv")
+    keys = [key_of(f"before the crash {number}") for number in range(50)]
+    acknowledged = [key for number, key in enumerate(keys) if volume.put(key, f"value {number}".encode())]
+    assert len(acknowledged) == 50
+    before = _gets(bench)
+    playing = bench.replay(trace, "--seed", "3", "--time-scale", "20")
+    wait_until(lambda: _gets(bench) > before + 50, 30, "the replay to be under way")
+    dead = bench.kill("agent-process.pid")
+    wait_until(lambda: bench.pid("agent-process.pid") != dead, 30, "g35 up to start the agent again")
+    wait_until(pool.alive, 30, "the mount to be served again")
+    code, record = finished(playing)
+    assert code == 0, playing.output
+    assert record["wrong_bytes"] == 0
+    found = [volume.get(key) for key in keys]
+    assert found == [f"value {number}".encode() for number in range(50)]
+    pool.close()
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, processes: Processes) -> None:

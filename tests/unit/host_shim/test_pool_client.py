@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -335,3 +338,22 @@ def test_a_closed_pool_says_so(agent: ScriptedAgent) -> None:
     with pytest.raises(RuntimeError, match="closed"):
         volume.get(KEY)
     assert agent.open_files == 0
+
+
+def test_after_a_fork_the_child_opens_sessions_of_its_own(repository: Path) -> None:
+    # In a process of its own: this one may have threads, which a fork would not bring along.
+    script = (
+        "import os\n"
+        "from host_shim.pool import Pool\n"
+        "from tests.support.scripted_agent import ScriptedAgent\n"
+        "agent = ScriptedAgent()\n"
+        "pool = Pool('/nowhere', files=agent)\n"
+        "volume = pool.volume('kv')\n"
+        "volume.put(b'k' * 16, b'v')\n"
+        "child = os.fork()\n"
+        "assert volume.get(b'k' * 16) == b'v'\n"
+        "assert agent.opens == (1 if child else 2)\n"
+        "if not child: os._exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=repository)

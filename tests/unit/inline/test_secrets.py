@@ -38,9 +38,8 @@ def refused(path: Path, *words: str) -> None:
     assert caught.value.fault is Fault.OURS
     for word in words:
         assert word in f"{caught.value.message} {caught.value.advice}"
-    body = path.read_bytes()[15:40] if path.is_file() and os.access(path, os.R_OK) else b""
-    if body:
-        assert body.decode("latin-1") not in str(caught.value)
+    if path.is_file() and len(path.read_bytes()) > 35:
+        assert path.read_bytes()[15:35] not in str(caught.value).encode(), "the key shows in the message"
 
 
 def test_a_new_key_can_be_loaded_and_is_only_the_owners(key_file: Path) -> None:

@@ -26,7 +26,7 @@ from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.sqe import Sqe
 from nvmeof.wire.status import Status
 from tests.support.link import Link
-from tests.support.nvme_ends import HostEnd, ScriptedController
+from tests.support.nvme_ends import HostEnd, ScriptedController, same
 
 NONE, BOTH = Digests(), Digests(True, True)
 
@@ -141,7 +141,7 @@ def test_read_in_pieces_with_a_completion(digests: Digests, chunk: int) -> None:
     rig.say(CapsuleResp(Cqe(cid, result=5)))
     assert command.done
     assert (command.status, command.result) == (0, 5)
-    assert command.data_in == data
+    assert same(command.data_in, data)
     assert rig.host.ended == [command]
     command.check()
 
@@ -169,7 +169,7 @@ def test_out_of_order_data_count_from_the_front() -> None:
     assert command.received == 0
     rig.say(C2HData(cid, 0, 4096, success=True), data=b"a" * 4096)
     assert command.status == 0
-    assert command.data_in == b"a" * 4096 + b"b" * 4096
+    assert same(command.data_in, b"a" * 4096 + b"b" * 4096)
 
 
 def test_two_reads_at_once() -> None:
@@ -198,7 +198,7 @@ def test_write_in_the_capsule(digests: Digests) -> None:
     assert capsule.sqe.sgl.in_capsule
     assert capsule.data_length == 8192
     assert (capsule.sqe.slba, capsule.sqe.blocks) == (7, 2)
-    assert rig.peer.data == [b"a" * 4096 + b"b" * 4096]
+    assert same(b"".join(rig.peer.data), b"a" * 4096 + b"b" * 4096)
     rig.say(CapsuleResp(Cqe(cid)))
     assert command.status == 0
 
@@ -221,7 +221,7 @@ def test_write_by_r2t(digests: Digests) -> None:
         H2CData(cid, 8, 20480, 8192, False),
         H2CData(cid, 8, 28672, 4096, True),
     ]
-    assert b"".join(rig.peer.data) == data
+    assert same(b"".join(rig.peer.data), data)
     rig.say(CapsuleResp(Cqe(cid)))
     assert command.status == 0
 
@@ -403,7 +403,7 @@ def test_an_abandoned_read_touches_nothing(digests: Digests, arrived: int) -> No
     assert rig.queue.oldest_abandoned() == 1.0
     rig.link.run()
     rig.say(CapsuleResp(Cqe(cid)))
-    assert kept == b"\xaa" * size
+    assert same(kept, b"\xaa" * size)
     assert rig.host.ended == []
     assert not command.done
     assert rig.queue.in_flight == 0
@@ -411,7 +411,7 @@ def test_an_abandoned_read_touches_nothing(digests: Digests, arrived: int) -> No
     after = reading()
     rig.say(C2HData(rig.submit(after), 0, 8192, success=True), data=b"x" * 8192)
     assert after.status == 0
-    assert after.data_in == b"x" * 8192
+    assert same(after.data_in, b"x" * 8192)
 
 
 def test_an_abandoned_write_still_sends_what_it_was() -> None:
@@ -428,7 +428,7 @@ def test_an_abandoned_write_still_sends_what_it_was() -> None:
     buffer[:] = b"S" * 16384
     rig.link.run()
     rig.say(R2T(cid, 2, 8192, 8192))
-    assert b"".join(rig.peer.data) == b"w" * 16384
+    assert same(b"".join(rig.peer.data), b"w" * 16384)
     rig.say(CapsuleResp(Cqe(cid)))
     assert rig.queue.in_flight == 0
 
@@ -444,7 +444,7 @@ def test_a_write_that_fails_early_sends_what_it_was() -> None:
     assert command.status == Status.WRITE_FAULT
     buffer[:] = b"S" * 8192
     rig.link.run()
-    assert b"".join(rig.peer.data) == b"w" * 8192
+    assert same(b"".join(rig.peer.data), b"w" * 8192)
 
 
 def test_failing_ends_everything_once() -> None:

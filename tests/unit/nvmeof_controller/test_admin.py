@@ -78,7 +78,7 @@ def test_properties() -> None:
     capabilities = decode_capabilities(host.property_get(Property.CAP, 8))
     assert capabilities.max_queue_entries == 1023
     assert capabilities.contiguous_queues
-    assert capabilities.command_sets == 1
+    assert capabilities.command_sets == 0x41
     assert host.property_get(Property.VS) == 0x10400
     assert host.property_get(Property.CC) == 0
     assert not decode_controller_status(host.property_get(Property.CSTS)).ready
@@ -116,7 +116,7 @@ def test_properties_belong_to_the_admin_queue() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [0x0040_0001, 0x0006_0001, ENABLE | 1 << 7, ENABLE | 1 << 11, ENABLE | 6 << 4]
+    "value", [0x0040_0001, 0x0006_0001, ENABLE | 1 << 7, ENABLE | 1 << 11, ENABLE | 7 << 4]
 )
 def test_a_configuration_that_cannot_be_is_a_fatal_status(value: int) -> None:
     target, _ = make_target(HeapStorage())

@@ -340,3 +340,22 @@ def test_a_host_that_does_not_read_is_not_served_from_memory(storage: HeapStorag
     assert len(storage.admitted) == 1, "the others wait until the first answer is out"
     io.collect()
     assert len(io.pdus) == 20
+
+
+def test_a_host_that_never_reads_does_not_hold_a_connection_that_has_ended(storage: HeapStorage) -> None:
+    target, subsystem = make_target(storage)
+    admin, io = open_io(target)
+    buffer = io.queue.next_buffer()
+    buffer[:72] = encode_header(CapsuleCmd(read(0, 257)))
+    io.queue.received(72, io.now)
+    assert io.queue.outgoing()
+    admin.queue.connection_lost()
+    io.queue.run(200.0)
+    assert io.queue.ending
+    assert not io.queue.finished, "what is under way may still leave"
+    assert io.queue.deadline() == 205.0
+    io.queue.run(204.9)
+    assert not io.queue.finished
+    io.queue.run(205.0)
+    assert io.queue.finished
+    assert subsystem.namespaces

@@ -1,0 +1,119 @@
+"""`g35 bench`: measure, show the table, write the records."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from agent.cli.bench import records
+from agent.cli.bench.catalog import chosen, unknown
+
+if TYPE_CHECKING:
+    from agent.cli.bench.running import Results, Said
+
+SECONDS = 4.0
+REQUESTS = 3000
+
+
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="What to measure; default: all.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write the records to this file.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.05, max=600.0, help="Time for each speed, over all its rounds.")
+    ] = SECONDS,
+    trace: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Trace of the hit ratio.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of the trace that are played.")] = REQUESTS,
+    list_: Annotated[bool, typer.Option("--list", help="List the names and end.")] = False,
+) -> None:
+    """Measure the path and its floors in one run, and Redis beside it.
+
+    Everything that it starts is gone when it ends. Exit code 1 where something could not be measured or
+    the numbers don't bear looking into.
+    """
+    wrong = unknown(names or [])
+    if wrong:
+        raise typer.BadParameter(f"no such name: {', '.join(wrong)}; see g35 bench --list", param_hint="NAME")
+    if list_:
+        Console().print(records.listing(names or []))
+        return
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
+    # Here, and not above: `--list` and mistyped names need no ciphers, FUSE and numpy.
+    from agent.cli.bench.running import Wishes, run
+
+    wishes = Wishes(chosen(names or []), seconds, trace, requests)
+    with _ended_by_signals(), _folder() as folder, _progress() as said:
+        results = run(wishes, folder, said)
+    _show(results, json_file)
+    if results.troubles:
+        raise typer.Exit(1)
+
+
+def _show(results: Results, json_file: Path | None) -> None:
+    figures = results.in_order()
+    console = Console()
+    console.print(records.table(figures))
+    beside = records.against_redis(figures)
+    if beside is not None:
+        console.print(beside)
+    if json_file is not None:
+        records.write(json_file, figures)
+    for name, why in results.left_out.items():
+        print(f"skipped {name}: {why}", file=sys.stderr)
+    for trouble in results.troubles:
+        print(f"error: {trouble}", file=sys.stderr)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="g35-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the bench as Ctrl-C does, so that it takes everything down."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress() -> Iterator[Said]:
+    """A bar where somebody looks, a line for each step elsewhere. It draws between rounds, never in one."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:34}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        bar = progress.add_task("starting", total=1.0)
+
+        def said(what: str, part: float) -> None:
+            if console.is_terminal:
+                progress.update(bar, description=what, completed=part, refresh=True)
+            elif not what.startswith("round"):
+                console.print(what, highlight=False)
+
+        yield said

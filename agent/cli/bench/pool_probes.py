@@ -1,0 +1,210 @@
+"""/kv through the mount, by host_shim, as an engine would use it.
+
+What is timed is `get_into` and `put` and nothing else. Outside the time every value is compared byte by
+byte: all of them once before, and the last one that each thread got after every round. The agent's own
+counters must agree at the end (`PoolSite.complaints`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from statistics import median
+
+from agent.cli.bench.contents import STEPS, Contents
+from agent.cli.bench.rounds import Sample, Turn, rate, together
+from agent.cli.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
+from agent.errors import G35Error
+from host_shim.block_key import key_of
+
+GET_BYTES = 64 << 20
+"""Values that are read over and over: more than a core's own caches hold, and at least 16 of them."""
+PUT_BYTES = 128 << 20
+"""Values that are stored before they are deleted again, which is not timed."""
+PUTS_MAX = 1024
+LATENCIES_MIN = 2_000
+
+
+def shape_for(value_bytes: int, door: str = "fuse") -> PoolShape:
+    """A pool in which what the probes store is a third at most: nothing is evicted, nothing is crowded."""
+    room = value_bytes + 4096
+    sets = max(3, -(-3 * (values_got(value_bytes) + puts_at_a_time(value_bytes)) // 64))
+    return PoolShape(value_bytes, (16 << 20) + sets * (64 * room + 4096), door=door)
+
+
+def values_got(value_bytes: int) -> int:
+    return max(16, min(STEPS, GET_BYTES // value_bytes))
+
+
+def puts_at_a_time(value_bytes: int) -> int:
+    return min(PUTS_MAX, PUT_BYTES // value_bytes)
+
+
+class GetProbe:
+    """Four gets in flight, each thread with values of its own."""
+
+    def __init__(self, sites: Sites, shape: PoolShape) -> None:
+        self._sites, self._shape = sites, shape
+        self._contents = Contents(shape.value_bytes)
+        self._readers: list[_Reader] = []
+        self.site: PoolSite
+
+    def prepare(self) -> None:
+        self.site = self._sites.pool(self._shape)
+        count = values_got(self._shape.value_bytes)
+        store(self.site, self._contents, "get", count)
+        self._readers = [
+            _Reader(self.site, self._contents, list(range(first, count, IN_FLIGHT)))
+            for first in range(IN_FLIGHT)
+        ]
+
+    def round(self, seconds: float) -> Sample:
+        timed = together(self._readers, seconds)
+        self.site.bytes_got += timed.bytes
+        for reader in self._readers:
+            reader.compare_last()
+        return rate(timed)
+
+
+class _Reader:
+    """One thread's turns. A miss moves no bytes, and is counted."""
+
+    def __init__(self, site: PoolSite, contents: Contents, numbers: list[int]) -> None:
+        self._site, self._contents = site, contents
+        self._get_into = site.volume.get_into
+        self._buffer = memoryview(bytearray(contents.value_bytes))
+        self._keys = [(number, key_of(f"get {number}")) for number in numbers]
+        self._round_about = itertools.cycle(self._keys)
+        self._last: int | None = None
+
+    def __call__(self) -> int:
+        number, key = next(self._round_about)
+        got = self._get_into(key, self._buffer)
+        if got != len(self._buffer):
+            if got is not None:
+                raise G35Error(f"a get brought {got} of {len(self._buffer)} bytes")
+            self._last = None
+            self._site.misses += 1
+            return 0
+        self._last = number
+        return got
+
+    def compare_last(self) -> None:
+        if self._last is not None and self._buffer != self._contents.value(self._last):
+            raise G35Error(f"wrong bytes in value {self._last}")
+
+
+class LatencyProbe:
+    """One get at a time; the median of all, in milliseconds."""
+
+    def __init__(self, sites: Sites, shape: PoolShape) -> None:
+        self._sites, self._shape = sites, shape
+        self._contents = Contents(shape.value_bytes)
+        self.site: PoolSite
+
+    def prepare(self) -> None:
+        self.site = self._sites.pool(self._shape)
+        count = values_got(self._shape.value_bytes)
+        store(self.site, self._contents, "get", count)
+        self._reader = _Reader(self.site, self._contents, list(range(count)))
+
+    def round(self, seconds: float) -> Sample:
+        sample = latencies(self._reader, seconds)
+        self.site.bytes_got += sample.bytes
+        self._reader.compare_last()
+        return sample
+
+
+def latencies(turn: Callable[[], int], seconds: float) -> Sample:
+    """The median time of one turn, of at least LATENCIES_MIN / 5 of them, in milliseconds."""
+    clock = time.perf_counter
+    taken: list[float] = []
+    moved = 0
+    began = clock()
+    while clock() - began < seconds or len(taken) < LATENCIES_MIN // 5:
+        before = clock()
+        moved += turn()
+        taken.append(clock() - before)
+    return Sample(median(taken) * 1e3, len(taken), moved, clock() - began)
+
+
+class PutProbe:
+    """Four puts in flight, always of keys that are not there; they are deleted when room runs short."""
+
+    def __init__(self, sites: Sites, shape: PoolShape) -> None:
+        self._sites, self._shape = sites, shape
+        self._contents = Contents(shape.value_bytes)
+        self._numbers = itertools.count()
+        self._buffer = bytearray(shape.value_bytes)
+        self.site: PoolSite
+
+    def prepare(self) -> None:
+        self.site = self._sites.pool(self._shape)
+
+    def round(self, seconds: float) -> Sample:
+        operations = moved = 0
+        took = 0.0
+        while took < seconds:
+            burst = self._burst(seconds - took)
+            operations += burst.operations
+            moved += burst.bytes
+            took += burst.seconds
+        return Sample(moved / took / (1 << 30), operations, moved, took)
+
+    def _burst(self, seconds: float) -> Sample:
+        count = puts_at_a_time(self._shape.value_bytes)
+        fresh = [next(self._numbers) for _ in range(count)]
+        plans = [
+            [(key_of(f"put {number}"), self._contents.value(number)) for number in fresh[first::IN_FLIGHT]]
+            for first in range(IN_FLIGHT)
+        ]
+        timed = together([_writer(self.site, plan) for plan in plans], seconds)
+        self.site.bytes_put += timed.bytes
+        keys = [key_of(f"put {number}") for number in fresh]
+        there = sum(self.site.volume.exists(keys))
+        if there != timed.operations:
+            raise G35Error(f"{timed.operations} values were stored, {there} are there")
+        self._read_one_back(fresh[0])
+        self.site.volume.delete(keys)
+        return rate(timed)
+
+    def _read_one_back(self, number: int) -> None:
+        got = self.site.volume.get_into(key_of(f"put {number}"), self._buffer)
+        if got != len(self._buffer) or self._buffer != self._contents.value(number):
+            raise G35Error(f"value {number} did not come back as it was stored")
+        self.site.bytes_got += got
+
+
+def _writer(site: PoolSite, plan: list[tuple[bytes, memoryview]]) -> Turn:
+    put = site.volume.put
+    left = iter(plan)
+
+    def turn() -> int | None:
+        step = next(left, None)
+        if step is None:
+            return None
+        key, value = step
+        if not put(key, value):
+            raise G35Error("the agent refused a put into a volume that is a third full at most")
+        return len(value)
+
+    return turn
+
+
+def store(site: PoolSite, contents: Contents, prefix: str, count: int) -> None:
+    """Store values 0 to `count` - 1 where they are not there yet, and compare each byte of them."""
+    volume = site.volume
+    keys = [key_of(f"{prefix} {number}") for number in range(count)]
+    buffer = bytearray(contents.value_bytes)
+    for number, there in enumerate(volume.exists(keys)):
+        if there:
+            continue
+        if not volume.put(keys[number], contents.value(number)):
+            raise G35Error("the agent refused a put into an empty volume")
+        site.bytes_put += contents.value_bytes
+    for number, key in enumerate(keys):
+        got = volume.get_into(key, buffer)
+        if got != len(buffer) or buffer != contents.value(number):
+            raise G35Error(f"value {number} did not come back as it was stored")
+        site.bytes_got += got

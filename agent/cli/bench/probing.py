@@ -1,0 +1,29 @@
+"""From a name of the catalog to the probe that measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from agent.cli.bench.catalog import Entry
+from agent.cli.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
+from agent.cli.bench.pool_probes import GetProbe, LatencyProbe, PutProbe, shape_for
+from agent.cli.bench.redis_probes import RedisGetProbe, RedisPutProbe
+from agent.cli.bench.rounds import Probe
+from agent.cli.bench.sites import Sites
+
+PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
+    "raw_tcp": lambda sites, entry: RawTcpProbe(sites, entry.value_bytes),
+    "fuse_memory": lambda sites, entry: FuseMemoryProbe(sites, entry.value_bytes),
+    "aes": lambda sites, entry: AesProbe(entry.value_bytes),
+    "kv_get": lambda sites, entry: GetProbe(sites, shape_for(entry.value_bytes, entry.door)),
+    "kv_put": lambda sites, entry: PutProbe(sites, shape_for(entry.value_bytes, entry.door)),
+    "kv_get_p50": lambda sites, entry: LatencyProbe(sites, shape_for(entry.value_bytes)),
+    "redis_get": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls),
+    "redis_put": lambda sites, entry: RedisPutProbe(sites, entry.value_bytes, tls=entry.tls),
+    "redis_get_p50": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls, clients=1),
+}
+"""By `Entry.kind`; what is not here is counted once (single_probes.py)."""
+
+
+def probe_for(entry: Entry, sites: Sites) -> Probe:
+    return PROBES[entry.kind](sites, entry)

@@ -1,0 +1,118 @@
+"""One run of the bench: what was asked for, measured in an order that is fair, and nothing left behind.
+
+First the speeds, in rounds and with everything up at once; then what is counted on the same pools; then
+those are taken down and the trace is replayed. A part that cannot be had here (no Redis) is left out with
+its reason; a part that fails is left out too, and makes the run a failed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.cli.bench import single_probes
+from agent.cli.bench.catalog import CATALOG, Entry
+from agent.cli.bench.probing import probe_for
+from agent.cli.bench.records import Figure
+from agent.cli.bench.redis_site import NotHere
+from agent.cli.bench.rounds import ROUNDS, Probe, details, middle, run_rounds
+from agent.cli.bench.single_probes import Counted
+from agent.cli.bench.sites import Sites
+from agent.errors import G35Error
+
+Said = Callable[[str, float], None]
+"""Hears what is being done, and which part of the run is behind us (0 to 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is to be measured, and for how long. `seconds` is for each speed, over all its rounds."""
+
+    entries: Sequence[Entry]
+    seconds: float
+    trace: Path | None
+    requests: int
+
+
+@dataclass(slots=True)
+class Results:
+    """`left_out` are names with the reason why; `troubles` make the run a failed one."""
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    troubles: list[str] = field(default_factory=list)
+
+    def add(self, name: str, counted: Counted) -> None:
+        self.figures[name] = Figure(CATALOG[name], counted.value, counted.details)
+
+    def in_order(self) -> dict[str, Figure]:
+        return {name: self.figures[name] for name in CATALOG if name in self.figures}
+
+
+def run(wishes: Wishes, folder: Path, said: Said) -> Results:
+    """Measure, in `folder`, which the caller makes and removes."""
+    results = Results()
+    kinds = {entry.kind for entry in wishes.entries}
+    with _sites(folder / "speeds") as sites:
+        _speeds(wishes, sites, results, said)
+        if "write_amplification" in kinds:
+            said("write amplification", 0.8)
+            with _explained(results, "write_amplification"):
+                results.add("write_amplification", single_probes.write_amplification(sites))
+        if "agent_rss" in kinds:
+            said("resident memory", 0.85)
+            with _explained(results, "agent_rss_mib"):
+                results.add("agent_rss_mib", single_probes.agent_rss(sites))
+        for site in sites.pools.values():
+            results.troubles += site.complaints()
+    if "hit_ratio" in kinds or "lru_hit_ratio" in kinds:
+        said("replaying the trace", 0.9)
+        with _explained(results, "hit_ratio"), _sites(folder / "trace") as sites:
+            hits = single_probes.trace_hits(sites, wishes.trace, wishes.requests)
+            if "hit_ratio" in kinds:
+                results.add("hit_ratio", Counted(hits.ours, hits.details))
+            results.add("lru_hit_ratio", Counted(hits.lru, {"slots": hits.details["slots"]}))
+    return results
+
+
+def _speeds(wishes: Wishes, sites: Sites, results: Results, said: Said) -> None:
+    probes: dict[str, Probe] = {}
+    timed = [entry for entry in wishes.entries if entry.in_rounds]
+    for number, entry in enumerate(timed):
+        said(f"preparing {entry.name}", 0.2 * number / len(timed))
+        with _explained(results, entry.name):
+            probe = probe_for(entry, sites)
+            probe.prepare()
+            probes[entry.name] = probe
+    steps = (ROUNDS + 1) * max(len(probes), 1)
+    done = iter(range(steps))
+
+    def heard(name: str, number: int) -> None:
+        which = "warming up" if number < 0 else f"round {number + 1} of {ROUNDS}"
+        said(f"{which}: {name}", 0.2 + 0.6 * next(done) / steps)
+
+    for name, samples in run_rounds(probes, wishes.seconds, heard).items():
+        results.figures[name] = Figure(CATALOG[name], middle(samples), details(samples))
+
+
+@contextmanager
+def _sites(folder: Path) -> Iterator[Sites]:
+    folder.mkdir()
+    sites = Sites(folder)
+    try:
+        yield sites
+    finally:
+        sites.close()
+
+
+@contextmanager
+def _explained(results: Results, name: str) -> Iterator[None]:
+    """What a name needs and is not there, or fails, costs that name and no other."""
+    try:
+        yield
+    except NotHere as why:
+        results.left_out[name] = str(why)
+    except G35Error as error:
+        results.troubles.append(f"{name}: {error}")

@@ -1,0 +1,123 @@
+"""The agent on the kernel's nvmet-tcp: the whole path with somebody else's enclosure under it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import main
+from host_shim.pool import Pool
+from tests.support.kernel_host import drop_caches, run
+from tests.support.kernel_target import ADDRESS, KernelTarget
+from tests.support.processes import Processes, Started
+from tests.support.waiting import wait_until
+
+# Emulated, Python takes its time to start.
+START_S = 120.0
+VALUE_BYTES = 200_000
+
+CONFIGURATION = """
+[agent]
+mount = "{folder}/mount"
+state = "{folder}/state"
+key_file = "{folder}/key"
+workers = 2
+read_deadline_ms = 20000
+write_deadline_ms = 60000
+
+[[enclosures]]
+name = "kernel"
+address = "{address}"
+port = {port}
+nqn = "{nqn}"
+
+[[volumes]]
+name = "kv"
+value_size = "256K"
+share = 0.5
+
+[[volumes]]
+name = "files"
+kind = "files"
+value_size = "256K"
+share = 0.4
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningAgent:
+    process: Started
+    mount: Path
+    target: KernelTarget
+
+
+def g35(*words: str) -> None:
+    """Run a verb to its end, in this process: starting another takes seconds when emulated."""
+    try:
+        status = main(words)
+    except SystemExit as leaving:
+        status = int(leaving.code or 0)
+    assert status == 0, words
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """One agent for the whole file, on two namespaces of the kernel's target."""
+    folder = tmp_path_factory.mktemp("agent")
+    configuration, mount = folder / "g35.toml", folder / "mount"
+    processes = Processes(folder)
+    with KernelTarget() as target:
+        for nsid in (1, 2):
+            target.add_namespace(nsid, mebibytes=256)  # taken from the guest's memory as it is written
+        configuration.write_text(
+            CONFIGURATION.format(folder=folder, address=ADDRESS, port=target.port, nqn=target.nqn)
+        )
+        try:
+            g35("key", "new", str(folder / "key"))
+            g35("pool", "format", "--config", str(configuration))
+            process = processes.g35("agent", "--config", configuration)
+            process.wait_for_line("ready", START_S)
+            yield RunningAgent(process, mount, target)
+            assert process.stop(60) == 0, process.output
+            assert not mount.is_mount()
+        finally:
+            processes.end_all()
+            if mount.is_mount():
+                run("umount", "--lazy", mount)
+
+
+def test_values_come_back(agent: RunningAgent) -> None:
+    keys = [number.to_bytes(16, "big") for number in range(8)]
+    contents = [os.urandom(VALUE_BYTES) for _ in keys]
+    with Pool(agent.mount) as pool:
+        volume = pool.volume("kv")
+        assert all(volume.put(key, content) for key, content in zip(keys, contents, strict=True))
+        assert [volume.get(key) for key in keys] == contents
+        assert volume.exists([*keys, b"never stored 0000"[:16]]) == [True] * len(keys) + [False]
+
+
+def test_files_come_back(agent: RunningAgent) -> None:
+    content = os.urandom(1_500_000)
+    (agent.mount / "fs" / "folder").mkdir()
+    file = agent.mount / "fs" / "folder" / "file"
+    file.write_bytes(content)
+    run("sync", "-f", file)
+    drop_caches()
+    assert file.read_bytes() == content
+
+
+def test_an_enclosure_that_goes_and_comes_back(agent: RunningAgent) -> None:
+    key, content = b"survives an hour", os.urandom(VALUE_BYTES)
+    with Pool(agent.mount) as pool:
+        volume = pool.volume("kv")
+        assert volume.put(key, content)
+        agent.target.withdraw()
+        try:
+            assert volume.get(key) is None, "down is a miss"
+        finally:
+            agent.target.offer()
+        wait_until(lambda: volume.get(key) == content, 60, "the value to be served again")

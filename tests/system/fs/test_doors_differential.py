@@ -1,0 +1,62 @@
+"""The same calls through both doors and on tmpfs: the same answers, the same tree in the end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.memory_filesystem import MemoryFileSystem
+from tests.support.mounted import can_mount, mounted
+from tests.support.posix_calls import Call, Calls, calls
+
+pytestmark = [
+    pytest.mark.skipif(can_mount() is not None, reason=str(can_mount())),
+    # A RELEASE that the unmount overtakes: libfuse says so, nobody waits for it.
+    pytest.mark.expects_log("pyfuse3: fuse_release.* fuse_reply_.* failed"),
+]
+
+
+@pytest.fixture
+def in_tmpfs() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="g35-differential-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("direct_io", [False, True], ids=["cached", "direct"])
+def test_doors_and_tmpfs_agree(tmp_path: Path, in_tmpfs: Path, direct_io: bool) -> None:
+    ours, reference = tmp_path / "ours", tmp_path / "reference"
+    number = itertools.count()
+    played = 0
+    with (
+        mounted("dev_fuse", ours, MemoryFileSystem(direct_io=direct_io)),
+        mounted("pyfuse3", reference, MemoryFileSystem(direct_io=direct_io)),
+    ):
+
+        @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+        @given(st.lists(calls, min_size=1, max_size=25))
+        def agree(sequence: list[Call]) -> None:
+            nonlocal played
+            name = str(next(number))
+            answers = []
+            for place in (in_tmpfs, ours, reference):
+                (place / name).mkdir()
+                try:
+                    answers.append(Calls(os.fsencode(place / name)).play(sequence))
+                finally:
+                    shutil.rmtree(place / name)
+            for call, wanted, got, referred in zip([*sequence, "tree"], *answers, strict=True):
+                assert got == wanted, f"our door, {call}"
+                assert referred == wanted, f"pyfuse3, {call}"
+            played += len(sequence)
+
+        agree()
+        assert os.listdir(ours) == os.listdir(reference) == []
+    assert played > 100

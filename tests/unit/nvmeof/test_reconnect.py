@@ -1,0 +1,29 @@
+"""The reconnect policy: at once, then ever slower, and not for ever."""
+
+from __future__ import annotations
+
+from nvmeof.errors import ConnectionLost, ConnectRefused
+from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
+
+POLICY = ReconnectPolicy(first_s=0.1, most_s=5.0, loss_s=600.0)
+LOST = ConnectionLost("gone")
+USELESS = ConnectRefused("no", status=0x184, retry_is_useless=True)
+BUSY = ConnectRefused("busy", status=0x181, retry_is_useless=False)
+
+
+def test_back_off() -> None:
+    delays = [next_try(POLICY, History(0.0, n, True, LOST), 1.0) for n in range(9)]
+    assert delays == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert next_try(POLICY, History(0.0, 100_000, True, LOST), 1.0) == 5.0
+
+
+def test_the_controller_is_lost_after_the_time_for_it() -> None:
+    assert next_try(POLICY, History(100.0, 50, True, LOST), 698.0) == 2.0
+    assert next_try(POLICY, History(100.0, 50, True, LOST), 700.0) is None
+    assert next_try(POLICY, History(100.0, 0, True, LOST), 700.0) is None
+
+
+def test_refusals() -> None:
+    assert next_try(POLICY, History(0.0, 1, False, USELESS), 1.0) is None
+    assert next_try(POLICY, History(0.0, 1, True, USELESS), 1.0) == 0.1
+    assert next_try(POLICY, History(0.0, 1, False, BUSY), 1.0) == 0.1

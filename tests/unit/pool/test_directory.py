@@ -1,0 +1,240 @@
+"""The directory block: its bytes, its entries under damage, and which slot a new value gets."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.pool.directory import (
+    DIRECTORY_BYTES,
+    ENTRY_BYTES,
+    SLOTS_PER_SET,
+    Choice,
+    Directory,
+    Entry,
+    choose_slot,
+)
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "pool.json"
+NOW = 1_800_000_000.0
+FULL = Entry(
+    pseudonym=bytes(range(0x10, 0x20)),
+    generation=0x0102030405060708,
+    last_use_us=0x1112131415161718,
+    length=0x21222324,
+    expiry=0x31323334,
+    pinned_until=0x41424344,
+    hits=0x5152,
+    flags=0x6162,
+    ghost=bytes(range(0x70, 0x78)),
+    tag=0x81828384,
+)
+
+
+def pseudonym(number: int) -> bytes:
+    return random.Random(f"pseudonym {number}").randbytes(16)
+
+
+def entry(number: int, *, age: float = 0.0, hits: int = 0, **more: int) -> Entry:
+    return Entry(pseudonym(number), 1000 + number, int((NOW - age) * 1e6), 4096, hits=hits, **more)
+
+
+def full_directory() -> Directory:
+    directory = Directory()
+    for slot in range(SLOTS_PER_SET):
+        directory.install(slot, entry(slot, age=100.0 + slot))
+    return directory
+
+
+def test_golden_entry_and_block() -> None:
+    golden = json.loads(VECTORS.read_text())
+    assert FULL.encode().hex() == golden["entry"]
+    directory = Directory()
+    directory.install(0, FULL)
+    directory.install(63, FULL)
+    assert directory.image().hex() == golden["entry"] + bytes(62 * 64).hex() + golden["entry"]
+    again = Directory(directory.image())
+    assert list(again) == [(0, FULL), (63, FULL)]
+    assert not again.corrupt_keys
+
+
+def test_find_install_clear() -> None:
+    directory = full_directory()
+    for slot in range(SLOTS_PER_SET):
+        assert directory.find(pseudonym(slot)) == slot
+        assert directory.entry(slot) == entry(slot, age=100.0 + slot)
+    directory.clear(7)
+    assert directory.find(pseudonym(7)) is None
+    assert directory.entry(7) is None
+    assert len(list(directory)) == 63
+    directory.install(7, entry(9))
+    assert directory.find_all(pseudonym(9)) == [7, 9]
+    assert directory.find_all(pseudonym(7)) == []
+    assert Directory(directory.image()).find_all(pseudonym(9)) == [7, 9]
+
+
+def test_a_pseudonym_is_found_only_where_one_stands() -> None:
+    """The bytes of a key may come up anywhere in a block; only the start of an entry counts."""
+    directory = Directory()
+    tricky = bytes(8) + b"\x01" * 8
+    directory.install(3, Entry(b"\x02" * 16, int.from_bytes(tricky[:8], "little"), 0x0101010101010101, 5))
+    assert directory.raw.find(tricky) >= 0
+    assert directory.find(tricky) is None
+    directory.install(5, Entry(tricky, 1, 1, 1))
+    assert directory.find(tricky) == 5
+
+
+def test_ghosts_outlive_clearing_and_reading() -> None:
+    directory = full_directory()
+    directory.clear(5, ghost=pseudonym(5))
+    directory.clear(6)
+    again = Directory(directory.image())
+    assert again.has_ghost(pseudonym(5))
+    assert not again.has_ghost(pseudonym(6))
+    assert again.ghost(5) == pseudonym(5)[:8]
+    again.clear(5)
+    assert again.has_ghost(pseudonym(5)), "a clear without a ghost keeps the older one"
+    assert not again.corrupt_keys
+
+
+def test_touch_and_pin_reach_the_image_with_a_right_crc() -> None:
+    directory = full_directory()
+    for _ in range(3):
+        directory.touch(4, 12345)
+    directory.pin(8, 777)
+    again = Directory(directory.image())
+    assert not again.corrupt_keys
+    assert (again.entry(4).hits, again.entry(4).last_use_us) == (3, 12345)  # type: ignore[union-attr]
+    assert again.entry(8).pinned_until == 777  # type: ignore[union-attr]
+    assert again.copy().raw == again.raw
+
+
+def test_hits_saturate() -> None:
+    directory = Directory()
+    directory.install(0, entry(0, hits=0xFFFE))
+    for _ in range(3):
+        directory.touch(0, 1)
+    assert directory.entry(0).hits == 0xFFFF  # type: ignore[union-attr]
+
+
+def test_merge_takes_over_uses_and_pins_of_the_same_write_only() -> None:
+    ours = full_directory()
+    flash = Directory(ours.image())
+    flash.install(2, Entry(pseudonym(2), 99, 0, 4096))
+    for slot in (1, 2):
+        ours.touch(slot, int(NOW * 1e6))
+        ours.pin(slot, 4_000_000_000)
+    flash.merge_uses(ours)
+    merged = Directory(flash.image())
+    assert merged.entry(1).hits == 1  # type: ignore[union-attr]
+    assert merged.entry(1).pinned_until == 4_000_000_000  # type: ignore[union-attr]
+    assert merged.entry(2) == Entry(pseudonym(2), 99, 0, 4096)
+    assert not merged.corrupt_keys
+    # A pin that only flash knows, another agent's, is not undone by what we remember.
+    theirs = Directory(full_directory().image())
+    theirs.pin(9, 55)
+    fresh = Directory(theirs.image())
+    fresh.merge_uses(full_directory())
+    assert fresh.entry(9).pinned_until == 55  # type: ignore[union-attr]
+
+
+def test_every_flipped_bit_of_an_entry_frees_it_and_only_it() -> None:
+    directory = full_directory()
+    image = directory.image()
+    for bit in range(ENTRY_BYTES * 8):
+        at = 17 * ENTRY_BYTES + bit // 8
+        damaged = bytearray(image)
+        damaged[at] ^= 1 << bit % 8
+        found = Directory(damaged)
+        assert found.entry(17) is None, f"bit {bit}"
+        assert found.find(pseudonym(17)) is None
+        assert len(list(found)) == 63
+        assert len(found.corrupt_keys) == 1
+        if bit >= 128:
+            assert pseudonym(17) in found.corrupt_keys
+        # What is written next is whole again.
+        assert not Directory(found.image()).corrupt_keys
+
+
+def test_a_flipped_bit_in_a_free_entry_makes_no_entry() -> None:
+    for bit in range(ENTRY_BYTES * 8):
+        block = bytearray(DIRECTORY_BYTES)
+        block[64 + bit // 8] ^= 1 << bit % 8
+        assert list(Directory(block)) == []
+
+
+@given(st.binary(max_size=300), st.integers(0, 1 << 32))
+def test_any_block_is_a_directory(piece: bytes, rest: int) -> None:
+    block = (piece + random.Random(rest).randbytes(DIRECTORY_BYTES))[:DIRECTORY_BYTES]
+    directory = Directory(block)
+    for slot, found in directory:
+        assert found.encode() == bytes(directory.raw[slot * 64 : slot * 64 + 64])
+    assert not Directory(directory.image()).corrupt_keys
+    choose_slot(directory, set(), NOW)
+
+
+def test_a_torn_mix_of_two_entries_is_neither() -> None:
+    """Half of one image and half of another, at every 8 bytes: the CRC lets none of the mixes through."""
+    old, new = entry(1).encode(), entry(2).encode()
+    for cut in range(8, 64, 8):
+        directory = Directory((old[:cut] + new[cut:]).ljust(DIRECTORY_BYTES, b"\0"))
+        assert list(directory) == []
+
+
+# -- choosing ---------------------------------------------------------------------------------------
+
+
+def chosen(directory: Directory, **options: object) -> Choice:
+    choice = choose_slot(directory, options.pop("taken", set()), NOW, **options)  # type: ignore[arg-type]
+    assert choice is not None
+    return choice
+
+
+def test_a_free_slot_comes_first_from_the_start_on() -> None:
+    directory = full_directory()
+    directory.clear(10)
+    directory.clear(40)
+    assert chosen(directory).slot == 10
+    assert chosen(directory).victim is None
+    assert chosen(directory).free_slots == 2
+    assert chosen(directory, start=11).slot == 40
+    assert chosen(directory, start=41).slot == 10
+    assert chosen(directory, taken={10}).slot == 40
+    assert chosen(directory, taken={10}).free_slots == 1
+
+
+def test_an_expired_entry_comes_before_a_live_one() -> None:
+    directory = full_directory()
+    directory.install(20, entry(20, expiry=int(NOW) - 1))
+    choice = chosen(directory)
+    assert (choice.slot, choice.cost, choice.free_slots) == (20, float("inf"), 1)
+    assert choice.victim is not None
+    directory.clear(3)
+    assert chosen(directory).slot == 3
+
+
+def test_the_victim_has_the_greatest_age_over_hits() -> None:
+    directory = Directory()
+    for slot in range(SLOTS_PER_SET):
+        directory.install(slot, entry(slot, age=10.0, hits=1))
+    directory.install(30, entry(30, age=100.0, hits=4))
+    assert chosen(directory).slot == 30
+    assert chosen(directory).cost == pytest.approx(20.0)
+    directory.install(31, entry(31, age=50.0, hits=1))
+    assert chosen(directory).slot == 31
+    directory.install(32, entry(32, age=-500.0))
+    assert chosen(directory, taken=set(range(64)) - {32}).cost == 0.0, "a clock that ran ahead"
+
+
+def test_pinned_and_reserved_slots_are_never_victims() -> None:
+    directory = Directory()
+    for slot in range(SLOTS_PER_SET):
+        directory.install(slot, entry(slot, age=10.0, pinned_until=int(NOW) + 60 if slot != 5 else 0))
+    assert chosen(directory).slot == 5
+    assert choose_slot(directory, {5}, NOW) is None
+    assert choose_slot(directory, {5}, NOW + 61) is not None, "pins end"
