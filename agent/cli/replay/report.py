@@ -101,7 +101,7 @@ class Report:
             ("time", f"{self.seconds:.1f} s"),
         ]
         if self.lru_hit_ratio is not None:
-            rows.insert(3, (f"  an LRU of {self.lru_blocks:,} blocks", _percent(self.lru_hit_ratio)))
+            rows.insert(3, (f"  an empty LRU of {self.lru_blocks:,} blocks", _percent(self.lru_hit_ratio)))
         rows.append(("misses", f"{record['misses']:,}"))
         rows += [(f"  {_words(cause)}", f"{sums.misses[cause]:,}") for cause in Cause if sums.misses[cause]]
         if sums.puts_refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.fs.interface import Caller, FsError
+from agent.pool.steps import Outcome
 from tests.support.memory_filesystem import MemoryFileSystem
 from tests.support.mounted import can_mount, mounted
 from tests.support.posix_calls import Call, Calls, calls
@@ -30,15 +33,12 @@ def in_tmpfs() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.parametrize("direct_io", [False, True], ids=["cached", "direct"])
-def test_doors_and_tmpfs_agree(tmp_path: Path, in_tmpfs: Path, direct_io: bool) -> None:
-    ours, reference = tmp_path / "ours", tmp_path / "reference"
+def compare(tmp_path: Path, in_tmpfs: Path, ours: MemoryFileSystem, reference: MemoryFileSystem) -> int:
+    """Play drawn sequences everywhere; how many calls that were."""
+    our_place, their_place = tmp_path / "ours", tmp_path / "reference"
     number = itertools.count()
     played = 0
-    with (
-        mounted("dev_fuse", ours, MemoryFileSystem(direct_io=direct_io)),
-        mounted("pyfuse3", reference, MemoryFileSystem(direct_io=direct_io)),
-    ):
+    with mounted("dev_fuse", our_place, ours), mounted("pyfuse3", their_place, reference):
 
         @settings(max_examples=60, suppress_health_check=list(HealthCheck))
         @given(st.lists(calls, min_size=1, max_size=25))
@@ -46,7 +46,7 @@ def test_doors_and_tmpfs_agree(tmp_path: Path, in_tmpfs: Path, direct_io: bool) 
             nonlocal played
             name = str(next(number))
             answers = []
-            for place in (in_tmpfs, ours, reference):
+            for place in (in_tmpfs, our_place, their_place):
                 (place / name).mkdir()
                 try:
                     answers.append(Calls(os.fsencode(place / name)).play(sequence))
@@ -58,5 +58,22 @@ def test_doors_and_tmpfs_agree(tmp_path: Path, in_tmpfs: Path, direct_io: bool) 
             played += len(sequence)
 
         agree()
-        assert os.listdir(ours) == os.listdir(reference) == []
-    assert played > 100
+        assert os.listdir(our_place) == os.listdir(their_place) == []
+    return played
+
+
+@pytest.mark.parametrize("direct_io", [False, True], ids=["cached", "direct"])
+def test_doors_and_tmpfs_agree(tmp_path: Path, in_tmpfs: Path, direct_io: bool) -> None:
+    ours, reference = MemoryFileSystem(direct_io=direct_io), MemoryFileSystem(direct_io=direct_io)
+    assert compare(tmp_path, in_tmpfs, ours, reference) > 100
+
+
+def test_a_planted_difference_is_found(tmp_path: Path, in_tmpfs: Path) -> None:
+    class LosesLinks(MemoryFileSystem):
+        def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
+            if name == b"b":
+                raise FsError(errno.EPERM)
+            return super().unlink(caller, parent, name)
+
+    with pytest.raises((AssertionError, PermissionError, ExceptionGroup)):
+        compare(tmp_path, in_tmpfs, LosesLinks(), MemoryFileSystem())
