@@ -39,7 +39,10 @@ VERBS: dict[str, Verb] = {
     "status": Verb("agent.cli.status_verb", "status", "What the agent says of pool, hits and enclosures."),
     "top": Verb("agent.cli.status_verb", "top", "The same, live."),
     "agent": Verb("agent.cli.agent_verb", "agent", "The DPU program: serve a pool at its mount."),
+    "mount": Verb("agent.cli.mount_verb", "mount", "The same in the background; returns once mounted."),
+    "unmount": Verb("agent.cli.mount_verb", "unmount", "End the agent behind a mount."),
     "pool": Verb("agent.cli.pool_verb", "app", "Format a pool, or show what the namespaces carry."),
+    "doctor": Verb("agent.cli.doctor_verb", "doctor", "What this machine has of what g35 needs."),
     "key": Verb("agent.cli.key_verb", "app", "Make or check the root key."),
     "config": Verb("agent.cli.config_verb", "app", "Check a configuration, or list all its keys."),
     "run": Verb(

@@ -8,7 +8,6 @@ store, as after a restart of the agent, and look again.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import random
 import shutil
@@ -189,7 +188,8 @@ got = db.execute("PRAGMA journal_mode = {journal}").fetchone()
 db.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v BLOB)")
 for start in range(0, 1000, 100):
     with db:
-        db.executemany("INSERT INTO t VALUES (?, ?)", [(k, bytes([k % 251]) * 2000) for k in range(start, start + 100)])
+        rows = [(k, bytes([k % 251]) * 2000) for k in range(start, start + 100)]
+        db.executemany("INSERT INTO t VALUES (?, ?)", rows)
 with db:
     db.execute("DELETE FROM t WHERE k % 3 = 0")
 assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -223,7 +223,7 @@ for number in range(200):
     os.write(file, f"{sys.argv[1]} {number:05} {'x' * 80}\\n".encode())
 """
     writers = [
-        subprocess.Popen([sys.executable, "-c", program, str(number)], cwd=mounted.path)
+        subprocess.Popen(inside(mounted.path, sys.executable, "-c", program, str(number)))
         for number in range(3)
     ]
     assert [writer.wait(60) for writer in writers] == [0, 0, 0]
@@ -233,14 +233,17 @@ for number in range(200):
 
 def test_mmap_for_reading_and_writing(mounted: Mounted, tmp_path: Path) -> None:
     content = random_file(mounted.path / "file", 5 * MIB + 17)
-    with (
-        open(mounted.path / "file", "rb") as file,
-        mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped,
-    ):
-        assert bytes(mapped) == content
-    with open(mounted.path / "file", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
-        mapped[MIB : MIB + 5] = b"hello"
-        mapped.flush()
+    program = """
+import mmap, sys
+with open("file", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+    sys.stdout.buffer.write(mapped)
+with open("file", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+    mapped[1 << 20 : (1 << 20) + 5] = b"hello"
+    mapped.flush()
+"""
+    # In a process of its own: a page fault waits for the mount with the interpreter locked.
+    mounted.run("sh", "-c", f'"{sys.executable}" -c "$0" >"{tmp_path}/seen"', program)
+    assert (tmp_path / "seen").read_bytes() == content
     mounted.restart()
     found = (mounted.path / "file").read_bytes()
     assert found == content[:MIB] + b"hello" + content[MIB + 5 :]
@@ -310,8 +313,7 @@ def test_a_directory_with_thousands_of_names(mounted: Mounted) -> None:
 def test_full_is_enospc_for_programs_too(mounted: Mounted) -> None:
     mounted.store.slots = dict.fromkeys(CAPACITIES, 0) | {4 * MIB: 3}
     done = subprocess.run(
-        ["dd", "if=/dev/zero", "of=file", "bs=1M", "count=20"],
-        cwd=mounted.path,
+        inside(mounted.path, "dd", "if=/dev/zero", "of=file", "bs=1M", "count=20"),
         capture_output=True,
         text=True,
         timeout=60,

@@ -133,10 +133,14 @@ def test_bytes_out_of_shape_are_refused_and_store_nothing() -> None:
 
     def run(*pieces: tuple[int, int], length: int | None = None) -> None:
         writing = Writing(agent.volume, key_of(9), length=length)
-        with pytest.raises(BadPut):
+
+        def put() -> None:
             for start, end in pieces:
                 agent.lanes.run(writing.write(agent.lanes, start, view[start:end], agent.deadline()))
             agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+
+        with pytest.raises(BadPut):
+            put()
         agent.lanes.run(writing.drop(agent.lanes))
         assert not writing.stored
         with pytest.raises(BadPut):

@@ -1,0 +1,151 @@
+"""`g35 doctor`: what this machine has of what g35 needs, and what to do about the rest."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+
+class Verdict(StrEnum):
+    """How a finding counts: only `missing` makes the exit code 1."""
+
+    OK = "ok"
+    WITHOUT = "without"
+    """Something optional is absent; what is lost is said."""
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at; `advice` is empty where nothing is to be done."""
+
+    name: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+    """Look at this machine: what the agent needs, what tests and lab would use, what is left over."""
+    findings = list(examine())
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        table = Table("", "what", "found", "what to do")
+        for finding in findings:
+            table.add_row(finding.verdict.value, finding.name, finding.detail, finding.advice)
+        Console().print(table)
+    if any(finding.verdict is Verdict.MISSING for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, the necessary ones first."""
+    checks: tuple[Callable[[], Finding], ...] = (
+        _python,
+        _dev_fuse,
+        _mounting,
+        _crc,
+        _reference_door,
+        _verbs,
+        _dead_mounts,
+    )
+    for check in checks:
+        yield check()
+    for program, use, package in (
+        ("qemu-system-x86_64", "the lab, a real kernel that judges us", "qemu-system-x86"),
+        ("redis-server", "the comparison in g35 bench", "redis-server"),
+        ("nvme", "the lab's tests", "nvme-cli"),
+    ):
+        yield _program(program, use, package)
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if sys.version_info < (3, 11):
+        return Finding("Python", Verdict.MISSING, version, "3.11 or newer is needed")
+    return Finding("Python", Verdict.OK, version)
+
+
+def _dev_fuse() -> Finding:
+    if not os.path.exists("/dev/fuse"):
+        return Finding(
+            "/dev/fuse", Verdict.MISSING, "absent", "load the kernel's fuse module (modprobe fuse)"
+        )
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return Finding(
+            "/dev/fuse",
+            Verdict.WITHOUT,
+            "not readable for this user",
+            "fusermount3 mounts; workers share one queue",
+        )
+    return Finding("/dev/fuse", Verdict.OK, f"kernel {platform.release()}")
+
+
+def _mounting() -> Finding:
+    if os.geteuid() == 0:
+        return Finding("mounting", Verdict.OK, "as root, by mount(2)")
+    helper = shutil.which("fusermount3")
+    if helper is None:
+        return Finding("mounting", Verdict.MISSING, "neither root nor fusermount3", "apt-get install fuse3")
+    return Finding("mounting", Verdict.OK, f"by {helper}")
+
+
+def _crc() -> Finding:
+    from agent.inline.crc64 import ENGINE
+
+    if ENGINE == "awscrt":
+        return Finding("CRC-64", Verdict.OK, "awscrt")
+    return Finding("CRC-64", Verdict.WITHOUT, "crcmod only, slow", "pip install awscrt")
+
+
+def _reference_door() -> Finding:
+    return _module("pyfuse3", 'the reference door (agent.door = "pyfuse3")')
+
+
+def _verbs() -> Finding:
+    return _module("pyverbs.device", "RDMA devices; NVMe/TCP needs none (apt-get install python3-pyverbs)")
+
+
+def _module(name: str, use: str) -> Finding:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        return Finding(name, Verdict.WITHOUT, f"{type(error).__name__}: {error}", f"wanted for {use}")
+    return Finding(name, Verdict.OK, "imports")
+
+
+def _dead_mounts() -> Finding:
+    dead = []
+    with open("/proc/self/mounts") as mounts:
+        for line in mounts:
+            _, where, kind, *_ = line.split()
+            if kind == "fuse.g35":
+                try:
+                    os.statvfs(where.encode().decode("unicode_escape"))
+                except OSError:
+                    dead.append(where)
+    if dead:
+        return Finding(
+            "dead mounts", Verdict.WITHOUT, ", ".join(dead), "the next start there clears it, or umount -l"
+        )
+    return Finding("dead mounts", Verdict.OK, "none")
+
+
+def _program(program: str, use: str, package: str) -> Finding:
+    found = shutil.which(program)
+    if found is None:
+        return Finding(program, Verdict.WITHOUT, "absent", f"for {use}: apt-get install {package}")
+    return Finding(program, Verdict.OK, found)

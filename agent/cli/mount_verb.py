@@ -1,0 +1,66 @@
+"""`g35 mount` and `g35 unmount`: the agent in the background, for people and scripts that think in mounts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent.cli.status_verb import read_status
+from agent.cli.up.children import detach
+from agent.cli.up.layout import is_alive
+from agent.config import load_configuration
+from agent.errors import G35Error
+
+SECONDS = 30.0
+
+
+def mount(
+    config: Annotated[Path, typer.Option("--config", help="The agent's TOML file.")],
+    log: Annotated[
+        Path | None, typer.Option(help="The agent's log; default: agent.log in its state.")
+    ] = None,
+) -> None:
+    """Start the agent of a configuration in the background; returns once its mount serves."""
+    configuration = load_configuration(config)
+    settings = configuration.agent
+    if os.path.ismount(settings.mount) and _agent_at(settings.mount) is not None:
+        raise G35Error(f"an agent serves {settings.mount} already", f"g35 unmount {settings.mount}")
+    settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    words = log or settings.state / "agent.log"
+    command = [sys.executable, "-P", "-m", "agent.cli", "agent", "--config", str(config.absolute())]
+    process = detach(command, words)
+    while "ready" not in words.read_text(errors="replace").splitlines():
+        if process.poll() is not None:
+            said = words.read_text(errors="replace").strip()
+            raise G35Error(f"the agent did not start: {said or 'it said nothing'}", f"its log is {words}")
+        time.sleep(0.05)
+    print(f"mounted at {settings.mount}, process {process.pid}")
+
+
+def unmount(where: Annotated[Path, typer.Argument(help="The mount of a running agent.")]) -> None:
+    """End the agent behind a mount, which seals what open files have staged and unmounts."""
+    pid = _agent_at(where)
+    if pid is None:
+        raise G35Error(
+            f"no agent answers at {where}", "if the mount is dead: umount -l, or start the agent again"
+        )
+    os.kill(pid, signal.SIGTERM)
+    end = time.monotonic() + SECONDS
+    while is_alive(pid):
+        if time.monotonic() > end:
+            raise G35Error(f"the agent, process {pid}, does not end", "look at its log")
+        time.sleep(0.05)
+    print(f"unmounted {where}")
+
+
+def _agent_at(where: Path) -> int | None:
+    try:
+        return int(read_status(where)["pid"])
+    except G35Error:
+        return None
