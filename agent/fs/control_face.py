@@ -306,8 +306,8 @@ class ControlFace(RefusesAll):
         lanes = self._lanes()
         if operation is Operation.EXISTS:
             deadline = lanes.now() + volume.timing.read_deadline
-            there = yield from volume.exists(lanes, request.keys, deadline)
-            return bytes(Outcome.HIT if each else Outcome.NEVER_STORED for each in there)
+            causes = yield from volume.lookup(lanes, request.keys, deadline)
+            return bytes(Outcome.HIT if cause is None else Outcome(int(cause)) for cause in causes)
         if operation is Operation.PRESTAGE:
             return bytes(self._start_prestage(volume, key) for key in request.keys)
         outcomes = bytearray()

@@ -126,6 +126,8 @@ class DirectoryCache:
     def give_back(self, cached: CachedSet) -> None:
         with self._lock:
             cached.users -= 1
+            while len(self._sets) > self.capacity and self._drop_one():
+                pass
 
     def _drop_one(self) -> bool:
         # Sets in use are few (two a request, more only in a large batch), so this ends at once.

@@ -197,8 +197,8 @@ class Volume:
                 return MissCause.EVICTED
         return MissCause.NEVER_STORED
 
-    def exists(self, lanes: Lanes, keys: Sequence[bytes], deadline: float) -> Steps[list[bool]]:
-        """Whether the directories name each key. A hint, as every answer to "does it exist" is."""
+    def lookup(self, lanes: Lanes, keys: Sequence[bytes], deadline: float) -> Steps[list[MissCause | None]]:
+        """For each key None where a directory names it, else why none does. A hint, as all such answers."""
         pseudonyms = [self.placement.pseudonym(key) for key in keys]
         borrowed = [self.borrow_sets(pseudonym) for pseudonym in pseudonyms]
         try:
@@ -206,18 +206,28 @@ class Volume:
             for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
                 if not self.find(sets, pseudonym):
                     wanted.update((id(cached), cached) for cached in sets if not self.is_fresh(cached, lanes))
+            trouble: MissCause | None = None
             if wanted:
-                yield from self.load(lanes, list(wanted.values()), deadline)
+                trouble = yield from self.load(lanes, list(wanted.values()), deadline)
             now = lanes.wall()
             return [
-                any(
-                    not found.entry.expiry or found.entry.expiry > now for found in self.find(sets, pseudonym)
-                )
+                self._presence(sets, pseudonym, now, trouble)
                 for pseudonym, sets in zip(pseudonyms, borrowed, strict=True)
             ]
         finally:
             for sets in borrowed:
                 self.give_back_sets(sets)
+
+    def _presence(
+        self, sets: Sequence[CachedSet], pseudonym: bytes, now: float, trouble: MissCause | None
+    ) -> MissCause | None:
+        found = self.find(sets, pseudonym)
+        if not found:
+            away = any(cached.fault is not None for cached in sets)
+            return self.absence(sets, pseudonym, trouble if away else None)
+        if any(not each.entry.expiry or each.entry.expiry > now for each in found):
+            return None
+        return MissCause.EXPIRED
 
     def usage(self) -> tuple[int, int]:
         """Slots in all, and slots taken in the directories that this agent remembers."""

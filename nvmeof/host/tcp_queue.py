@@ -99,7 +99,7 @@ class TcpQueue:
         self.output: list[Buffer] = []
         """What to send, in order. The owner sends it and says `sent`."""
         self.receiving: Command | None = None
-        """The command whose data are arriving."""
+        """The command whose data are arriving: more are certain to come, straight into its buffer."""
         self._wanted = digests
         self._digests = NO_DIGESTS
         self._alignment = 4
@@ -290,7 +290,7 @@ class TcpQueue:
         for event in events:
             self._apply(event, ended)
         pdu = receiver.pdu
-        if pdu is None:
+        if pdu is None or not receiver.payload_left:
             self.receiving = None
         else:
             # Looked up again: a hostile peer may have ended the command before its data.

@@ -89,9 +89,10 @@ class Keeper:
                 return
             await trio.sleep(delay)
             error: NvmeofError | None
+            was_connected = False
             try:
                 async with self._opener() as controller:
-                    history = History(lost_at=0.0, ever_connected=True)
+                    was_connected = True
                     await self._serve(controller)
                     error = controller.error
             except NvmeofError as failure:
@@ -99,7 +100,7 @@ class Keeper:
             finally:
                 self.controller = None
             now = trio.current_time()
-            if history.lost_at == 0.0:
+            if was_connected:
                 history = History(now, 0, True, error)
             else:
                 history = History(history.lost_at, history.failures + 1, history.ever_connected, error)

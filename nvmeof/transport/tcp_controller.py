@@ -121,8 +121,7 @@ class Controller:
 
         An I/O command is aborted by `admin(commands.abort(qid, command.cid))`.
         """
-        async with self._room:
-            await self._until_done(command)
+        await self._until_done(command)
         command.check()
         return command
 
@@ -136,8 +135,7 @@ class Controller:
             if isinstance(step, Pause):
                 await trio.sleep(step.seconds)
             else:
-                async with self._room:
-                    await self._until_done(step)
+                await self._until_done(step)
 
     async def reset(self) -> None:
         """Reset the controller. The session ends, and every queue of it; open the controller anew."""
@@ -150,15 +148,15 @@ class Controller:
     # --- inside ----------------------------------------------------------------
 
     async def _until_done(self, command: Command) -> None:
+        """Submit and wait. When the waiting is cancelled the command stays in flight, and keeps its place."""
+        await self._room.acquire()
         if self._session.state is not SessionState.LIVE:
+            self._room.release()
             raise ConnectionLost(f"{command.name}: {self.error or 'the session has ended'}")
         event = self._waiters[command] = trio.Event()
-        try:
-            self._session.submit(command, trio.current_time())
-            await self._transmit()
-            await event.wait()
-        finally:
-            self._waiters.pop(command, None)
+        self._session.submit(command, trio.current_time())
+        await self._transmit()
+        await event.wait()
 
     async def _finish(self, state: SessionState) -> None:
         session = self._session
@@ -208,9 +206,13 @@ class Controller:
 
     def _settle(self, command: Command, now: float) -> None:
         self._session.ended(command, now)
-        waiter = self._waiters.get(command)
+        self._release(command)
+
+    def _release(self, command: Command) -> None:
+        waiter = self._waiters.pop(command, None)
         if waiter is not None:
             waiter.set()
+            self._room.release()
 
     async def _keep_time(self) -> None:
         while not self.ended.is_set():
@@ -251,10 +253,10 @@ class Controller:
             for command in self._queue.fail(str(event.error or "the session has ended")):
                 self._settle(command, now)
             # Those that were never submitted end here.
-            for command, waiter in list(self._waiters.items()):
+            for command in list(self._waiters):
                 if not command.done:
                     command.lose(str(event.error or "the session has ended"))
-                waiter.set()
+                self._release(command)
             self._events_in.close()
             self._live.set()
             self.ended.set()

@@ -48,10 +48,10 @@ def open_socket(host: str, port: int, timeout_s: float) -> socket.socket:
     """A blocking TCP connection without Nagle's delay; raises `ConnectionLost`."""
     try:
         sock = socket.create_connection((host, port), timeout=timeout_s)
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
         raise ConnectionLost(f"cannot connect to {host} port {port}: {error}") from error
-    sock.settimeout(None)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from agent.fs.fuse_abi import InHeader, InitIn, OutHeader
 from agent.fs.fuse_protocol import FuseSession
 from agent.fs.fuse_requests import WRITE_HEAD_BYTES
-from tests.support.memory_filesystem import InlineRunner
+from tests.support.inline_runner import InlineRunner
 
 KERNEL_MINOR = 45
 ALL_FLAGS = 0xFFFF_FFFF

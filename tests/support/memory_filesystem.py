@@ -1,7 +1,7 @@
 """A complete POSIX-ish tree in memory behind `FileSystem`: what the doors are tested against.
 
 It is deliberately plain: one lock, pages in a dictionary, so that files can be sparse and 2^62 bytes long.
-`InlineRunner` settles steps in the calling thread. `FaultyFileSystem` raises what a test tells it to.
+`FaultyFileSystem` raises what a test tells it to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from agent.fs.interface import (
     NAME_BYTES_MAX,
@@ -28,40 +28,13 @@ from agent.fs.interface import (
     SetAttributes,
     StatFs,
 )
-from agent.pool.steps import Acquire, Outcome, Steps
-
-T = TypeVar("T")
+from agent.pool.steps import Outcome
 
 PAGE = 1 << 16
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE = 1, 2
 XATTR_CREATE, XATTR_REPLACE = 1, 2
 TREE_CAPACITY = 512 << 20
-
-
-class InlineRunner:
-    """Drives steps in the calling thread; for `Wait` it polls, because tests bring no lanes."""
-
-    def run(self, steps: Steps[T]) -> T:
-        answer: bool | None = None
-        while True:
-            try:
-                request = steps.send(answer)  # type: ignore[arg-type]
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            left = max(0.0, request.deadline - time.monotonic())
-            if isinstance(request, Acquire):
-                answer = request.lock.acquire(timeout=left)
-                continue
-            pending = request.pending
-            while not pending.done and time.monotonic() < request.deadline:
-                time.sleep(0.0002)
-            answer = pending.done
-
-
-def inline_runner(_: int) -> InlineRunner:
-    return InlineRunner()
 
 
 @dataclass(slots=True)

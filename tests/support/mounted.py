@@ -12,7 +12,8 @@ from typing import Any
 
 from agent.fs.door import Door, DoorKind, make_door
 from agent.fs.mounting import is_mounted
-from tests.support.memory_filesystem import MemoryFileSystem, inline_runner
+from tests.support.inline_runner import inline_runner
+from tests.support.memory_filesystem import MemoryFileSystem
 
 KINDS: tuple[DoorKind, ...] = ("dev_fuse", "pyfuse3")
 

@@ -1,18 +1,32 @@
-"""Values to store and to compare with: all different, and made in no time."""
+"""Values to store and to compare with, all different and made in no time; and buffers to read into.
+
+Values and buffers begin at pages, as those of an engine do that hands them to DMA. It matters: the kernel
+cuts a direct read or write of 1 MiB that begins within a page into two FUSE requests.
+"""
 
 from __future__ import annotations
 
 import functools
+import mmap
 import random
 
-STEP = 4104
-"""Neighbours begin this many bytes apart: no multiple of a page, so that no two share one."""
+STEP = 4096
 STEPS = 256
 
 
+def pages(size: int) -> memoryview:
+    """A writable buffer of `size` bytes that begins at a page and has been touched."""
+    buffer = memoryview(mmap.mmap(-1, size))
+    for at in range(0, size, mmap.PAGESIZE):
+        buffer[at] = 0
+    return buffer
+
+
 @functools.cache
-def _run(length: int) -> bytes:
-    return random.Random(35).randbytes(length)
+def _run(length: int) -> memoryview:
+    run = pages(length)
+    run[:] = random.Random(35).randbytes(length)
+    return run.toreadonly()
 
 
 class Contents:
@@ -20,7 +34,7 @@ class Contents:
 
     def __init__(self, value_bytes: int) -> None:
         self.value_bytes = value_bytes
-        self._run = memoryview(_run(value_bytes + STEP * STEPS))
+        self._run = _run(value_bytes + STEP * STEPS)
 
     def value(self, number: int) -> memoryview:
         start = number % STEPS * STEP

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 
-from agent.cli.bench.contents import Contents
+from agent.cli.bench.contents import Contents, pages
 from agent.cli.bench.raw_tcp_server import REQUEST_BYTES
 from agent.cli.bench.rounds import Sample, rate, together
 from agent.cli.bench.sites import IN_FLIGHT, MEMORY_FILE_BYTES, Sites
@@ -22,7 +22,7 @@ class RawTcpProbe:
     def __init__(self, sites: Sites, value_bytes: int) -> None:
         self._sites = sites
         self._value_bytes = value_bytes
-        self._buffer = memoryview(bytearray(value_bytes))
+        self._buffer = pages(value_bytes)
 
     def prepare(self) -> None:
         with self._connected() as connection:
@@ -63,7 +63,7 @@ class FuseMemoryProbe:
     def __init__(self, sites: Sites, value_bytes: int) -> None:
         self._sites = sites
         self._value_bytes = value_bytes
-        self._buffers = [memoryview(bytearray(value_bytes)) for _ in range(IN_FLIGHT)]
+        self._buffers = [pages(value_bytes) for _ in range(IN_FLIGHT)]
 
     def prepare(self) -> None:
         content = Contents(MEMORY_FILE_BYTES).value(0)
@@ -115,8 +115,8 @@ class AesProbe:
 
     def __init__(self, value_bytes: int) -> None:
         self._plain = Contents(value_bytes).value(0)
-        self._sealed = memoryview(bytearray(value_bytes))
-        self._opened = memoryview(bytearray(value_bytes))
+        self._sealed = pages(value_bytes)
+        self._opened = pages(value_bytes)
         self._bound = secrets.token_bytes(64)
         self._salt = secrets.token_bytes(SALT_BYTES)
         self._place = Place(bytes(16), 0)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-from agent.cli.bench.contents import STEPS, Contents
+from agent.cli.bench.contents import STEPS, Contents, pages
 from agent.cli.bench.rounds import Sample, Turn, rate, together
 from agent.cli.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
 from agent.errors import G35Error
@@ -73,7 +73,7 @@ class _Reader:
     def __init__(self, site: PoolSite, contents: Contents, numbers: list[int]) -> None:
         self._site, self._contents = site, contents
         self._get_into = site.volume.get_into
-        self._buffer = memoryview(bytearray(contents.value_bytes))
+        self._buffer = pages(contents.value_bytes)
         self._keys = [(number, key_of(f"get {number}")) for number in numbers]
         self._round_about = itertools.cycle(self._keys)
         self._last: int | None = None
@@ -136,7 +136,7 @@ class PutProbe:
         self._sites, self._shape = sites, shape
         self._contents = Contents(shape.value_bytes)
         self._numbers = itertools.count()
-        self._buffer = bytearray(shape.value_bytes)
+        self._buffer = pages(shape.value_bytes)
         self.site: PoolSite
 
     def prepare(self) -> None:
@@ -196,7 +196,7 @@ def store(site: PoolSite, contents: Contents, prefix: str, count: int) -> None:
     """Store values 0 to `count` - 1 where they are not there yet, and compare each byte of them."""
     volume = site.volume
     keys = [key_of(f"{prefix} {number}") for number in range(count)]
-    buffer = bytearray(contents.value_bytes)
+    buffer = pages(contents.value_bytes)
     for number, there in enumerate(volume.exists(keys)):
         if there:
             continue

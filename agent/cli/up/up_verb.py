@@ -163,8 +163,8 @@ class _Pool:
             create_root_key(layout.key)
         layout.configuration.write_text(agent_toml(layout, self._mount, ready, self._options))
         self._format_if_blank()
-        self._mount.mkdir(parents=True, exist_ok=True)
         clear_dead_mount(self._mount)
+        self._mount.mkdir(parents=True, exist_ok=True)
         layout.agent_ready.unlink(missing_ok=True)
         self._agent = Child(
             "the agent",

@@ -103,7 +103,7 @@ class Content:
                     return
             sealed = block_rows.sealed_at(self._database, file.ino, position)
             if not (yield from self._fetch(file, position, sealed, start, into)):
-                self._reclaimer.lose(file.ino)
+                self._reclaimer.lose(file)
                 raise FsError(errno.EIO, "a block of this file is lost")
         finally:
             file.gate.release()
@@ -204,7 +204,7 @@ class Content:
         if sealed is not None and not (start == 0 and end >= kept):
             try:
                 if not (yield from self._fetch(file, position, sealed, 0, memory[:kept])):
-                    self._reclaimer.lose(file.ino)
+                    self._reclaimer.lose(file)
                     raise FsError(errno.EIO, "a block of this file is lost")
             except BaseException:
                 with self._open_files.state:
@@ -402,5 +402,5 @@ class Content:
                     self._sealer.discard(file)
             self._open_files.unpin(file)
             file.gate.release()
-        self._reclaimer.reap(file.ino)
+        self._reclaimer.reap(file.ino, lost=file.lost)
         yield from self._reclaimer.tidy()

@@ -25,7 +25,8 @@ class OpenFile:
     `gate` admits one operation that changes the file at a time, across its waits for the fabric. `size`
     is the truth while the file is in use, and `committed_size` what the database says. `mtime_ns` is the
     time of a write that the database does not know of, or None. `failed`: the last attempt to seal one
-    of its blocks did not succeed.
+    of its blocks did not succeed. `lost`: one of its blocks is gone, and so are its names; who has it open
+    keeps it, and nobody opens it any more.
     """
 
     __slots__ = (
@@ -34,6 +35,7 @@ class OpenFile:
         "failed",
         "gate",
         "ino",
+        "lost",
         "mtime_ns",
         "size",
         "staged",
@@ -50,6 +52,7 @@ class OpenFile:
         self.staged: dict[int, StagedBlock] = {}
         self.mtime_ns: int | None = None
         self.failed = False
+        self.lost = False
 
     @property
     def pending(self) -> bool:
@@ -129,10 +132,13 @@ class OpenFiles:
         return ino in self._files
 
     def open(self, ino: int, readable: bool, writable: bool) -> tuple[int, OpenFile]:
-        """Pin the file and number a handle on it; ENFILE when too many are open."""
+        """Pin the file and number a handle on it; ENFILE when too many are open, ESTALE for a lost one."""
         with self.state:
             if len(self._handles) >= self._handles_max:
                 raise FsError(errno.ENFILE)
+            known = self._files.get(ino)
+            if known is not None and known.lost:
+                raise FsError(errno.ESTALE)
             file = self._pin(ino)
             self._last_handle += 1
             self._handles[self._last_handle] = Handle(file, readable, writable)

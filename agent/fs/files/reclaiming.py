@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from agent.fs.files import block_rows, directories
 from agent.fs.files.block_store import BlockStore, StoreUnavailable, block_id
-from agent.fs.files.open_files import OpenFiles
+from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesOptions
 from agent.fs.files.schema import Database
 from agent.fs.interface import FsError
@@ -75,30 +75,33 @@ class Reclaimer:
                 block_rows.destroy(tx, ino)
         return len(unlinked)
 
-    def reap(self, ino: int) -> bool:
+    def reap(self, ino: int, *, lost: bool = False) -> bool:
         """Destroy the inode if it has no name and nobody can reach it; True if that was so.
 
-        Looked at first without the lock: nearly every inode that the kernel forgets has a name. Then the
-        lock keeps `OpenFiles.pin` out until the row is gone.
+        A lost file goes although the kernel remembers it: what the kernel believes of its name is to end
+        in ESTALE and a fresh look. The row is read without the lock first, because nearly every inode that
+        the kernel forgets has a name; then the lock keeps `OpenFiles.pin` out until the row is gone.
         """
         rows = self._database.query("SELECT nlink FROM inodes WHERE ino = ?", ino)
         if not rows or rows[0][0]:
             return False
         with self._open_files.state:
-            if self._open_files.known(ino):
+            if self._open_files.in_use(ino) or (self._open_files.known(ino) and not lost):
                 return False
             with self._database.transaction() as tx:
                 return block_rows.destroy(tx, ino)
 
-    def lose(self, ino: int) -> None:
+    def lose(self, file: OpenFile) -> None:
         """A block of this file is gone for good, and so now are the file's names."""
         self._counters.blocks_lost += 1
-        with self._database.transaction() as tx:
-            if tx.execute("SELECT 1 FROM inodes WHERE ino = ? AND nlink > 0", (ino,)).fetchone() is None:
+        with self._open_files.state:
+            if file.lost:
                 return
-            directories.unlink_everywhere(tx, ino, self._wall_ns())
+            file.lost = True
+        with self._database.transaction() as tx:
+            directories.unlink_everywhere(tx, file.ino, self._wall_ns())
         self._counters.files_lost += 1
-        log.warning("file with inode %d lost a block and was removed", ino)
+        log.warning("file with inode %d lost a block and was removed", file.ino)
 
     def tidy(self) -> Steps[None]:
         """Delete one batch if much is doomed: each operation that dooms blocks pays a little."""

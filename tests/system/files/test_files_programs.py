@@ -25,8 +25,8 @@ from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.root import RootFileSystem
 from tests.support.files_calls import ROOT
+from tests.support.inline_runner import inline_runner
 from tests.support.memory_blocks import MemoryBlockStore
-from tests.support.memory_filesystem import inline_runner
 from tests.support.mounted import can_mount
 
 MIB = 1 << 20
@@ -204,11 +204,12 @@ db.close()
     database.close()
 
 
-@pytest.mark.parametrize("mode", ["rw", "randrw"])
-def test_fio_verifies_what_it_wrote(mounted: Mounted, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "sizes"), [("write", "4k-64k"), ("randwrite", "12k"), ("randrw", "16k")])
+def test_fio_verifies_what_it_wrote(mounted: Mounted, mode: str, sizes: str) -> None:
+    """One size where offsets are random: fio's own bookkeeping of overlaps fails on any file system."""
     need("fio")
     mounted.run(
-        "fio", "--name=verify", f"--rw={mode}", "--bs=4k-64k", "--size=12m", "--numjobs=2", "--thread",
+        "fio", "--name=verify", f"--rw={mode}", f"--bs={sizes}", "--size=12m", "--numjobs=2", "--thread",
         "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--fsync=200", "--randseed=35",
         "--ioengine=psync", "--fallocate=none",
     )  # fmt: skip

@@ -19,7 +19,8 @@ from agent.fs import mounting
 from agent.fs.door import DoorKind, make_door
 from agent.fs.interface import FsError
 from agent.fs.mounting import MountError
-from tests.support.memory_filesystem import FaultyFileSystem, MemoryFileSystem, inline_runner
+from tests.support.inline_runner import inline_runner
+from tests.support.memory_filesystem import FaultyFileSystem, MemoryFileSystem
 from tests.support.mounted import KINDS, can_mount, mounted, python
 from tests.support.waiting import wait_until
 
@@ -392,7 +393,8 @@ import os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from agent.fs.door import make_door
-from tests.support.memory_filesystem import MemoryFileSystem, inline_runner
+from tests.support.inline_runner import inline_runner
+from tests.support.memory_filesystem import MemoryFileSystem
 door = make_door(sys.argv[3], MemoryFileSystem(), Path(sys.argv[2]), 2, inline_runner)
 door.start()
 (Path(sys.argv[2]) / "f").write_bytes(b"served")

@@ -14,7 +14,14 @@ import trio
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.tcp_queue import TcpSettings
-from nvmeof.errors import CommandFailed, ConnectionLost, ConnectRefused, LocalProtocolError, QueueFull
+from nvmeof.errors import (
+    CommandFailed,
+    ConnectionLost,
+    ConnectRefused,
+    LocalProtocolError,
+    NvmeofError,
+    QueueFull,
+)
 from nvmeof.host import commands
 from nvmeof.host.command import Command
 from nvmeof.host.controller_session import NamespacesChanged
@@ -267,6 +274,19 @@ def test_admin(enclosure: Enclosure) -> None:
     trio.run(main)
 
 
+def test_cancelled_admin_commands_keep_their_place(enclosure: Enclosure) -> None:
+    """Giving up on commands that are not answered never overruns the admin queue."""
+
+    async def main() -> None:
+        async with opener(enclosure) as controller:
+            for _ in range(30):
+                with trio.move_on_after(0.005):
+                    await controller.admin(commands.async_event_request())
+            assert not controller.ended.is_set()
+
+    trio.run(main)
+
+
 def test_what_the_block_raises_comes_out_as_it_is(enclosure: Enclosure) -> None:
     async def main() -> None:
         with pytest.raises(KeyError):
@@ -320,10 +340,9 @@ def test_a_peer_that_is_no_controller(talk: bytes) -> None:
         thread.start()
 
         async def main() -> None:
-            with pytest.raises((ConnectionLost, Exception)) as caught:
+            with pytest.raises(NvmeofError):
                 async with open_controller("127.0.0.1", port, "nqn.a", HOST, HOST_ID, connect_timeout_s=0.3):
                     pass
-            assert not isinstance(caught.value, BaseExceptionGroup)
 
         trio.run(main)
         thread.join(10)
@@ -360,7 +379,7 @@ def test_the_keeper_connects_again_and_gives_up_in_the_end() -> None:
                     assert isinstance(await keeper.events.receive(), Disconnected)
                     assert isinstance(await keeper.events.receive(), Connected)
 
-                    await trio.to_thread.run_sync(enclosure.close)
+                    enclosure.close()
                     assert isinstance(await keeper.events.receive(), Disconnected)
                     assert keeper.controller is None
                     back = Enclosure(EnclosureSettings(drives=1, drive_bytes=1 << 20, name="kept", port=port))
@@ -371,7 +390,7 @@ def test_the_keeper_connects_again_and_gives_up_in_the_end() -> None:
                             event = await keeper.events.receive()
                         assert keeper.controller is event.controller
                     finally:
-                        await trio.to_thread.run_sync(back.close)
+                        back.close()
                     while not isinstance(event, GivenUp):
                         event = await keeper.events.receive()
                     await keeper.gave_up.wait()

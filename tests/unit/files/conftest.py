@@ -11,8 +11,8 @@ import pytest
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from tests.support.files_calls import FaceCalls
+from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
-from tests.support.memory_filesystem import InlineRunner
 
 CAPACITIES = (512, 2048, 8192)
 BLOCK = 8192

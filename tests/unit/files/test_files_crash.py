@@ -16,8 +16,8 @@ import pytest
 
 from agent.fs.files.face import FilesFace
 from tests.support.files_calls import FaceCalls
+from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
-from tests.support.memory_filesystem import InlineRunner
 from tests.unit.files.conftest import BLOCK, CAPACITIES, World
 
 

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.support.files_calls import CALLER, ROOT
 from tests.unit.files.conftest import BLOCK, World
 
 
@@ -232,6 +233,25 @@ def test_a_file_that_lost_a_block_reads_as_eio_once_and_is_then_gone(world: Worl
     world.collect()
     assert world.store.blocks == {}
     assert world.face.counters.files_lost == 1
+
+
+@pytest.mark.expects_log("lost a block")
+def test_a_lost_file_that_the_kernel_remembers_is_stale_and_stays_with_who_has_it_open(world: World) -> None:
+    world.calls.put("file", b"x" * 2 * BLOCK)
+    entry = world.calls.do(lambda: world.face.lookup(CALLER, ROOT, b"file"))
+    holder = world.calls.open("file", os.O_RDONLY)
+    world.store.blocks.pop(sorted(world.store.blocks)[0])
+    with pytest.raises(OSError):
+        world.calls.pread(holder, 2 * BLOCK, 0)
+    for _ in range(2):
+        with pytest.raises(OSError) as refusal:
+            world.calls.do(lambda: world.face.open(CALLER, entry.attributes.ino, os.O_RDONLY))
+        assert errno_of(refusal) == errno.ESTALE
+        assert world.calls.fstat(holder).links == 0
+    world.calls.close(holder)
+    with pytest.raises(OSError) as refusal:
+        world.calls.do(lambda: world.face.getattr(CALLER, entry.attributes.ino, None))
+    assert errno_of(refusal) == errno.ESTALE
 
 
 @pytest.mark.expects_log("lost a block")

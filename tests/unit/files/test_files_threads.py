@@ -20,7 +20,7 @@ import pytest
 
 from agent.fs.files import reclaiming
 from tests.support.files_calls import FaceCalls
-from tests.support.memory_filesystem import InlineRunner
+from tests.support.inline_runner import InlineRunner
 from tests.unit.files.conftest import BLOCK, World
 
 WORKERS = 8

@@ -49,7 +49,8 @@ from agent.fs.fuse_requests import (
 from agent.fs.interface import Attributes, Caller, DirectoryEntry, Entry, FsError
 from agent.pool.steps import Acquire, Outcome, Steps
 from tests.support.fuse_peer import FusePeer
-from tests.support.memory_filesystem import FaultyFileSystem, InlineRunner, MemoryFileSystem
+from tests.support.inline_runner import InlineRunner
+from tests.support.memory_filesystem import FaultyFileSystem, MemoryFileSystem
 
 
 @pytest.fixture

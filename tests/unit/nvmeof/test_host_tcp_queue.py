@@ -312,6 +312,25 @@ def test_wrong_data_digest_fails_the_command_only() -> None:
         assert good.status == 0
 
 
+def test_only_the_digest_is_missing() -> None:
+    """An adapter that waits for more payload when none is coming would wait for ever."""
+    rig = Rig(digests=BOTH)
+    command = reading()
+    cid = rig.submit(command)
+    way = rig.link.ways[1]
+    rig.peer.say(C2HData(cid, 0, 8192, success=True), data=bytes(8192))
+    end = way.moved + 28 + 8192
+    rig.link._chunk = 1
+    while way.moved < end - 1:
+        rig.link.step()
+    assert rig.queue.receiving is command
+    rig.link.step()
+    assert rig.queue.receiving is None
+    assert (command.received, command.done) == (0, False)
+    rig.link.run()
+    assert (command.received, command.status) == (8192, 0)
+
+
 def test_wrong_header_digest_ends_the_connection() -> None:
     rig = Rig(digests=BOTH)
     command = reading()
