@@ -12,6 +12,7 @@ them apart on the enclosures: 1 to `workers` are the door's, those after it the 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -160,7 +161,7 @@ class Agent:
             self.directories,
             self.prestage,
             self.lanes.tallies,
-            lambda: None if self.files is None else asdict(self.files.counters),
+            self._files_snapshot,
         )
         self._stopping = threading.Event()
         self._collector = threading.Thread(target=self._collect, name="collect", daemon=True)
@@ -168,27 +169,35 @@ class Agent:
     def snapshot(self) -> dict[str, Any]:
         return snapshot.take(self.sources)
 
+    def _files_snapshot(self) -> dict[str, Any] | None:
+        if self.files is None:
+            return None
+        return {**asdict(self.files.counters), **asdict(self.files.gauges())}
+
     def file_system(self) -> RootFileSystem:
-        """The tree of the mount."""
+        """The tree of the mount. It belongs to whoever runs the agent."""
+        owner = (os.geteuid(), os.getegid())
         key_value = [volume for volume in self.volumes if volume.settings.kind == "kv"]
         blocks = [volume for volume in self.volumes if volume.settings.kind == "files"]
         faces: dict[bytes, tuple[int, FileSystem]] = {
-            b"kv": (KV_ROOT, KvFace(key_value, current_lanes, self.prestage)),
+            b"kv": (KV_ROOT, KvFace(key_value, current_lanes, self.prestage, owner)),
         }
         if blocks:
             options = FilesOptions(
                 staging_bytes=self.configuration.files.staging,
                 on_full=self.configuration.files.on_full,
                 workers=self.configuration.agent.workers,
+                root_uid=owner[0],
+                root_gid=owner[1],
             )
             metadata = self.configuration.agent.state / "files.sqlite"
             self.files = FilesFace(metadata, PoolBlockStore(blocks, current_lanes), options)
             faces[b"fs"] = (FACE_FILES << FACE_SHIFT | 1, self.files)
         faces[b".g35"] = (
             CONTROL_ROOT,
-            ControlFace(key_value, current_lanes, self.snapshot, self._start_prestage, self.prestage),
+            ControlFace(key_value, current_lanes, self.snapshot, self._start_prestage, self.prestage, owner),
         )
-        return RootFileSystem(faces)
+        return RootFileSystem(faces, owner)
 
     def _start_prestage(self, volume: Volume, key: bytes) -> Outcome:
         started = self.prestager.request(volume, key)

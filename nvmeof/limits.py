@@ -45,9 +45,6 @@ MAX_DISCOVERY_ENTRIES = 1024
 DISCARD_BYTES = 256 << 10
 """Where data for an abandoned command goes. It is overwritten in pieces of this size."""
 
-DEFAULT_MAXH2CDATA = 1 << 20
-"""Payload of one H2CData PDU that the controller role announces."""
-
 MIN_MAXH2CDATA = 4096
 """A controller may not announce less (NVMe/TCP 1.0, 3.6.2.3)."""
 

@@ -18,6 +18,7 @@ from nvmeof.errors import MalformedPdu
 from nvmeof.wire.sqe import (
     DATASET_DEALLOCATE,
     DATASET_RANGE,
+    MAX_DATASET_RANGES,
     READ_WRITE_FUA,
     WRITE_ZEROES_DEALLOCATE,
     IoOpcode,
@@ -27,6 +28,7 @@ from nvmeof.wire.status import Status
 
 BROADCAST_NSID: Final = 0xFFFF_FFFF
 _DIRECTIVE_TYPE: Final = 0xF << 20  # command dword 12 of Write
+_MOST_RANGES_BYTES: Final = MAX_DATASET_RANGES * DATASET_RANGE.size
 _RANGE_COUNT: Final = 0xFF  # command dword 10 of Dataset Management, 0's based
 
 
@@ -101,7 +103,9 @@ def _begin_flush(request: Request, namespace: Namespace, controller: Controller)
 
 
 def _begin_dataset(request: Request, namespace: Namespace, controller: Controller) -> None:
-    length = ((request.sqe.cdw10 & _RANGE_COUNT) + 1) * DATASET_RANGE.size
+    # A host may send a whole list of 256 entries however few it uses: Linux does, for the sake of drives that
+    # read one regardless.
+    length = max(_ranges_bytes(request), min(request.sqe.sgl.length, _MOST_RANGES_BYTES))
     request.operation = Operation.DEALLOCATE
     request.direction = Direction.FROM_HOST
     request.length = length
@@ -185,11 +189,16 @@ def _zeroes_length(request: Request, namespace: Namespace) -> int:
     return request.sqe.blocks * namespace.lba_bytes if is_zeroes else 0
 
 
+def _ranges_bytes(request: Request) -> int:
+    """Bytes of the ranges that a Dataset Management command uses."""
+    return ((request.sqe.cdw10 & _RANGE_COUNT) + 1) * DATASET_RANGE.size
+
+
 def _deallocate(request: Request, namespace: Namespace) -> None:
     """Dataset Management: the ranges are all checked before one is touched."""
     assert request.window is not None
     try:
-        ranges = decode_dataset_ranges_untrusted(request.window)
+        ranges = decode_dataset_ranges_untrusted(request.window[: _ranges_bytes(request)])
     except MalformedPdu:
         raise Refusal(Status.INVALID_FIELD) from None
     if any(part.slba + part.blocks > namespace.block_count for part in ranges):

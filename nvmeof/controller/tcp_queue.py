@@ -22,7 +22,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
@@ -30,8 +29,8 @@ from nvmeof.controller.session import QueueSession
 from nvmeof.controller.settings import ADMIN_IN_CAPSULE_BYTES
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.subsystem import Target
+from nvmeof.controller.tcp_rules import TcpSettings, bad_field, out_of_order, wrong_sgl
 from nvmeof.errors import FatalErrorStatus, RemoteProtocolError
-from nvmeof.limits import MIN_MAXH2CDATA
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.tcp.pdu import (
     FROM_HOST,
@@ -53,9 +52,10 @@ from nvmeof.tcp.pdu import (
 from nvmeof.tcp.receiver import BadDataDigest, Event, PduReceiver
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.fabrics import FabricsType
-from nvmeof.wire.sgl import SUBTYPE_TRANSPORT, SglKind
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
+
+__all__ = ["GOODBYE_S", "HANDSHAKE_S", "OUTPUT_LIMIT", "TcpControllerQueue", "TcpSettings"]
 
 log = logging.getLogger(__name__)
 
@@ -75,19 +75,6 @@ _AT_TTAG: Final = 10
 _AT_OFFSET: Final = 12
 _AT_LENGTH: Final = 16
 _SQHD_NO_FLOW_CONTROL: Final = 0xFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class TcpSettings:
-    """What is particular to TCP. `max_h2c_data` bounds the payload of one H2CData PDU (MAXH2CDATA)."""
-
-    max_h2c_data: int = 2 << 20
-    allow_header_digest: bool = True
-    allow_data_digest: bool = True
-
-    def __post_init__(self) -> None:
-        if self.max_h2c_data < MIN_MAXH2CDATA or self.max_h2c_data % 4:
-            raise ValueError(f"max_h2c_data is a multiple of 4 of at least {MIN_MAXH2CDATA}")
 
 
 class _State(enum.Enum):
@@ -278,12 +265,12 @@ class TcpControllerQueue:
     def place(self, pdu: DataPdu) -> memoryview | Sequence[memoryview]:
         """`nvmeof.tcp.receiver.Owner`: where payload goes that is about to arrive."""
         if self._state is _State.INITIALIZING:
-            raise _out_of_order("a PDU before ICReq")
+            raise out_of_order("a PDU before ICReq")
         if isinstance(pdu, H2CData):
             return self._place_data(pdu)
         if isinstance(pdu, CapsuleCmd):
             return self._place_capsule(pdu)
-        raise _out_of_order("a PDU that a host does not send")
+        raise out_of_order("a PDU that a host does not send")
 
     def _place_capsule(self, pdu: CapsuleCmd) -> memoryview:
         session = self.session
@@ -307,10 +294,10 @@ class TcpControllerQueue:
     def _place_data(self, pdu: H2CData) -> memoryview:
         transfer = self._transfers.get(pdu.ttag)
         if transfer is None:
-            raise _bad_field(f"no transfer has tag {pdu.ttag}", _AT_TTAG)
+            raise bad_field(f"no transfer has tag {pdu.ttag}", _AT_TTAG)
         request = transfer.request
         if request.sqe.cid != pdu.cid:
-            raise _bad_field(f"transfer {pdu.ttag} is not of command {pdu.cid}", _AT_CCCID)
+            raise bad_field(f"transfer {pdu.ttag} is not of command {pdu.cid}", _AT_CCCID)
         end = pdu.offset + pdu.data_length
         if pdu.offset != transfer.placed or end > request.length:
             raise RemoteProtocolError(
@@ -325,7 +312,7 @@ class TcpControllerQueue:
                 information=_AT_LENGTH,
             )
         if pdu.last != (end == request.length):
-            raise _bad_field("LAST_PDU is not on the last PDU of the transfer", 1)
+            raise bad_field("LAST_PDU is not on the last PDU of the transfer", 1)
         transfer.placed = end
         window = request.window
         if window is None:
@@ -345,7 +332,7 @@ class TcpControllerQueue:
     def _handle(self, event: Event) -> None:
         if isinstance(event, CapsuleCmd):
             if self._state is _State.INITIALIZING:
-                raise _out_of_order("a PDU before ICReq")
+                raise out_of_order("a PDU before ICReq")
             if event.data_length:
                 self._arrived(good=True)
             else:
@@ -359,11 +346,11 @@ class TcpControllerQueue:
         elif isinstance(event, TermReq):
             self._end(f"the host ended the connection, status {event.fatal_error_status}")
         else:
-            raise _out_of_order("a PDU that a host does not send")
+            raise out_of_order("a PDU that a host does not send")
 
     def _initialize(self, request: ICReq) -> None:
         if self._state is not _State.INITIALIZING:
-            raise _out_of_order("a second ICReq")
+            raise out_of_order("a second ICReq")
         if request.version != 0:
             raise RemoteProtocolError(
                 f"PDU format version {request.version}",
@@ -383,7 +370,7 @@ class TcpControllerQueue:
     def _begin(self, sqe: Sqe, capsule_data: int) -> Request:
         session = self.session
         if len(self._in_flight) >= session.entries:
-            raise _out_of_order(f"more than {session.entries} commands in flight")
+            raise out_of_order(f"more than {session.entries} commands in flight")
         # Connect tells the size of the queue, so until then the head does not come round.
         size = session.entries if session.controller is not None else 0x10000
         self._sq_head = (self._sq_head + 1) % size
@@ -394,7 +381,7 @@ class TcpControllerQueue:
         request = session.begin(sqe, self._now)
         self._in_flight[sqe.cid] = request
         if request.direction is not Direction.NONE:
-            wrong = _wrong_sgl(sqe, request, capsule_data)
+            wrong = wrong_sgl(sqe, request, capsule_data)
             if wrong:
                 session.refuse(request, Refusal(wrong))
         return request
@@ -516,31 +503,3 @@ class TcpControllerQueue:
             self.end_reason = reason
             self._runnable.clear()
             self.session.waiting.clear()
-
-
-def _wrong_sgl(sqe: Sqe, request: Request, capsule_data: int) -> int:
-    """The status of an SGL that does not fit the command; 0 if it does."""
-    sgl = sqe.sgl
-    if sgl.in_capsule:
-        if request.direction is not Direction.FROM_HOST:
-            return Status.SGL_TYPE_INVALID
-        if sgl.address:
-            return Status.SGL_OFFSET_INVALID
-        if sgl.length != request.length or capsule_data != sgl.length:
-            return Status.DATA_SGL_LENGTH_INVALID
-        return 0
-    if sgl.kind != SglKind.TRANSPORT or sgl.subtype != SUBTYPE_TRANSPORT:
-        return Status.SGL_TYPE_INVALID
-    if sgl.length != request.length:
-        return Status.DATA_SGL_LENGTH_INVALID
-    return Status.INVALID_FIELD if capsule_data else 0
-
-
-def _out_of_order(reason: str) -> RemoteProtocolError:
-    return RemoteProtocolError(reason, fatal_error_status=FatalErrorStatus.SEQUENCE_ERROR)
-
-
-def _bad_field(reason: str, where: int) -> RemoteProtocolError:
-    return RemoteProtocolError(
-        reason, fatal_error_status=FatalErrorStatus.INVALID_HEADER_FIELD, information=where
-    )

@@ -18,7 +18,7 @@ from agent.pool.slot import HEADER_BYTES
 from agent.pool.tally import MissCause, Tally
 from agent.pool.upkeep import delete
 from agent.pool.volume import Timing, Volume, VolumeExtent, VolumeSettings
-from agent.pool.writing import Writing
+from agent.pool.writing import PUT_FRESH_SECONDS, Writing
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 
 EXTENT_AT = 1 << 20
@@ -107,7 +107,7 @@ class PoolAgent:
 
     def age_directories(self) -> None:
         """Let enough time pass that a remembered directory is no longer believed to be fresh."""
-        self.lanes.clock += self.volume.timing.directory_fresh + 0.001
+        self.lanes.clock += max(self.volume.timing.directory_fresh, PUT_FRESH_SECONDS) + 0.001
 
     def where(self, key: bytes) -> tuple[int, int, int]:
         """Namespace, byte offset of the slot and of the directory that hold a key, as remembered here."""

@@ -53,7 +53,7 @@ def enclosure() -> Iterator[Enclosure]:
         drive_bytes=DRIVE,
         name="transport",
         allowed_hosts=frozenset({HOST}),
-        controller=ControllerSettings(max_transfer_bytes=4 << 20),
+        controller=ControllerSettings(max_transfer_bytes=4 << 20, async_event_limit=64),
         tcp=TcpSettings(max_h2c_data=256 << 10),
     )
     with Enclosure(settings) as served:
@@ -281,6 +281,7 @@ def test_cancelled_admin_commands_keep_their_place(enclosure: Enclosure) -> None
         async with opener(enclosure) as controller:
             for _ in range(30):
                 with trio.move_on_after(0.005):
+                    # The controller holds these until something happens.
                     await controller.admin(commands.async_event_request())
             assert not controller.ended.is_set()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import errno
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ class World:
     def close(self) -> None:
         for face in self._faces:
             face.close()
+
+
+def refused(code: int, call: Callable[[], object]) -> None:
+    """The call fails with this errno."""
+    with pytest.raises(OSError) as refusal:
+        call()
+    assert refusal.value.errno == code, f"{errno.errorcode[refusal.value.errno or 0]}"
 
 
 @pytest.fixture

@@ -147,6 +147,21 @@ def test_ranges_are_checked_before_one_is_touched(storage: HeapStorage) -> None:
     assert storage.memory[:BLOCK] == b"x" * BLOCK
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_list_of_ranges_may_be_longer_than_what_is_used(storage: HeapStorage, inside: bool) -> None:
+    """Linux always sends room for 256 ranges; what is in the rest of it means nothing."""
+    _, io = make_io(storage)
+    storage.memory[:] = b"x" * len(storage.memory)
+    data = DatasetRange(1, 1).encode().ljust(4096, b"\xff")
+    for length, status in ((4096, 0), (4112, Status.DATA_SGL_LENGTH_INVALID)):
+        sgl = in_capsule(length) if inside else transport(length)
+        sqe = Sqe(IoOpcode.DATASET_MANAGEMENT, 1, 1, sgl, 0, 1 << 2)
+        assert io.status(sqe, data.ljust(length, b"y")) == status
+    short = Sqe(IoOpcode.DATASET_MANAGEMENT, 1, 1, transport(16), 1, 1 << 2)
+    assert io.status(short, data[:16]) == Status.DATA_SGL_LENGTH_INVALID
+    assert storage.memory[: 3 * BLOCK] == b"x" * BLOCK + bytes(BLOCK) + b"x" * BLOCK
+
+
 @pytest.mark.parametrize(
     ("sqe", "status"),
     [

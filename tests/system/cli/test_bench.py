@@ -1,0 +1,56 @@
+"""`g35 bench` over real sockets, mounts and processes: the shape of what it says, never a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Processes
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse on this machine")
+
+
+def test_the_cheapest_names_measured_for_a_moment(processes: Processes, tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    names = ["kv_get_64k", "kv_put_64k", "aes_1m", "fuse_memory_1m", "agent_rss_mib"]
+    bench = processes.g35(
+        "bench", *names, "--seconds", "0.1", "--json", target, environment={"TMPDIR": str(tmp_path)}
+    )
+    assert bench.process.wait(180) == 0, bench.output
+    found = {record["name"]: record for record in json.loads(target.read_text())}
+    assert set(found) == {*names, "raw_tcp_64k"}
+    for record in found.values():
+        assert record["value"] > 0
+        assert record["unit"] == ("MiB" if record["name"] == "agent_rss_mib" else "GiB/s")
+    for name in ("kv_get_64k", "kv_put_64k"):
+        record = found[name]
+        assert record["floor"] == "raw_tcp_64k"
+        assert record["ratio"] == pytest.approx(record["value"] / found["raw_tcp_64k"]["value"], rel=1e-4)
+        assert record["bytes"] == record["operations"] * (64 << 10)
+    assert not list(tmp_path.glob("g35-bench-*"))
+
+
+def test_every_byte_of_the_values_is_written_once(processes: Processes, tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    bench = processes.g35(
+        "bench", "write_amplification", "--json", target, environment={"TMPDIR": str(tmp_path)}
+    )
+    assert bench.process.wait(180) == 0, bench.output
+    (record,) = json.loads(target.read_text())
+    assert 1.0 <= record["value"] < 1.02
+    assert record["bytes_of_values"] == record["puts"] << 20
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_bench_leaves_nothing_behind(
+    processes: Processes, tmp_path: Path, how: signal.Signals
+) -> None:
+    bench = processes.g35("bench", "kv_get_64k", "--seconds", "600", environment={"TMPDIR": str(tmp_path)})
+    bench.wait_for_line("warming up: kv_get_64k", 120)
+    assert bench.stop(how=how, seconds=60) == 130
+    wait_until(lambda: not list(tmp_path.glob("g35-bench-*")), what="its folder to go")

@@ -1,0 +1,131 @@
+"""The bench's names, records and tables: nothing is measured here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agent.cli.bench import records
+from agent.cli.bench.catalog import CATALOG, LATENCY, RATE, chosen, unknown
+from agent.cli.bench.probing import PROBES
+from agent.cli.bench.records import Figure
+
+PROMISED = {
+    "raw_tcp_1m": "GiB/s",
+    "raw_tcp_4m": "GiB/s",
+    "fuse_memory_1m": "GiB/s",
+    "aes_1m": "GiB/s",
+    "kv_get_1m": "GiB/s",
+    "kv_get_1m_pyfuse3": "GiB/s",
+    "kv_get_4m": "GiB/s",
+    "kv_put_1m": "GiB/s",
+    "kv_put_4m": "GiB/s",
+    "kv_get_64k_p50_ms": "ms",
+    "redis_get_1m": "GiB/s",
+    "redis_tls_get_1m": "GiB/s",
+    "hit_ratio": "ratio",
+    "lru_hit_ratio": "ratio",
+    "write_amplification": "ratio",
+    "agent_rss_mib": "MiB",
+}
+"""Scripts outside the repository use these names."""
+
+
+def figure(name: str, value: float) -> Figure:
+    return Figure(CATALOG[name], value)
+
+
+def test_the_promised_names_and_units_are_there() -> None:
+    assert {name: CATALOG[name].unit for name in PROMISED} == PROMISED
+
+
+def test_every_entry_can_be_measured_and_every_floor_is_an_entry() -> None:
+    for name, entry in CATALOG.items():
+        assert entry.name == name
+        assert (entry.kind in PROBES) == entry.in_rounds
+        if entry.floor is not None:
+            assert CATALOG[entry.floor].unit == entry.unit
+            assert CATALOG[entry.floor].floor is None
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOG if name.startswith(("kv_", "redis_"))])
+def test_speeds_of_stores_stand_on_raw_tcp_of_their_size(name: str) -> None:
+    entry = CATALOG[name]
+    assert entry.floor == (f"raw_tcp_{entry.size}" if entry.unit == RATE else None)
+    assert f"_{entry.size}" in name
+
+
+def test_a_choice_brings_its_floors_and_nothing_else() -> None:
+    assert [entry.name for entry in chosen(["kv_get_1m"])] == ["raw_tcp_1m", "kv_get_1m"]
+    assert [entry.name for entry in chosen(["hit_ratio"])] == ["lru_hit_ratio", "hit_ratio"]
+    assert [entry.name for entry in chosen(["aes_1m", "aes_1m"])] == ["aes_1m"]
+    assert [entry.name for entry in chosen([])] == list(CATALOG)
+
+
+def test_unknown_names_are_found() -> None:
+    assert unknown(["aes_1m", "kv_get_2m", "nonsense"]) == ["kv_get_2m", "nonsense"]
+
+
+def test_a_record_has_floor_and_ratio_only_where_there_is_one() -> None:
+    figures = {
+        "raw_tcp_1m": figure("raw_tcp_1m", 4.0),
+        "kv_get_1m": Figure(CATALOG["kv_get_1m"], 3.0, {"operations": 7}),
+    }
+    assert records.records(figures) == [
+        {"name": "raw_tcp_1m", "value": 4.0, "unit": "GiB/s"},
+        {
+            "name": "kv_get_1m",
+            "value": 3.0,
+            "unit": "GiB/s",
+            "floor": "raw_tcp_1m",
+            "ratio": 0.75,
+            "operations": 7,
+        },
+    ]
+
+
+@pytest.mark.parametrize("floor", [None, 0.0])
+def test_there_is_no_ratio_without_a_floor_that_was_measured(floor: float | None) -> None:
+    figures = {"kv_get_1m": figure("kv_get_1m", 3.0)}
+    if floor is not None:
+        figures["raw_tcp_1m"] = figure("raw_tcp_1m", floor)
+    record = next(found for found in records.records(figures) if found["name"] == "kv_get_1m")
+    assert "floor" not in record
+    assert "ratio" not in record
+
+
+def test_the_file_is_written_as_a_whole(tmp_path: Path) -> None:
+    target = tmp_path / "bench.json"
+    target.write_text("what was there before")
+    records.write(target, {"aes_1m": figure("aes_1m", 9.87654321)})
+    assert json.loads(target.read_text()) == [{"name": "aes_1m", "value": 9.87654, "unit": "GiB/s"}]
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_ahead_is_above_one_for_more_speed_and_for_less_time() -> None:
+    assert records.ahead(figure("kv_get_1m", 3.0), figure("redis_get_1m", 1.5)) == 2.0
+    fast, slow = figure("kv_get_64k_p50_ms", 0.1), figure("redis_get_64k_p50_ms", 0.2)
+    assert fast.entry.unit == LATENCY
+    assert records.ahead(fast, slow) == 2.0
+
+
+def test_the_tables_show_what_was_measured() -> None:
+    figures = {
+        name: figure(name, value)
+        for name, value in {"raw_tcp_1m": 4.0, "kv_get_1m": 3.0, "redis_get_1m": 1.5}.items()
+    }
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(records.table(figures))
+        beside = records.against_redis(figures)
+        assert beside is not None
+        console.print(beside)
+        console.print(records.listing())
+    text = capture.get()
+    assert "0.75" in text
+    assert "2.00" in text
+    assert all(name in text for name in CATALOG)
+    assert records.against_redis({"kv_get_1m": figures["kv_get_1m"]}) is None

@@ -1,0 +1,90 @@
+"""How rounds are taken and counted, with work that costs nothing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from agent.cli.bench.contents import STEPS, Contents, pages
+from agent.cli.bench.pool_probes import LATENCIES_MIN, latencies, shape_for
+from agent.cli.bench.rounds import ROUNDS, Sample, details, middle, rate, run_rounds, together
+
+
+def test_all_turns_are_counted_until_there_is_nothing_left() -> None:
+    plans = [iter([10] * count) for count in (1, 2, 3, 4)]
+    timed = together([lambda plan=plan: next(plan, None) for plan in plans], 60.0)  # type: ignore[misc]
+    assert (timed.operations, timed.bytes) == (10, 100)
+    assert timed.seconds > 0
+    sample = rate(timed)
+    assert sample.value == pytest.approx(100 / (1 << 30) / timed.seconds)
+
+
+def test_turns_end_when_the_time_is_over() -> None:
+    timed = together([lambda: 1], 0.01)
+    assert timed.seconds >= 0.01
+    assert timed.operations == timed.bytes > 0
+
+
+def test_what_one_turn_raises_ends_all_and_arrives() -> None:
+    def fails() -> int:
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        together([lambda: 1, fails], 600.0)
+
+
+class Recorder:
+    """A probe that writes down when it is asked."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self._name, self._log = name, log
+        self._values = itertools.count()
+
+    def prepare(self) -> None:
+        raise AssertionError("who runs rounds has prepared")
+
+    def round(self, seconds: float) -> Sample:
+        self._log.append(self._name)
+        return Sample(float(next(self._values)), 2, 3, seconds)
+
+
+def test_names_take_turns_and_the_warm_up_does_not_count() -> None:
+    log: list[str] = []
+    said: list[tuple[str, int]] = []
+    samples = run_rounds(
+        {name: Recorder(name, log) for name in "ab"}, 1.0, lambda name, number: said.append((name, number))
+    )
+    assert log == ["a", "b"] * (ROUNDS + 1)
+    assert said[:3] == [("a", -1), ("b", -1), ("a", 0)]
+    assert [sample.value for sample in samples["a"]] == [float(number + 1) for number in range(ROUNDS)]
+    assert middle(samples["a"]) == 3.0
+    found = details(samples["a"])
+    assert found["operations"] == 2 * ROUNDS
+    assert found["bytes"] == 3 * ROUNDS
+    assert found["seconds"] == pytest.approx(1.0)
+
+
+def test_latencies_are_enough_of_them_however_short_the_round() -> None:
+    sample = latencies(lambda: 5, 0.0)
+    assert sample.operations == LATENCIES_MIN // ROUNDS
+    assert sample.bytes == 5 * sample.operations
+
+
+def test_values_differ_and_begin_at_pages() -> None:
+    contents = Contents(1 << 16)
+    values = [contents.value(number) for number in range(STEPS)]
+    assert {len(value) for value in values} == {1 << 16}
+    assert len({bytes(value) for value in values}) == STEPS
+    assert contents.value(STEPS) == contents.value(0)
+    assert pages(5000).nbytes == 5000
+
+
+@pytest.mark.parametrize("value_bytes", [1 << 16, 1 << 20, 1 << 22])
+def test_a_pool_has_three_times_the_room_that_the_probes_need(value_bytes: int) -> None:
+    from agent.cli.bench.pool_probes import puts_at_a_time, values_got
+    from agent.pool.pool_map import DATA_START, set_size
+
+    shape = shape_for(value_bytes)
+    slots = (shape.drive_bytes - DATA_START) // set_size(value_bytes) * 64
+    assert slots >= 3 * (values_got(value_bytes) + puts_at_a_time(value_bytes))

@@ -1,0 +1,95 @@
+"""Extended attributes of /fs, and the metadata file: foreign, of another version, on a full disk."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from agent.fs.files.options import FilesOptions
+from agent.fs.files.schema import MetadataUnusable
+from tests.unit.files.conftest import BLOCK, World, refused
+
+# Extended attributes.
+
+
+def test_extended_attributes(world: World) -> None:
+    calls = world.calls
+    calls.put("file", b"")
+    refused(errno.ENODATA, lambda: calls.getxattr("file", "user.a"))
+    calls.setxattr("file", "user.a", b"one", 1)
+    refused(errno.EEXIST, lambda: calls.setxattr("file", "user.a", b"two", 1))
+    calls.setxattr("file", "user.a", b"two", 2)
+    refused(errno.ENODATA, lambda: calls.setxattr("file", "user.b", b"", 2))
+    calls.setxattr("file", "user.b", b"", 0)
+    assert calls.getxattr("file", "user.a") == b"two"
+    assert calls.listxattr("file") == ["user.a", "user.b"]
+    calls.removexattr("file", "user.a")
+    refused(errno.ENODATA, lambda: calls.removexattr("file", "user.a"))
+    assert calls.listxattr("file") == ["user.b"]
+    world.restart()
+    assert world.calls.getxattr("file", "user.b") == b""
+
+
+def test_extended_attributes_are_bounded(world: World) -> None:
+    calls = world.calls
+    calls.put("file", b"")
+    refused(errno.E2BIG, lambda: calls.setxattr("file", "user.a", b"x" * 65537, 0))
+    refused(errno.ERANGE, lambda: calls.setxattr("file", "user." + "x" * 251, b"", 0))
+    refused(errno.EOPNOTSUPP, lambda: calls.setxattr("file", "system.posix_acl_access", b"", 0))
+    refused(errno.EOPNOTSUPP, lambda: calls.getxattr("file", "other"))
+    refused(errno.EINVAL, lambda: calls.setxattr("file", "user.", b"", 0))
+    refused(errno.EINVAL, lambda: calls.setxattr("file", "user.a", b"", 3))
+    for number in range(16):
+        calls.setxattr("file", f"user.{number}", b"x" * 65536, 0)
+    refused(errno.ENOSPC, lambda: calls.setxattr("file", "user.more", b"x", 0))
+    calls.setxattr("file", "user.1", b"", 0)
+    calls.setxattr("file", "user.more", b"x", 0)
+
+
+# The metadata file and the options.
+
+
+def test_a_file_that_is_not_ours_is_refused(world: World) -> None:
+    world.face.close()
+    world.metadata.write_bytes(b"not a database at all, and long enough to be looked at" * 100)
+    with pytest.raises(MetadataUnusable):
+        world.start()
+
+
+def test_a_metadata_file_of_a_later_version_is_refused(world: World) -> None:
+    with world.face._database.transaction() as tx:
+        tx.execute("PRAGMA user_version = 99")
+    world.face.close()
+    with pytest.raises(MetadataUnusable, match="schema 99"):
+        world.start()
+
+
+def test_impossible_options_are_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="none of the capacities"):
+        FilesOptions(block_bytes=4096).block_bytes_for((512, 8192))
+    with pytest.raises(ValueError, match="ascend"):
+        FilesOptions().block_bytes_for((8192, 512))
+    with pytest.raises(ValueError, match="two blocks"):
+        world.restart(staging_bytes=BLOCK)
+    assert FilesOptions().block_bytes_for((1 << 16, 1 << 20, 1 << 22, 1 << 24)) == 1 << 22
+    assert FilesOptions().block_bytes_for((1 << 24,)) == 1 << 24
+
+
+@pytest.mark.expects_log("database or disk is full")
+def test_a_full_disk_under_the_metadata_is_enospc(world: World) -> None:
+    with world.face._database.transaction() as tx:
+        [(pages,)] = tx.execute("PRAGMA page_count")
+    world.face._database._writer.execute(f"PRAGMA max_page_count = {pages + 2}")
+    made = 0
+
+    def make_many() -> None:
+        nonlocal made
+        while made < 10_000:
+            world.calls.mkdir(f"directory-{made}" * 10)
+            made += 1
+
+    refused(errno.ENOSPC, make_many)
+    assert len(world.calls.listdir("")) == made
+    world.face._database._writer.execute("PRAGMA max_page_count = 1000000")
+    world.calls.mkdir("again")
