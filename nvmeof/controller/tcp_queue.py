@@ -18,7 +18,6 @@ is not carried out while more than `OUTPUT_LIMIT` bytes wait to be sent; payload
 from __future__ import annotations
 
 import enum
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -56,8 +55,6 @@ from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
 
 __all__ = ["GOODBYE_S", "HANDSHAKE_S", "OUTPUT_LIMIT", "TcpControllerQueue", "TcpSettings"]
-
-log = logging.getLogger(__name__)
 
 OUTPUT_LIMIT: Final = 256 << 10
 """Commands wait while this much is unsent: a host that does not read holds up itself and nobody's memory."""

@@ -187,21 +187,21 @@ def test_torn_at_every_block(suite: str) -> None:
 
 
 def test_another_volume_and_another_tenant_on_the_same_bytes() -> None:
-    """Two maps that contradict each other: both think that the slots are theirs. Neither reads the other's."""
+    """Two maps that contradict each other: both claim the same slots. Neither reads what is the other's."""
     pool = MemoryPool((1,), value_bytes=CAPACITY)
     mine = pool.agent()
     for number in range(20):
         mine.put(key_of(number), value_of(number))
     changes: list[dict[str, Any]] = [{"tenant": bytes(16)}, {"volume_id": bytes(16)}, {"suite": SUITES[1]}]
-    for change in changes:
+    for extra, change in enumerate(changes, 100):
         other = MemoryPool((1,), value_bytes=CAPACITY, **change)
         other.namespaces = pool.namespaces
         stranger = other.agent()
         for number in range(20):
             assert isinstance(stranger.get(key_of(number)), MissCause)
-        stranger.put(key_of(100), value_of(100))
-        assert stranger.get(key_of(100)) == value_of(100)
-        assert isinstance(mine.get(key_of(100)), MissCause)
+        stranger.put(key_of(extra), value_of(extra))
+        assert stranger.get(key_of(extra)) == value_of(extra)
+        assert isinstance(mine.get(key_of(extra)), MissCause)
     for number in range(20):
         served_right_or_missed(mine, number)
 
@@ -256,7 +256,6 @@ def test_a_put_that_failed_half_way_is_not_taken_for_stored() -> None:
     again = agent.put(key_of(0), value_of(0))
     assert again.stored
     assert agent.get(key_of(0)) == value_of(0)
-    assert agent.where(key_of(0))[1] != again.volume.slot_offset(agent.cache.snapshot()[0], 0) or True
 
 
 def test_prestaged_bytes_prove_themselves_too() -> None:
