@@ -22,7 +22,7 @@ from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings, write_atomically
 from emulator.jbof.sizes import parse_size
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.tcp_queue import TcpSettings
+from nvmeof.controller.tcp_rules import TcpSettings
 
 app = typer.Typer(
     name="g35 jbof",
@@ -76,7 +76,7 @@ def serve(
     in_capsule: Annotated[
         int,
         typer.Option(parser=_size, metavar="SIZE", help="Largest write that may be sent unasked (IOCCSZ)."),
-    ] = "16K",  # type: ignore[assignment]
+    ] = "128K",  # type: ignore[assignment]
     digests: Annotated[bool, typer.Option(help="Grant digests to hosts that ask for them.")] = True,
     read_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model.")] = 0.0,
     write_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model.")] = 0.0,

@@ -21,7 +21,8 @@ import time
 from typing import Final
 
 from nvmeof.controller.subsystem import Target
-from nvmeof.controller.tcp_queue import TcpControllerQueue, TcpSettings
+from nvmeof.controller.tcp_queue import TcpControllerQueue
+from nvmeof.controller.tcp_rules import TcpSettings
 
 log = logging.getLogger(__name__)
 

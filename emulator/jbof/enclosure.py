@@ -24,7 +24,7 @@ from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
 from nvmeof.controller.subsystem import Port, Subsystem, Target
-from nvmeof.controller.tcp_queue import TcpSettings
+from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.wire.log_page import AddressFamily
 
 log = logging.getLogger(__name__)

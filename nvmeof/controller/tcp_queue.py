@@ -54,8 +54,6 @@ from nvmeof.wire.fabrics import FabricsType
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
 
-__all__ = ["GOODBYE_S", "HANDSHAKE_S", "OUTPUT_LIMIT", "TcpControllerQueue", "TcpSettings"]
-
 OUTPUT_LIMIT: Final = 256 << 10
 """Commands wait while this much is unsent: a host that does not read holds up itself and nobody's memory."""
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Operation, Scratch
 from nvmeof.controller.subsystem import Subsystem, Target
-from nvmeof.controller.tcp_queue import TcpControllerQueue, TcpSettings
+from nvmeof.controller.tcp_queue import TcpControllerQueue
+from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import RemoteProtocolError
 from nvmeof.host.bring_up import SessionConfig, connect_command
 from nvmeof.host.command import Command

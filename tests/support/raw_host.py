@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import HELD, Operation, Scratch, StorageError
 from nvmeof.controller.subsystem import Subsystem, Target
-from nvmeof.controller.tcp_queue import TcpControllerQueue, TcpSettings
+from nvmeof.controller.tcp_queue import TcpControllerQueue
+from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.tcp.crc32c import crc32c
 from nvmeof.tcp.pdu import (
     FROM_CONTROLLER,

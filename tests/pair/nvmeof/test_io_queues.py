@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nvmeof.controller.tcp_queue import TcpSettings
+from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import FatalErrorStatus, QueueFull
 from nvmeof.host import commands
 from nvmeof.host.bring_up import SessionConfig

@@ -16,7 +16,7 @@ from emulator.jbof.faults import ErrorFault, FlipFault
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Operation
-from nvmeof.controller.tcp_queue import TcpSettings
+from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.host import commands
 from nvmeof.host.bring_up import SessionConfig
 from nvmeof.host.command import Command

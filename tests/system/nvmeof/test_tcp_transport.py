@@ -13,7 +13,7 @@ import trio
 
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.tcp_queue import TcpSettings
+from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import (
     CommandFailed,
     ConnectionLost,

@@ -25,52 +25,10 @@ from nvmeof.tcp.pdu import (
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.sqe import Sqe
 from nvmeof.wire.status import Status
-from tests.support.link import Link
+from tests.support.host_queue_rig import Rig
 from tests.support.nvme_ends import HostEnd, ScriptedController, same
 
 NONE, BOTH = Digests(), Digests(True, True)
-
-
-class Rig:
-    """A ready queue, a scripted controller and the link between them."""
-
-    def __init__(
-        self,
-        *,
-        digests: Digests = NONE,
-        depth: int = 4,
-        in_capsule: int = 0,
-        chunk: int = 1 << 16,
-        max_h2c_data: int = 8192,
-    ) -> None:
-        self.queue = TcpQueue(depth, digests=digests, in_capsule_bytes=in_capsule)
-        self.host = HostEnd(self.queue)
-        self.peer = ScriptedController(digests)
-        self.link = Link(self.host, self.peer, chunk=chunk)
-        self.queue.start()
-        self.link.run()
-        self.peer.initialize(max_h2c_data)
-        self.link.run()
-        assert self.queue.ready
-
-    def submit(self, command: Command) -> int:
-        self.queue.submit(command, 1.0)
-        self.link.run()
-        assert isinstance(self.peer.heard[-1], CapsuleCmd)
-        return command.cid
-
-    def say(self, *pdus: Pdu, data: bytes = b"") -> None:
-        self.peer.say(*pdus, data=data)
-        self.link.run()
-
-    def broke(self) -> FatalErrorStatus:
-        """The queue has complained and ended; with which status?"""
-        self.link.run()
-        assert self.queue.state is QueueState.FAILED
-        assert self.link.broken
-        assert self.peer.termination is not None
-        assert self.peer.termination.from_host
-        return FatalErrorStatus(self.peer.termination.fatal_error_status)
 
 
 def reading(size: int = 8192) -> Command:

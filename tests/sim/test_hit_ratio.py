@@ -1,0 +1,105 @@
+"""Eviction in two sets of 64 by age and hits, against a fully associative LRU of the same bytes.
+
+The real volume on memory, played with values of one byte; the real trace where it is there, and a small
+one made here that has its traits: conversations that come back and grow, and a few prefixes for all.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from agent.cli.replay.lru import LruBaseline
+from agent.pool.volume import Timing
+from tests.support.memory_pool import MemoryPool, PoolAgent
+
+Request = tuple[float, list[int]]
+
+
+def real_trace(folder: Path, count: int) -> list[Request]:
+    path = folder / "data" / "conversation_trace.jsonl"
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    with path.open() as file:
+        lines = [json.loads(line) for line in islice(file, count)]
+    return [(line["timestamp"] / 1000, line["hash_ids"]) for line in lines]
+
+
+def made_trace(seed: int, count: int) -> list[Request]:
+    rng = random.Random(f"trace {seed}")
+    prefixes = [[n] for n in range(3)]
+    conversations: list[list[int]] = []
+    block = 100
+    requests: list[Request] = []
+    for number in range(count):
+        if conversations and rng.random() < 0.35:
+            blocks = conversations[-1 - int(rng.expovariate(1 / 60)) % len(conversations)]
+        else:
+            blocks = list(rng.choice(prefixes))
+            conversations.append(blocks)
+        grown = rng.randint(1, 20)
+        blocks += range(block, block + grown)
+        block += grown
+        requests.append((number * 0.3, list(blocks)))
+    return requests
+
+
+class Player:
+    """Plays requests through a volume as an engine would: the prefix that is there, then what is not."""
+
+    def __init__(self, agent: PoolAgent) -> None:
+        self.agent = agent
+        self.blocks = self.hits = 0
+
+    def play(self, at: float, hash_ids: Sequence[int]) -> None:
+        lanes = self.agent.lanes
+        lanes.clock = max(lanes.clock, 1000 + at)
+        self.blocks += len(hash_ids)
+        prefix = True
+        for hash_id in hash_ids:
+            key = hash_id.to_bytes(16, "little")
+            if prefix:
+                prefix = self.agent.get(key, 1) == b"k"
+                self.hits += prefix
+            if not prefix:
+                self.agent.put(key, b"k")
+
+    @property
+    def hit_ratio(self) -> float:
+        return self.hits / self.blocks
+
+
+def play(requests: Sequence[Request], namespaces: int) -> tuple[float, float]:
+    """Hit ratio of block references: of the volume, and of the LRU; room for a quarter of the blocks."""
+    unique = len({hash_id for _, hash_ids in requests for hash_id in hash_ids})
+    sets = max(1, unique // 4 // 64 // namespaces)
+    pool = MemoryPool((sets,) * namespaces, value_bytes=4096, suite="plain+crc64")
+    agent = pool.agent(timing=Timing(directory_fresh=1e9), cache_bytes=1 << 30)
+    ours, lru = Player(agent), LruBaseline(sets * namespaces * 64)
+    for at, hash_ids in requests:
+        ours.play(at, hash_ids)
+        lru.play(hash_ids)
+    print(
+        f"{len(requests)} requests, {ours.blocks} blocks, {unique} unique, {pool.settings.slots} slots: "
+        f"ours {ours.hit_ratio:.2%}, LRU {lru.hit_ratio:.2%}"
+    )
+    assert agent.tally.gets_hit == ours.hits
+    return ours.hit_ratio, lru.hit_ratio
+
+
+def test_the_real_trace(shared_data: Path) -> None:
+    ours, lru = play(real_trace(shared_data, 3000), namespaces=4)
+    assert ours >= lru
+    assert lru > 0.2, "the trace is not the one it was"
+
+
+@pytest.mark.parametrize("namespaces", [1, 3])
+def test_a_made_trace(namespaces: int, seed: int) -> None:
+    ours, lru = play(made_trace(seed, 700), namespaces)
+    assert ours >= lru
+    assert lru > 0.1
