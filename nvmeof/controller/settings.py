@@ -28,7 +28,7 @@ class ControllerSettings:
     """
 
     max_transfer_bytes: int = 2 << 20
-    in_capsule_bytes: int = 128 << 10
+    in_capsule_bytes: int = 16 << 10
     max_queue_entries: int = 1024
     max_io_queues: int = 64
     max_controllers: int = 1024

@@ -26,6 +26,7 @@ from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.sqe import Sqe
 from nvmeof.wire.status import Status
 from tests.support.host_queue_rig import Rig
+from tests.support.link import Link
 from tests.support.nvme_ends import HostEnd, ScriptedController, same
 
 NONE, BOTH = Digests(), Digests(True, True)
