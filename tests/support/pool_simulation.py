@@ -129,6 +129,8 @@ class PoolSimulation:
                 yield from pin(agent.volume, lanes, key_of(number), until, deadline)
             elif agent.prestage is not None:
                 yield from stage(agent.volume, agent.prestage, lanes, key_of(number))
+            if lanes.unsettled():
+                raise Wrong(f"a {what} ended with a read or write still under way in the worker's buffers")
 
     def crash(self, agent: SimAgent) -> None:
         """kill -9, and a restart a while later with nothing remembered."""

@@ -52,9 +52,11 @@ class SimNamespace(MemoryNamespace):
 class SimPending:
     """One read or write under way."""
 
-    __slots__ = ("abandoned", "done", "fault", "land", "received", "unreachable")
+    __slots__ = ("abandoned", "done", "fault", "land", "received", "size", "unreachable")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = -1) -> None:
+        self.size = size
+        """Bytes to receive; -1 where it is no read."""
         self.done = False
         self.received = 0
         self.fault: str | None = None
@@ -86,7 +88,7 @@ class SimLanes:
     def read(self, namespace: int, offset: int, into: memoryview) -> SimPending:
         target = self._namespaces[namespace]
         target.reads += 1
-        pending = SimPending()
+        pending = SimPending(len(into))
 
         def part() -> None:
             # The beginning may arrive before the rest is even read from the medium.
@@ -207,6 +209,13 @@ class SimLanes:
             if pending.land is not None:
                 # It may land now, later (an event is still to come), or never.
                 pending.land(self._random.choice(["whole", "torn", "", "", "not"]))
+
+    def unsettled(self) -> int:
+        """Reads and writes that nobody waits for and nobody gave up: they would use the buffers later.
+
+        A read whose bytes have all come, and only its completion has not, touches nothing any more.
+        """
+        return sum(not pending.done and pending.received != pending.size for pending in self.in_flight)
 
     def crash(self) -> None:
         """The agent is gone: what was under way lands whole, in part or not at all, and that is final."""

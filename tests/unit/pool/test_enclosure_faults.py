@@ -153,6 +153,7 @@ def test_a_fault_at_every_step(name: str, fault: str) -> None:
             calls = 5 if "pieces" in name else 1
             assert took <= SECONDS.get(name, calls * 1.0) + 1e-6, f"{name}, {fault} at {at_wait}: {took} s"
             _check_result(name, result)
+            assert not bench.lanes.unsettled(), f"{name}, {fault} at {at_wait}: left under way"
             for cached in bench.volume.cache.snapshot():
                 assert not cached.users
                 assert not cached.reserved

@@ -1,0 +1,172 @@
+"""What an agent remembers of a set while it writes it: no update lost to itself, no late write believed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from agent.pool.directory import Directory, Entry
+from agent.pool.directory_cache import CachedSet, DirectoryCache
+from agent.pool.steps import Buffer
+from agent.pool.tally import MissCause
+from agent.pool.writing import SHUN_SECONDS, PutRefused, Writing
+from tests.support.memory_lanes import MemoryPending
+from tests.support.memory_pool import MemoryPool, key_of
+
+
+def entry(number: int, generation: int = 1) -> Entry:
+    return Entry(random.Random(f"entry {number}").randbytes(16), generation, 1, 4096)
+
+
+def block_of(*entries: tuple[int, Entry]) -> memoryview:
+    directory = Directory()
+    for slot, each in entries:
+        directory.install(slot, each)
+    return memoryview(directory.image())
+
+
+def remembered(*entries: tuple[int, Entry]) -> CachedSet:
+    cached = CachedSet(0, 0)
+    cached.accept(block_of(*entries), 1.0, cached.writes)
+    return cached
+
+
+def slots(cached: CachedSet) -> dict[int, bytes]:
+    assert cached.directory is not None
+    return {slot: each.pseudonym for slot, each in cached.directory}
+
+
+def test_what_was_read_replaces_what_was_remembered() -> None:
+    cached = remembered((1, entry(1)))
+    cached.accept(block_of((2, entry(2))), 5.0, cached.writes)
+    assert slots(cached) == {2: entry(2).pseudonym}
+    assert cached.loaded_at == 5.0
+
+
+def test_a_block_that_crossed_our_write_is_not_believed() -> None:
+    """Read before the write, accepted after it: the entry that was just acknowledged stays."""
+    cached = remembered((1, entry(1)))
+    before = cached.writes
+    assert cached.writer.acquire(blocking=False)
+    cached.accept(block_of((1, entry(1))), 6.0, before)
+    assert cached.loaded_at == 1.0
+    assert cached.directory is not None
+    cached.directory.install(3, entry(3))
+    cached.end_write()
+    cached.accept(block_of((1, entry(1))), 7.0, before)
+    assert slots(cached) == {1: entry(1).pseudonym, 3: entry(3).pseudonym}
+    cached.accept(block_of((1, entry(1))), 8.0, cached.writes)
+    assert slots(cached) == {1: entry(1).pseudonym}, "read after the write: flash is right"
+
+
+def test_the_holder_of_the_writer_believes_what_it_reads() -> None:
+    cached = remembered((1, entry(1)))
+    cached.writer.acquire()
+    cached.accept(block_of((2, entry(2))), 6.0, cached.writes, holds_writer=True)
+    assert slots(cached) == {2: entry(2).pseudonym}
+
+
+def test_reserved_slots_stay_as_they_are() -> None:
+    """On flash is the victim still, or the entry that is not acknowledged yet; neither counts."""
+    cached = remembered((1, entry(1)), (5, entry(5)))
+    assert cached.directory is not None
+    cached.directory.clear(5, ghost=entry(5).pseudonym)
+    cached.reserved.add(5)
+    for on_flash in (entry(5), entry(6)):
+        cached.accept(block_of((1, entry(1)), (5, on_flash), (9, entry(9))), 6.0, cached.writes)
+        assert slots(cached) == {1: entry(1).pseudonym, 9: entry(9).pseudonym}
+        assert cached.directory.has_ghost(entry(5).pseudonym)
+        assert not Directory(cached.directory.image()).corrupt_keys
+
+
+def test_disproven_entries_are_remembered_as_long_as_they_stand() -> None:
+    cached = remembered((1, entry(1)), (2, entry(2)), (3, entry(3)))
+    for slot in (1, 2, 3):
+        cached.disprove(slot, 1)
+    cached.bear_out(3)
+    cached.accept(block_of((1, entry(1)), (2, entry(2, generation=2))), 2.0, cached.writes)
+    assert cached.disproven == {1: 1}
+
+
+def test_sets_in_use_are_kept_and_the_bound_is_kept_to() -> None:
+    cache = DirectoryCache(0)
+    assert cache.capacity == 16
+    used = [cache.borrow(0, at) for at in range(40)]
+    assert len(cache) == 40
+    assert cache.borrow(0, 0) is used[0]
+    for cached in [*used, used[0]]:
+        cache.give_back(cached)
+    assert len(cache) <= 16
+    cache.borrow(1, 7)
+    cache.forget_namespace(0)
+    assert [(cached.namespace, cached.offset) for cached in cache.snapshot()] == [(1, 7)]
+
+
+def test_a_write_that_lands_late_hits_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put runs out of time and is refused; its slot write lands after the key was stored again."""
+    pool = MemoryPool((1,), value_bytes=4096)
+    agent = pool.agent()
+    late: list[tuple[int, bytes]] = []
+    real = agent.lanes.write
+
+    def hold_back(namespace: int, offset: int, parts: Sequence[Buffer]) -> MemoryPending:
+        if not late:
+            late.append((offset, b"".join(bytes(part) for part in parts)))
+            return MemoryPending()
+        return real(namespace, offset, parts)
+
+    monkeypatch.setattr(agent.lanes, "write", hold_back)
+    with pytest.raises(PutRefused) as caught:
+        agent.put(key_of(1), b"first")
+    assert caught.value.cause is MissCause.LATE
+    assert agent.put(key_of(1), b"second").stored
+    pool.namespaces[0].store(late[0][0], [late[0][1]])
+    assert agent.get(key_of(1)) == b"second"
+    assert pool.agent().get(key_of(1)) == b"second"
+    # After a while the slot is as good as any other.
+    [cached] = agent.cache.snapshot()
+    assert len(cached.unavailable(agent.lanes.now())) == 1
+    assert not cached.unavailable(agent.lanes.now() + SHUN_SECONDS + 1)
+
+
+def test_a_slot_that_cannot_be_written_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bad slot must not refuse its set's puts for ever."""
+    pool = MemoryPool((1,), value_bytes=4096)
+    agent = pool.agent()
+    agent.get(key_of(1))
+    real = agent.lanes.write
+    bad: set[int] = set()
+
+    def write(namespace: int, offset: int, parts: Sequence[Buffer]) -> MemoryPending:
+        if not bad:
+            bad.add(offset)
+        if offset in bad:
+            return MemoryPending(done=True, fault="Write Fault")
+        return real(namespace, offset, parts)
+
+    monkeypatch.setattr(agent.lanes, "write", write)
+    with pytest.raises(PutRefused):
+        agent.put(key_of(1), b"v")
+    for number in range(1, 64):
+        assert agent.put(key_of(number), b"v").stored
+    assert all(agent.get(key_of(number)) == b"v" for number in range(1, 64))
+
+
+def test_two_puts_of_one_key_leave_one_entry() -> None:
+    pool = MemoryPool((1,), value_bytes=4096)
+    agent = pool.agent()
+    writings = [Writing(agent.volume, key_of(1), length=1) for _ in range(2)]
+    begun = [Writing(agent.volume, key_of(1)) for _ in range(2)]
+    for writing in begun:
+        agent.lanes.run(writing.write(agent.lanes, 0, memoryview(b"vv"), agent.deadline()))
+    for writing in begun:
+        agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
+        assert writing.stored
+    for writing in writings:
+        agent.lanes.run(writing.write(agent.lanes, 0, memoryview(b"w"), agent.deadline()))
+        assert writing.already_there
+    [(_, _, directory)] = pool.directories()
+    assert len(list(directory)) == 1
+    assert agent.get(key_of(1)) == b"vv"
