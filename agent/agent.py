@@ -6,7 +6,9 @@ memory, so there is no shutdown that must not be interrupted.
 
 Who runs where: the supervisor is trio's, on the main thread; each worker of the door is a thread with
 lanes of its own; prestaging and collecting have a thread or two, with lanes of their own. Queue ids tell
-them apart on the enclosures: 1 to `workers` are the door's, those after it the others'.
+them apart on the enclosures: 1 to `workers` are the door's, those after it the others'. An enclosure takes
+one Connect for an id, so whatever needs lanes either has a thread that keeps them or takes over those of a
+thread that has ended.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -55,30 +57,34 @@ COLLECT_SECONDS = 0.5
 LOOK_SECONDS = 0.25
 """How soon an unmount by somebody else is noticed."""
 EXTRA_QUEUES = PRESTAGE_THREADS + 1
-"""Queues beside the workers': the prestagers', and one for the control work."""
+"""Queues beside the workers': the prestagers', and the collector's."""
 
 
 class LanesPool:
-    """All lanes of this process, made one a thread, and closed together."""
+    """All lanes of this process, one for each queue id, and closed together."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        self._made: list[WorkerLanes] = []
+        self._made: dict[int, WorkerLanes] = {}
         self._lock = threading.Lock()
 
-    def make(self, queue_id: int) -> WorkerLanes:
-        lanes = WorkerLanes(self._fabric, queue_id)
+    def take(self, queue_id: int) -> WorkerLanes:
+        """The lanes of a queue id, for a thread to keep. Those that an earlier thread is done with go on:
+        a second Connect of the same id could reach the enclosure before the end of the first."""
         with self._lock:
-            self._made.append(lanes)
-        return lanes
+            lanes = self._made.get(queue_id)
+            if lanes is None:
+                lanes = self._made[queue_id] = WorkerLanes(self._fabric, queue_id)
+            return lanes
 
     def tallies(self) -> Iterator[Mapping[str, Tally]]:
         """The counters of all lanes, each a copy of the table (not of the counts)."""
-        for lanes in list(self._made):
+        for lanes in list(self._made.values()):
             yield dict(lanes.tallies)
 
     def close(self) -> None:
-        for lanes in self._made:
+        """Hang up all queues; no thread may use them any more."""
+        for lanes in self._made.values():
             lanes.close()
 
 
@@ -134,20 +140,25 @@ class Agent:
     """The pool, open: volumes, faces, and the threads beside the door's. Made once the map is known."""
 
     def __init__(
-        self, configuration: Configuration, pool_map: PoolMap, root: SecretKey, fabric: Fabric
+        self,
+        configuration: Configuration,
+        pool_map: PoolMap,
+        root: SecretKey,
+        fabric: Fabric,
+        lanes: LanesPool,
     ) -> None:
         self.configuration = configuration
         settings = configuration.agent
-        self.lanes = LanesPool(fabric)
+        self.lanes = lanes
         self.directories = DirectoryCache(settings.directory_cache)
         self.prestage = PrestageCache(settings.prestage)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
         self.files: FilesFace | None = None
         first_extra = settings.workers + 1
-        self._control_queue = first_extra + PRESTAGE_THREADS
+        self._collector_queue = first_extra + PRESTAGE_THREADS
 
         def prestage_lanes(number: int) -> tuple[WorkerLanes, WorkerLanes]:
-            made = self.lanes.make(first_extra + number)
+            made = self.lanes.take(first_extra + number)
             return made, made
 
         self.prestager = Prestager(self.prestage, prestage_lanes)
@@ -164,7 +175,7 @@ class Agent:
             self._files_snapshot,
         )
         self._stopping = threading.Event()
-        self._collector = threading.Thread(target=self._collect, name="collect", daemon=True)
+        self._collector: threading.Thread | None = None
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot.take(self.sources)
@@ -205,80 +216,131 @@ class Agent:
             return Outcome.HIT
         return Outcome.STARTED if started else Outcome.REFUSED
 
-    def _collect(self) -> None:
-        """Delete the blocks that files have given up, a batch at a time."""
-        lanes = self.lanes.make(self._control_queue)
+    def _collect(self, files: FilesFace) -> None:
+        """Delete the blocks that files have given up, a batch at a time; at the end seal what is staged.
+
+        One thread does both, for its lanes are the only ones of their queue id.
+        """
+        lanes = self.lanes.take(self._collector_queue)
         while not self._stopping.wait(COLLECT_SECONDS):
             try:
-                while self.files is not None and lanes.run(self.files.collect()):
-                    if self._stopping.is_set():
-                        return
+                while lanes.run(files.collect()) and not self._stopping.is_set():
+                    pass
             except Exception:
                 log.exception("collecting blocks failed; it is tried again")
+        try:
+            failures = lanes.run(files.seal_everything())
+            if failures:
+                log.warning("%d files could not be sealed", failures)
+        except Exception:
+            log.exception("sealing what is staged failed")
 
     def start(self) -> None:
         self.prestager.start()
-        self._collector.start()
+        if self.files is not None:
+            self._collector = threading.Thread(
+                target=self._collect, args=(self.files,), name="collect", daemon=True
+            )
+            self._collector.start()
 
     def stop(self) -> None:
-        """After the door: end the threads, seal what open files have staged, hang up."""
+        """After the door: end the threads, and with the collector's seal what open files have staged.
+
+        Sealing takes as long as it takes: what is staged is somebody's file.
+        """
         self._stopping.set()
         self.prestager.stop()
-        self._collector.join(10)
+        if self._collector is not None:
+            self._collector.join()
         if self.files is not None:
-            lanes = self.lanes.make(self._control_queue)
-            failures = lanes.run(self.files.seal_everything())
-            if failures:
-                log.warning("%d files could not be sealed", failures)
             self.files.close()
-        self.lanes.close()
+
+
+def granted_workers(fabric: Fabric, wanted: int) -> int:
+    """How many workers have a queue on every enclosure that is connected; `wanted` at most.
+
+    A worker without a queue on one of N enclosures would turn each N-th of its requests into a miss, so
+    the poorest enclosure decides. Raises G35Error where it grants too few for a single worker.
+    """
+    workers = wanted
+    for enclosure in fabric.enclosures:
+        if enclosure.session is None:
+            continue
+        granted = enclosure.session.io_queues
+        if granted <= EXTRA_QUEUES:
+            raise G35Error(
+                f"enclosure {enclosure.name} grants {granted} I/O queues to a host, "
+                f"and an agent with one worker needs {1 + EXTRA_QUEUES}",
+                "let it grant more, or take it out of the configuration",
+            )
+        if granted < wanted + EXTRA_QUEUES:
+            log.warning(
+                "enclosure %s grants %d I/O queues of the %d that are needed: %d workers serve at the most "
+                "instead of %d; let it grant more, or lower agent.workers",
+                enclosure.name,
+                granted,
+                wanted + EXTRA_QUEUES,
+                granted - EXTRA_QUEUES,
+                wanted,
+            )
+        workers = min(workers, granted - EXTRA_QUEUES)
+    return workers
 
 
 async def serve(configuration: Configuration, ready: Callable[[], None], stop: trio.Event) -> None:
     """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
     root = load_root_key(configuration.agent.key_file)
-    settings = configuration.agent
-    async with connected(configuration, settings.workers + EXTRA_QUEUES) as supervisor:
+    async with (
+        connected(configuration, configuration.agent.workers + EXTRA_QUEUES) as supervisor,
+        AsyncExitStack() as cleanup,
+    ):
         fabric = supervisor.fabric
-        pool_map = await trio.to_thread.run_sync(_find_pool, fabric, settings.workers + EXTRA_QUEUES)
+        workers = granted_workers(fabric, configuration.agent.workers)
+        supervisor.queues_in_use = workers + EXTRA_QUEUES
+        settings = configuration.agent.model_copy(update={"workers": workers})
+        configuration = configuration.model_copy(update={"agent": settings})
+        lanes = LanesPool(fabric)
+        cleanup.callback(lanes.close)
+        pool_map = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1))
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
-        agent = Agent(configuration, pool_map, root, fabric)
-        with ExitStack() as cleanup:
-            if settings.metrics:
-                cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
-            clear_dead_mount(settings.mount)
-            settings.mount.mkdir(parents=True, exist_ok=True)
-            door = make_door(
-                "dev_fuse" if settings.door == "fuse" else "pyfuse3",
-                agent.file_system(),
-                settings.mount,
-                settings.workers,
-                lambda number: agent.lanes.make(number + 1),
-                MountOptions(allow_other=settings.allow_other or None),
-            )
-            agent.start()
-            cleanup.callback(agent.stop)
-            try:
-                await trio.to_thread.run_sync(door.start)
-            except MountError as error:
-                raise G35Error(f"cannot mount at {settings.mount}: {error}", "see g35 doctor") from None
-            cleanup.callback(door.stop)
-            ready()
-            await _until_over(door, stop)
+        agent = Agent(configuration, pool_map, root, fabric, lanes)
+        if settings.metrics:
+            cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
+        clear_dead_mount(settings.mount)
+        settings.mount.mkdir(parents=True, exist_ok=True)
+        door = make_door(
+            "dev_fuse" if settings.door == "fuse" else "pyfuse3",
+            agent.file_system(),
+            settings.mount,
+            settings.workers,
+            lambda number: lanes.take(number + 1),
+            MountOptions(allow_other=settings.allow_other or None),
+        )
+        agent.start()
+        cleanup.push_async_callback(_on_thread, agent.stop)
+        try:
+            await trio.to_thread.run_sync(door.start)
+        except MountError as error:
+            raise G35Error(f"cannot mount at {settings.mount}: {error}", "see g35 doctor") from None
+        cleanup.push_async_callback(_on_thread, door.stop)
+        ready()
+        await _until_over(door, stop)
 
 
-def _find_pool(fabric: Fabric, queue_id: int) -> PoolMap:
-    lanes = WorkerLanes(fabric, queue_id)
-    try:
-        inspections = [inspection for _, _, inspection in look_round(fabric, lanes)]
-        if not inspections:
-            raise G35Error(
-                f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
-                "check addresses, ports and NQNs, and that the enclosures allow this host",
-            )
-        return newest_map(inspections)
-    finally:
-        lanes.close()
+async def _on_thread(end: Callable[[], None]) -> None:
+    """Run an end on a thread, to its end: the sessions must be kept alive for as long as it takes."""
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(end)
+
+
+def _find_pool(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
+    inspections = [inspection for _, _, inspection in look_round(fabric, lanes)]
+    if not inspections:
+        raise G35Error(
+            f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
+            "check addresses, ports and NQNs, and that the enclosures allow this host",
+        )
+    return newest_map(inspections)
 
 
 async def _until_over(door: Door, stop: trio.Event) -> None:

@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from agent.errors import ConfigError
+from agent.inline.suites import UNIT_BYTES_MAX
 from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, SuiteName, VolumeName, VolumeWish
+from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
@@ -33,6 +35,7 @@ def parse_size(value: object) -> object:
     return int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
 
 
+FILES_UNIT_BYTES = 256 << 10
 Size = Annotated[int, BeforeValidator(parse_size)]
 
 
@@ -101,18 +104,27 @@ class VolumeSection(_Section):
     value_size: Size = Field(
         1 << 20, ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, description="The largest value a slot takes."
     )
-    unit_size: Size = Field(256 << 10, description="Sealed at a time: 64K to 1M, a power of two.")
+    unit_size: Size = Field(
+        0,
+        description="Sealed at a time: 64K to 1M, a power of two. 0 chooses: for `kv` the whole value up "
+        "to 1M, because few long calls leave the cores to each other; for `files` at most 256K, because "
+        "programs read ranges.",
+    )
     suite: SuiteName = Field("aes-256-gcm", description="How slots are sealed.")
     ttl_seconds: int = Field(0, ge=0, description="Values expire after this long; 0: never.")
     share: float = Field(gt=0, le=1, description="Its part of the pool's bytes.")
     tenant: str = Field("default", min_length=1, max_length=64, description="Whose volume it is.")
+
+    def _fitting_unit(self) -> int:
+        most = UNIT_BYTES_MAX if self.kind == "kv" else FILES_UNIT_BYTES
+        return max(UNIT_BYTES_MIN, min(most, 1 << (self.value_size - 1).bit_length()))
 
     def wish(self) -> VolumeWish:
         return VolumeWish(
             name=self.name,
             kind=self.kind,
             value_bytes=self.value_size,
-            unit_bytes=self.unit_size,
+            unit_bytes=self.unit_size or self._fitting_unit(),
             suite=self.suite,
             ttl_seconds=self.ttl_seconds,
             share=self.share,

@@ -35,7 +35,9 @@ from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from agent.inline.block_cipher import BlockCipher
 from agent.inline.crc64 import crc64
 from agent.inline.secrets import SecretKey
 from agent.pool.steps import Buffer
@@ -46,6 +48,7 @@ UNIT_BYTES_MAX = 1 << 20
 HEADER_UNIT = 0xFFFF_FFFF
 """The number under which the header itself is sealed; a slot has far fewer units."""
 
+_HEADER_NUMBER = HEADER_UNIT.to_bytes(4, "little")
 _CRC_PROOF = struct.Struct("<Q8x")
 _TWEAK = struct.Struct("<QII")
 
@@ -67,6 +70,12 @@ class SlotCipher(Protocol):
     def open_unit(self, number: int, sealed: Buffer, into: memoryview, bound: bytes, proof: bytes) -> bool:
         """Open into `into` (same length). False: it is not what was sealed, and `into` must not be used."""
 
+    def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
+        """Seal the header's text into `into`, which is 16 bytes longer: the proof follows the text."""
+
+    def open_header(self, sealed: Buffer, into: memoryview, bound: bytes) -> bool:
+        """Open what `seal_header` sealed; False as in `open_unit`."""
+
 
 class Suite(Protocol):
     """One way to seal; `number` stands in every slot's header and never changes its meaning."""
@@ -79,8 +88,21 @@ class Suite(Protocol):
 
 class _GcmSlot:
     def __init__(self, key: bytes, nonce_prefix: bytes) -> None:
+        self._key = key
         self._algorithm = algorithms.AES256(key)
         self._nonce_prefix = nonce_prefix
+
+    # The header is small and its proof lies behind it, which is what the one-shot AEAD wants: a fifth of
+    # the time of a context, and it keeps the GIL, which for four kilobytes is cheaper than giving it away.
+    def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
+        AESGCM(self._key).encrypt_into(self._nonce_prefix + _HEADER_NUMBER, plain, bound, into)
+
+    def open_header(self, sealed: Buffer, into: memoryview, bound: bytes) -> bool:
+        try:
+            AESGCM(self._key).decrypt_into(self._nonce_prefix + _HEADER_NUMBER, sealed, bound, into)
+        except InvalidTag:
+            return False
+        return True
 
     def seal_unit(self, number: int, plain: Buffer, into: memoryview, bound: bytes) -> bytes:
         nonce = self._nonce_prefix + number.to_bytes(4, "little")
@@ -117,19 +139,15 @@ class AesGcm:
     number = 1
 
     def __init__(self, data_key: SecretKey) -> None:
-        self._algorithm = algorithms.AES256(data_key.reveal()[:32])
-        subkey = _double(self._encrypt_blocks(bytes(16)))
+        self._blocks = BlockCipher(data_key.reveal()[:32])
+        subkey = _double(self._blocks.encrypt(bytes(16)))
         self._first = int.from_bytes(subkey, "big") ^ int.from_bytes(b"\0\x01X\0" + bytes(12), "big")
         self._second = int.from_bytes(subkey, "big") ^ int.from_bytes(b"\0\x02X\0" + bytes(12), "big")
-
-    def _encrypt_blocks(self, blocks: bytes) -> bytes:
-        # A context a call: contexts are not shared between threads, and one costs two microseconds.
-        return Cipher(self._algorithm, modes.ECB()).encryptor().update(blocks)
 
     def derived_key(self, salt12: bytes) -> bytes:
         """The 32-byte key that XAES-256-GCM derives for the first 12 bytes of its nonce."""
         salt = int.from_bytes(salt12, "big")
-        return self._encrypt_blocks(
+        return self._blocks.encrypt(
             (self._first ^ salt).to_bytes(16, "big") + (self._second ^ salt).to_bytes(16, "big")
         )
 
@@ -148,6 +166,14 @@ class _CrcSlot:
         self._decrypt(number, sealed, into)
         found = _CRC_PROOF.pack(crc64(into, crc64(bound + number.to_bytes(4, "little"))))
         return hmac.compare_digest(found, proof)
+
+    def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
+        into[-PROOF_BYTES:] = self.seal_unit(HEADER_UNIT, plain, into[:-PROOF_BYTES], bound)
+
+    def open_header(self, sealed: Buffer, into: memoryview, bound: bytes) -> bool:
+        text = memoryview(sealed)
+        proof = bytes(text[-PROOF_BYTES:])
+        return self.open_unit(HEADER_UNIT, text[:-PROOF_BYTES], into, bound, proof)
 
     def _encrypt(self, number: int, plain: Buffer, into: memoryview) -> None:
         into[:] = plain

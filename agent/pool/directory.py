@@ -25,9 +25,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from agent.pool.occupancy import Occupancy
 from agent.pool.placement import KEY_BYTES
 
 ENTRY = struct.Struct("<16sQQIIIHH8sII")
@@ -43,6 +44,9 @@ _FREE = bytes(KEY_BYTES)
 _GHOST_AT, _GHOST_BYTES = 48, 8
 _LAST_USE_AT, _HITS_AT, _PINNED_AT, _CRC_AT = 24, 44, 40, 60
 _U64, _U32, _U16 = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<H")
+_ENTRIES = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
+_PSEUDONYMS = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
+assert _ENTRIES.size == _PSEUDONYMS.size == DIRECTORY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +88,64 @@ class Directory:
     lock: agent/pool/directory_cache.py says which).
     """
 
-    __slots__ = ("_repinned", "_uncounted", "corrupt_keys", "raw")
+    __slots__ = ("_occupancy", "_repinned", "_uncounted", "corrupt_keys", "raw", "taken")
 
-    def __init__(self, block: bytes | bytearray | memoryview | None = None) -> None:
+    def __init__(
+        self, block: bytes | bytearray | memoryview | None = None, suspects: Iterable[int] | None = None
+    ) -> None:
+        """`suspects` are the slots whose CRC is to be checked: all, unless the others are known already."""
         self.raw = bytearray(block) if block is not None else bytearray(DIRECTORY_BYTES)
         self.corrupt_keys: frozenset[bytes] = frozenset()
+        self.taken = 0
+        """How many slots are not free."""
+        self._occupancy: Occupancy | None = None
         self._uncounted: set[int] = set()
         """Slots changed in place since their CRC was made: a hit must not cost a CRC."""
         self._repinned: set[int] = set()
         """Slots whose pin was changed here, and which flash may not know of yet."""
-        if block is not None:
-            self._forget_damaged()
+        if block is not None and any(self.raw):
+            self._forget_damaged(range(SLOTS_PER_SET) if suspects is None else suspects)
+            self.taken = SLOTS_PER_SET - _PSEUDONYMS.unpack(self.raw).count(_FREE)
 
-    def _forget_damaged(self) -> None:
-        if not any(self.raw):
-            return
+    def _forget_damaged(self, slots: Iterable[int]) -> None:
         damaged = []
         view = memoryview(self.raw)
-        for start in range(0, DIRECTORY_BYTES, ENTRY_BYTES):
+        for slot in slots:
+            start = slot * ENTRY_BYTES
             crc = zlib.crc32(view[start : start + _CHECKED_BYTES])
             if crc != _U32.unpack_from(view, start + _CRC_AT)[0] and any(view[start : start + ENTRY_BYTES]):
                 damaged.append(bytes(view[start : start + KEY_BYTES]))
                 view[start : start + ENTRY_BYTES] = bytes(ENTRY_BYTES)
         self.corrupt_keys = frozenset(damaged)
+
+    def count_in(self, occupancy: Occupancy | None) -> None:
+        """Count the slots that are taken there from now on, and no longer where they were counted."""
+        if self._occupancy is not None:
+            self._occupancy.add(-self.taken)
+        self._occupancy = occupancy
+        if occupancy is not None:
+            occupancy.add(self.taken)
+
+    def _store(self, slot: int, entry: bytes | bytearray) -> None:
+        """Replace the bytes of an entry."""
+        start = slot * ENTRY_BYTES
+        was_free = self.raw.startswith(_FREE, start)
+        self.raw[start : start + ENTRY_BYTES] = entry
+        more = was_free - entry.startswith(_FREE)
+        if more:
+            self.taken += more
+            if self._occupancy is not None:
+                self._occupancy.add(more)
+
+    def unlike(self, block: bytes | bytearray | memoryview) -> list[int]:
+        """The slots of a block of flash that this copy does not vouch for: other bytes, or a CRC not made."""
+        # A bytearray on the left compares memory; a memoryview there would go byte by byte.
+        if self.raw == block:
+            return list(self._uncounted)
+        mine, theirs = _ENTRIES.unpack(self.raw), _ENTRIES.unpack(block)
+        return [
+            slot for slot in range(SLOTS_PER_SET) if mine[slot] != theirs[slot] or slot in self._uncounted
+        ]
 
     def find(self, pseudonym: bytes, first: int = 0) -> int | None:
         """The slot from `first` on whose entry has this pseudonym."""
@@ -140,12 +179,11 @@ class Directory:
                 yield slot, Entry(*fields[:10])
 
     def install(self, slot: int, entry: Entry) -> None:
-        self.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES] = entry.encode()
+        self._store(slot, entry.encode())
 
     def take_over(self, slot: int, earlier: Directory) -> None:
         """Keep what `earlier` says of a slot."""
-        start, end = slot * ENTRY_BYTES, (slot + 1) * ENTRY_BYTES
-        self.raw[start:end] = earlier.raw[start:end]
+        self._store(slot, earlier.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES])
         if slot in earlier._uncounted:
             self._uncounted.add(slot)
 
@@ -156,7 +194,7 @@ class Directory:
         body[_GHOST_AT : _GHOST_AT + _GHOST_BYTES] = kept
         if any(kept):
             _U32.pack_into(body, _CRC_AT, zlib.crc32(body[:_CHECKED_BYTES]))
-        self.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES] = body
+        self._store(slot, body)
 
     def ghost(self, slot: int) -> bytes:
         start = slot * ENTRY_BYTES + _GHOST_AT
@@ -198,21 +236,25 @@ class Directory:
         """The same entries, each with its CRC made right; changing one leaves the other as it is."""
         other = Directory()
         other.raw[:] = self.image()
+        other.taken = self.taken
         return other
 
-    def merge_uses(self, earlier: Directory) -> None:
-        """Take over the hits and pins that `earlier`, our copy of the same block, never wrote."""
-        for slot, entry in earlier:
-            mine = self.entry(slot)
-            if mine is None or mine.generation != entry.generation:
+    def merge_uses(self, earlier: Directory, slots: Iterable[int] = range(SLOTS_PER_SET)) -> None:
+        """Take over the hits and pins that `earlier`, our copy of the same block, never wrote.
+
+        `slots` are those that differ; in the others there is nothing to take over.
+        """
+        for slot in slots:
+            known, mine = earlier.entry(slot), self.entry(slot)
+            if known is None or mine is None or mine.generation != known.generation:
                 continue
-            if mine.last_use_us < entry.last_use_us:
+            if mine.last_use_us < known.last_use_us:
                 start = slot * ENTRY_BYTES
-                _U64.pack_into(self.raw, start + _LAST_USE_AT, entry.last_use_us)
-                _U16.pack_into(self.raw, start + _HITS_AT, max(mine.hits, entry.hits))
+                _U64.pack_into(self.raw, start + _LAST_USE_AT, known.last_use_us)
+                _U16.pack_into(self.raw, start + _HITS_AT, max(mine.hits, known.hits))
                 self._uncounted.add(slot)
-            if slot in earlier._repinned and mine.pinned_until != entry.pinned_until:
-                self.pin(slot, entry.pinned_until)
+            if slot in earlier._repinned and mine.pinned_until != known.pinned_until:
+                self.pin(slot, known.pinned_until)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from agent.pool.directory import Directory
+from agent.pool.occupancy import Occupancy
 
 APPROXIMATE_BYTES = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
@@ -30,6 +31,8 @@ class CachedSet:
 
     namespace: int
     offset: int
+    occupancy: Occupancy | None = None
+    """Where the taken slots of its directory are counted for as long as it is remembered."""
     directory: Directory | None = None
     loaded_at: float = float("-inf")
     fault: str | None = None
@@ -53,23 +56,31 @@ class CachedSet:
         may be either image, so ours stays then. Slots that are reserved stay as we have them: on flash
         is the entry that went, or the one that is not acknowledged yet.
         """
-        fresh = Directory(block)
         with self.guard:
             ours = self.directory
-            if ours is not None:
-                if self.writes != writes or (self.writer.locked() and not holds_writer):
-                    return 0
-                fresh.merge_uses(ours)
+            if ours is None:
+                fresh = Directory(block)
+            elif self.writes != writes or (self.writer.locked() and not holds_writer):
+                return 0
+            else:
+                # Mostly flash says what we know. What is the same was checked when we first read it.
+                differing = ours.unlike(block)
+                fresh = Directory(block, differing)
+                fresh.merge_uses(ours, differing)
                 for slot in self.reserved:
                     fresh.take_over(slot, ours)
+                ours.count_in(None)
+            fresh.count_in(self.occupancy)
             self.directory = fresh
             self.loaded_at = now
             if self.disproven:
-                generations = {slot: entry.generation for slot, entry in fresh}
+                standing = (
+                    (slot, generation, fresh.entry(slot)) for slot, generation in self.disproven.items()
+                )
                 self.disproven = {
                     slot: generation
-                    for slot, generation in self.disproven.items()
-                    if generations.get(slot) == generation
+                    for slot, generation, entry in standing
+                    if entry is not None and entry.generation == generation
                 }
         return len(fresh.corrupt_keys)
 
@@ -108,13 +119,16 @@ class DirectoryCache:
     def __len__(self) -> int:
         return len(self._sets)
 
-    def borrow(self, namespace: int, offset: int) -> CachedSet:
-        """The set at a byte offset of a namespace, read or not; give it back with `give_back`."""
+    def borrow(self, namespace: int, offset: int, occupancy: Occupancy | None = None) -> CachedSet:
+        """The set at a byte offset of a namespace, read or not; give it back with `give_back`.
+
+        `occupancy` is its volume's.
+        """
         place = (namespace, offset)
         with self._lock:
             cached = self._sets.get(place)
             if cached is None:
-                cached = self._sets[place] = CachedSet(namespace, offset)
+                cached = self._sets[place] = CachedSet(namespace, offset, occupancy)
                 cached.users = 1
                 while len(self._sets) > self.capacity and self._drop_one():
                     pass
@@ -134,15 +148,10 @@ class DirectoryCache:
         for place, cached in self._sets.items():
             if cached.users == 0:
                 del self._sets[place]
+                if cached.directory is not None:
+                    cached.directory.count_in(None)
                 return True
         return False
-
-    def forget_namespace(self, namespace: int) -> None:
-        """Drop what is known of a namespace that came back: it may have been replaced meanwhile."""
-        with self._lock:
-            for place, cached in list(self._sets.items()):
-                if place[0] == namespace and cached.users == 0:
-                    del self._sets[place]
 
     def snapshot(self) -> list[CachedSet]:
         """All that is remembered now."""

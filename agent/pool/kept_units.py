@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
+from agent.pool.unit_buffers import UnitBuffers
+
 KEPT_UNITS_MAX = 32
 """Of 256 KiB each by default: 8 MiB. As many reads as workers can be under way at once."""
 
@@ -18,21 +20,25 @@ KEPT_UNITS_MAX = 32
 class KeptUnits:
     """Opened units by reader, one each. Safe from any thread."""
 
-    def __init__(self, capacity: int = KEPT_UNITS_MAX) -> None:
+    def __init__(self, buffers: UnitBuffers, capacity: int = KEPT_UNITS_MAX) -> None:
+        self._buffers = buffers
         self._capacity = capacity
         self._units: OrderedDict[int, tuple[int, memoryview]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def keep(self, reader: int, number: int, plain: memoryview) -> None:
-        """Keep one unit for a reader (by its number), instead of what it kept before."""
+    def keep(self, reader: int, number: int, buffer: memoryview) -> None:
+        """Keep a buffer with one opened unit for a reader (by its number), instead of what it kept before."""
         with self._lock:
-            self._units.pop(reader, None)
-            self._units[reader] = (number, plain)
+            gone = [self._units.pop(reader, None)]
+            self._units[reader] = (number, buffer)
             if len(self._units) > self._capacity:
-                self._units.popitem(last=False)
+                gone.append(self._units.popitem(last=False)[1])
+        for kept in gone:
+            if kept is not None:
+                self._buffers.give_back(kept[1])
 
     def take(self, reader: int, number: int) -> memoryview | None:
-        """The unit, if this very one is kept for the reader; it is not kept any longer."""
+        """The buffer, if this very unit is kept for the reader; it is the caller's to give back or keep."""
         with self._lock:
             kept = self._units.get(reader)
             if kept is None or kept[0] != number:
@@ -43,4 +49,6 @@ class KeptUnits:
     def drop(self, reader: int) -> None:
         """The reader is gone."""
         with self._lock:
-            self._units.pop(reader, None)
+            kept = self._units.pop(reader, None)
+        if kept is not None:
+            self._buffers.give_back(kept[1])

@@ -18,17 +18,20 @@ keys: it enters the first two ranks of 2/N of them and displaces the place where
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
+from agent.inline.block_cipher import BlockCipher
 from agent.inline.secrets import SecretKey
 
 KEY_BYTES = 16
+FEW_MEMBERS = 12
+"""Up to so many namespaces are ranked one by one. It is part of the placement: all agents do alike."""
 _WORDS = struct.Struct("<QQ")
 _MASK = (1 << 64) - 1
 
@@ -68,7 +71,7 @@ class Placement:
     def __init__(self, placement_key: SecretKey, extents: Sequence[Extent]) -> None:
         if not extents:
             raise ValueError("a volume without an extent has no place for anything")
-        self._algorithm = algorithms.AES256(placement_key.reveal())
+        self._blocks = BlockCipher(placement_key.reveal())
         self._extents = tuple(extents)
         self._members = [_member_seed(extent.nguid) for extent in extents]
         self._seeds: NDArray[np.uint64] = np.array(self._members, dtype=np.uint64)
@@ -79,7 +82,7 @@ class Placement:
 
     def pseudonym(self, key: bytes) -> bytes:
         """What stands for `key` (16 bytes) on flash."""
-        return Cipher(self._algorithm, modes.ECB()).encryptor().update(key)
+        return self._blocks.encrypt(key)
 
     def candidates(self, pseudonym: bytes) -> tuple[Candidate, Candidate]:
         """The two sets of a pseudonym, the better-ranked first; both the same in a volume of one set."""
@@ -108,14 +111,23 @@ class Placement:
     def _two_best(self, word: int) -> tuple[int, int]:
         # -ln(u)/w is exponentially distributed with rate w, so the smallest falls to a namespace with
         # probability w over the sum of weights: that is what makes the weights shares.
+        if len(self._members) <= FEW_MEMBERS:
+            return self._two_best_of_few(word)
         value = self._seeds ^ np.uint64(word)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         value ^= value >> np.uint64(31)
         uniform = ((value >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         scores = -np.log(uniform) / self._weights
-        if len(scores) == 2:
-            return (0, 1) if scores[0] <= scores[1] else (1, 0)
         two = np.argpartition(scores, 1)[:2]
         best, runner_up = int(two[0]), int(two[1])
         return (best, runner_up) if scores[best] <= scores[runner_up] else (runner_up, best)
+
+    def _two_best_of_few(self, word: int) -> tuple[int, int]:
+        """The same ranking without arrays, whose set-up costs more than a few members do."""
+        scores = []
+        for number, seed in enumerate(self._members):
+            uniform = ((_mixed(seed ^ word) >> 11) + 0.5) * 2.0**-53
+            scores.append((-math.log(uniform) / self._extents[number].sets, number))
+        scores.sort()
+        return scores[0][1], scores[1][1]

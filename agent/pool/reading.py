@@ -150,6 +150,8 @@ class Reading:
                 tally.bytes_read += wanted
                 if offset + wanted < length and within + wanted < unit_bytes:
                     self.volume.kept_units.keep(self._number, number, kept)
+                else:
+                    self.volume.unit_buffers.give_back(kept)
                 return wanted
         source = self._request(lanes, generation, length, offset, len(into), with_header=False)
         served = yield from self._serve(lanes, opened, source, offset, into, deadline)
@@ -232,7 +234,10 @@ class Reading:
         assert source.header is not None
         header_from = source.header_pending or source.pending
         if header_from is not None:
-            cause = yield from wait_for(lanes, header_from, deadline, HEADER_BYTES)
+            # With the first unit, where both are one read: each look at the socket gives the GIL away,
+            # and with several workers getting it back costs more than opening a header early gains.
+            first = min(self.volume.codec.unit_bytes, len(source.data)) if source.data_starts_at else 0
+            cause = yield from wait_for(lanes, header_from, deadline, HEADER_BYTES + first)
             if cause is not None:
                 self._give_up(lanes, source)
                 return cause
@@ -332,14 +337,17 @@ class Reading:
                 opened_whole = opened.open_unit(number, sealed, into[target : target + size])
             else:
                 # The range ends inside this unit, or the unit's padding does not fit: open it aside.
-                aside = memoryview(bytearray(size))
+                buffer = self.volume.unit_buffers.borrow()
+                aside = buffer[:size]
                 opened_whole = opened.open_unit(number, sealed, aside)
                 if opened_whole:
                     begin, end = max(0, -target), min(size, wanted - target)
                     into[target + begin : target + end] = aside[begin:end]
                     lanes.tally(self.volume.settings.name).bytes_copied += end - begin
-                    if offset + wanted < min(start + size, opened.length):
-                        self.volume.kept_units.keep(self._number, number, aside)
+                if opened_whole and offset + wanted < min(start + size, opened.length):
+                    self.volume.kept_units.keep(self._number, number, buffer)
+                else:
+                    self.volume.unit_buffers.give_back(buffer)
             if not opened_whole:
                 self._give_up(lanes, source)
                 return MissCause.CORRUPT

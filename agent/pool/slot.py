@@ -33,7 +33,6 @@ from dataclasses import dataclass
 
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import (
-    HEADER_UNIT,
     PROOF_BYTES,
     SALT_BYTES,
     SUITES,
@@ -127,9 +126,7 @@ class SlotCodec:
             return MissCause.CORRUPT
         cipher = self.suite.slot(salt, place)
         plain = memoryview(bytearray(_SEALED_BYTES))
-        prelude = bytes(header[:_SEALED_AT])
-        proof = bytes(header[_PROOF_AT:])
-        if not cipher.open_unit(HEADER_UNIT, header[_SEALED_AT:_PROOF_AT], plain, prelude, proof):
+        if not cipher.open_header(header[_SEALED_AT:], plain, bytes(header[:_SEALED_AT])):
             return MissCause.CORRUPT
         tenant, volume, found, made, stored_us, length, expiry, units, _ = _SEALED.unpack_from(plain)
         if (tenant, volume) != (self.tenant, self.volume):
@@ -219,8 +216,7 @@ class SlotSealer:
             plain[at : at + PROOF_BYTES] = proof
         block = bytearray(HEADER_BYTES)
         block[:_SEALED_AT] = prelude
-        sealed = memoryview(block)[_SEALED_AT:_PROOF_AT]
-        block[_PROOF_AT:] = self._cipher.seal_unit(HEADER_UNIT, plain, sealed, prelude)
+        self._cipher.seal_header(plain, memoryview(block)[_SEALED_AT:], prelude)
         return bytes(block)
 
 

@@ -17,10 +17,13 @@ from agent.inline.suites import Place
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import CachedSet, DirectoryCache
 from agent.pool.kept_units import KeptUnits
+from agent.pool.occupancy import Occupancy
 from agent.pool.placement import Candidate, Extent, Placement
 from agent.pool.slot import HEADER_BYTES, SlotCodec
 from agent.pool.steps import Lanes, Pending, Steps, Wait
 from agent.pool.tally import MissCause
+from agent.pool.turns import Turns
+from agent.pool.unit_buffers import UnitBuffers
 
 LOADS_IN_FLIGHT = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
@@ -96,7 +99,10 @@ class Volume:
         self.settings = settings
         self.timing = timing
         self.cache = cache
-        self.kept_units = KeptUnits()
+        self.occupancy = Occupancy()
+        self.turns = Turns()
+        self.unit_buffers = UnitBuffers(settings.unit_bytes)
+        self.kept_units = KeptUnits(self.unit_buffers)
         raw = secret.reveal()
         self.codec = SlotCodec(
             settings.tenant,
@@ -129,10 +135,10 @@ class Volume:
     def borrow_sets(self, pseudonym: bytes) -> tuple[CachedSet, ...]:
         """The one or two sets of a key; give them back with `give_back_sets`."""
         first, second = self.placement.candidates(pseudonym)
-        borrowed = self.cache.borrow(first.namespace, self.set_offset(first))
+        borrowed = self.cache.borrow(first.namespace, self.set_offset(first), self.occupancy)
         if first == second:
             return (borrowed,)
-        return borrowed, self.cache.borrow(second.namespace, self.set_offset(second))
+        return borrowed, self.cache.borrow(second.namespace, self.set_offset(second), self.occupancy)
 
     def give_back_sets(self, sets: Sequence[CachedSet]) -> None:
         for cached in sets:
@@ -230,25 +236,8 @@ class Volume:
         return MissCause.EXPIRED
 
     def usage(self) -> tuple[int, int]:
-        """Slots in all, and slots taken in the directories that this agent remembers."""
-        taken = 0
-        for cached in self.remembered():
-            if cached.directory is not None:
-                taken += sum(1 for _ in cached.directory)
-        return self.settings.slots, taken
-
-    def remembered(self) -> list[CachedSet]:
-        """The cached sets of this volume."""
-        ranges = {
-            extent.namespace: (extent.offset, extent.offset + extent.sets * self.settings.set_bytes)
-            for extent in self.settings.extents
-        }
-        return [
-            cached
-            for cached in self.cache.snapshot()
-            if cached.namespace in ranges
-            and ranges[cached.namespace][0] <= cached.offset < ranges[cached.namespace][1]
-        ]
+        """Slots in all, and slots taken in the directories that this agent remembers. Costs nothing."""
+        return self.settings.slots, self.occupancy.taken
 
 
 def wait_for(

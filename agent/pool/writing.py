@@ -8,6 +8,11 @@ What a crash leaves, at whatever moment: a slot whose header does not open, or o
 value that no directory names. Both are free slots to everybody else. The entry goes out beside the
 slot's own write when nobody else is writing that directory, because an entry without its slot is only
 a hint that turns out wrong; the put is acknowledged when both are on flash.
+
+Of several puts of one key through one agent the first to be named stays. A value that comes in one piece
+keeps its key's turn (agent/pool/turns.py) from the look to the end, so that a second put waits and then
+finds it stored. One that comes in pieces cannot, for its next piece may never come: it takes the turn
+when it begins and again when it ends, and looks once more then.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from agent.pool.directory_cache import CachedSet
 from agent.pool.slot import HEADER_BYTES, SlotSealer
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
+from agent.pool.unit_buffers import Tail
 from agent.pool.volume import Found, Volume, wait_for
 
 PUT_FRESH_SECONDS = 0.02
@@ -93,8 +99,7 @@ class Writing:
         self._may_evict = may_evict
         self._reservation: _Reservation | None = None
         self._units_sealed: set[int] = set()
-        self._tail = bytearray()
-        self._tail_at = 0
+        self._tail = Tail(volume.unit_buffers)
         self._end = 0
         self._stored = False
         self._refusal: PutRefused | BadPut = BadPut("the put was given up")
@@ -126,15 +131,19 @@ class Writing:
         if not len(data):
             return False
         if self._reservation is None and not self.already_there:
-            yield from self._begin(lanes, deadline)
+            yield from self._take_turn(lanes, deadline)
+            try:
+                yield from self._begin(lanes, deadline)
+                self._end = end
+                if len(data) == self._length and not self.already_there:
+                    yield from self._write_whole(lanes, data, deadline)
+                    return True
+            finally:
+                self.volume.turns.end(self.pseudonym)
         self._end = max(self._end, end)
         if self.already_there:
             self.finished = self._length is not None and self._end == self._length
             return self.finished
-        untouched = not self._units_sealed and not self._tail
-        if self._length is not None and len(data) == self._length and untouched:
-            yield from self._write_whole(lanes, data, deadline)
-            return True
         yield from self._write_units(lanes, offset, data, deadline)
         if self._length is not None and self._complete(self._length):
             yield from self.finish(lanes, deadline)
@@ -157,17 +166,28 @@ class Writing:
         length = self._end
         if not self._complete(length):
             yield from self._give_up(lanes, BadPut(f"a value of {length} bytes with a hole in it"))
-        if self._tail:
-            # The tail waits here and not on flash, so it takes a buffer of its own to be sealed from.
-            tail, self._tail = memoryview(self._tail), bytearray()
-            yield from self._send_units(lanes, self._tail_at, tail, deadline)
-        header = self._header(lanes, reservation, length)
-        yield from self._commit(lanes, reservation, [header], length, deadline)
+        whole = len(self._tail) == length
+        if self._tail and not whole:
+            yield from self._send_tail(lanes, deadline)
+        yield from self._take_turn(lanes, deadline)
+        try:
+            if self._stored_meanwhile(lanes):
+                lanes.tally(self.volume.settings.name).puts_already_there += 1
+                self.already_there = True
+                yield from self.drop(lanes)
+            elif whole:
+                yield from self._write_whole(lanes, self._tail.text(), deadline)
+                self._tail.clear()
+            else:
+                header = self._header(lanes, reservation, length)
+                yield from self._commit(lanes, reservation, [header], length, deadline)
+        finally:
+            self.volume.turns.end(self.pseudonym)
 
     def drop(self, lanes: Lanes) -> Steps[None]:
         """Give up: the reservation goes back; what was written is a slot that nobody names."""
         self.finished = True
-        self._tail = bytearray()
+        self._tail.clear()
         self._release()
         return
         yield
@@ -187,8 +207,31 @@ class Writing:
         unit = self.volume.codec.unit_bytes
         units = -(-length // unit)
         sealed = len(self._units_sealed) + (1 if self._tail else 0)
-        tail_fits = not self._tail or self._tail_at + len(self._tail) == length
+        tail_fits = not self._tail or self._tail.at + len(self._tail) == length
         return sealed == units and tail_fits
+
+    def _take_turn(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        if (yield from self.volume.turns.take(self.pseudonym, deadline)):
+            return
+        lanes.tally(self.volume.settings.name).puts_refused += 1
+        refused = PutRefused("another put of the key does not come to its end", MissCause.LATE)
+        if self._reservation is None:
+            raise refused
+        yield from self._give_up(lanes, refused)
+
+    def _stands(self, found: Found, wall: float) -> bool:
+        """Whether an entry of the key means that the key is stored."""
+        expired = found.entry.expiry and found.entry.expiry <= wall
+        return not expired and found.cached.disproven.get(found.slot) != found.entry.generation
+
+    def _stored_meanwhile(self, lanes: Lanes) -> bool:
+        """Whether another put has stored the key since this one began, as far as is known without asking."""
+        sets = self.volume.borrow_sets(self.pseudonym)
+        try:
+            wall = lanes.wall()
+            return any(self._stands(found, wall) for found in self.volume.find(sets, self.pseudonym))
+        finally:
+            self.volume.give_back_sets(sets)
 
     def _begin(self, lanes: Lanes, deadline: float) -> Steps[None]:
         volume = self.volume
@@ -200,9 +243,7 @@ class Writing:
             trouble = (yield from volume.load(lanes, unread, half)) if unread else None
             wall = lanes.wall()
             for found in volume.find(sets, self.pseudonym):
-                expired = found.entry.expiry and found.entry.expiry <= wall
-                disproven = found.cached.disproven.get(found.slot) == found.entry.generation
-                if not expired and not disproven:
+                if self._stands(found, wall):
                     self.already_there = True
                     lanes.tally(self.volume.settings.name).puts_already_there += 1
                     return
@@ -293,14 +334,14 @@ class Writing:
     def _write_units(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         """Seal and send the whole units of `data`; what is left of the last one waits in the tail."""
         unit = self.volume.codec.unit_bytes
-        if self._tail and offset == self._tail_at + len(self._tail):
-            room = unit - len(self._tail)
-            self._tail += data[:room]
-            lanes.tally(self.volume.settings.name).bytes_copied += min(room, len(data))
-            offset, data = offset + room, data[room:]
-            if len(self._tail) == unit:
-                tail, self._tail = memoryview(self._tail), bytearray()
-                yield from self._send_units(lanes, self._tail_at, tail, deadline)
+        if self._tail and offset == self._tail.at + len(self._tail):
+            taken = min(unit - len(self._tail), len(data))
+            self._tail.append(data[:taken])
+            lanes.tally(self.volume.settings.name).bytes_copied += taken
+            offset, data = offset + taken, data[taken:]
+            # A value that ends with its first unit is sent with its header, by `finish`.
+            if len(self._tail) == unit and (self._length is None or self._length > unit):
+                yield from self._send_tail(lanes, deadline)
         if not len(data):
             return
         if offset % unit or (self._tail and len(data) % unit):
@@ -309,9 +350,12 @@ class Writing:
         if whole:
             yield from self._send_units(lanes, offset, data[:whole], deadline)
         if whole < len(data):
-            self._tail_at = offset + whole
-            self._tail = bytearray(data[whole:])
+            self._tail.begin(offset + whole, data[whole:])
             lanes.tally(self.volume.settings.name).bytes_copied += len(self._tail)
+
+    def _send_tail(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        yield from self._send_units(lanes, self._tail.at, self._tail.text(), deadline)
+        self._tail.clear()
 
     def _send_units(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         reservation = self._reservation

@@ -3,6 +3,9 @@
 It is control work and runs in trio, beside the workers and never in their way. Workers read the result
 in `Fabric`; when a worker loses a queue it complains there, and the controller is reset, because a
 queue that died under a session that seems alive means that one of the two ends is wrong about it.
+
+An enclosure is tried for ever, also one that refuses us: its operator may be about to give it the
+subsystem or to allow this host. What keeps it away is logged when it changes, not with every try.
 """
 
 from __future__ import annotations
@@ -10,18 +13,19 @@ from __future__ import annotations
 import importlib
 import logging
 import math
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, cast
 
 import trio
 
 from agent.config import EnclosureSection
 from agent.remote.fabric import ConnectQueue, Enclosure, Fabric
+from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host.controller_session import NamespacesChanged
 from nvmeof.host.reconnect import ReconnectPolicy
 from nvmeof.tcp.pdu import Digests
-from nvmeof.transport.keeper import Connected, Disconnected, GivenUp, Keeper
+from nvmeof.transport.keeper import Connected, Disconnected, Keeper
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +66,8 @@ class Supervisor:
         self._host_nqn = host_nqn
         self._host_id = host_id
         self._io_queues = io_queues
+        self.queues_in_use = 0
+        """Queue ids that the agent went on to use; an enclosure that joins later may grant fewer."""
         self._tried = {section.name: trio.Event() for section in sections}
         self.fabric = Fabric(
             [
@@ -85,17 +91,23 @@ class Supervisor:
     async def _keep(self, section: EnclosureSection, enclosure: Enclosure) -> None:
         transport = transport_named(section.transport)
 
-        def opener() -> AbstractAsyncContextManager[Any]:
-            return transport.open_controller(
-                section.address,
-                section.port,
-                section.nqn,
-                self._host_nqn,
-                self._host_id,
-                digests=Digests(section.header_digest, section.data_digest),
-                keep_alive_s=KEEP_ALIVE_SECONDS,
-                io_queues=self._io_queues,
-            )
+        @asynccontextmanager
+        async def opener() -> AsyncIterator[Any]:
+            try:
+                async with transport.open_controller(
+                    section.address,
+                    section.port,
+                    section.nqn,
+                    self._host_nqn,
+                    self._host_id,
+                    digests=Digests(section.header_digest, section.data_digest),
+                    keep_alive_s=KEEP_ALIVE_SECONDS,
+                    io_queues=self._io_queues,
+                ) as controller:
+                    yield controller
+            except ConnectRefused as refused:
+                # A wrong name, a host that is not allowed: what makes a keeper give up, and we do not.
+                raise ConnectionLost(str(refused)) from refused
 
         async with transport.keep_controller(opener, RECONNECT) as keeper, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_complaints, enclosure, keeper)
@@ -105,10 +117,6 @@ class Supervisor:
                         self._connected(enclosure, controller)
                     case Disconnected(error):
                         self._disconnected(enclosure, str(error or "reset"))
-                    case GivenUp(error):
-                        # Only a refusal that will not change gets here: a wrong name, a host not allowed.
-                        log.warning("enclosure %s refuses us for good: %s", enclosure.name, error)
-                        self._disconnected(enclosure, str(error))
                     case NamespacesChanged() if keeper.controller is not None:
                         enclosure.namespaces = tuple(keeper.controller.namespaces())
                         self.fabric.refresh()
@@ -126,10 +134,21 @@ class Supervisor:
         enclosure.fault = ""
         self.fabric.refresh()
         log.info("enclosure %s: connected, %d namespaces", enclosure.name, len(enclosure.namespaces))
+        granted = controller.info.io_queues
+        if granted < self.queues_in_use:
+            log.warning(
+                "enclosure %s grants %d I/O queues of the %d in use: what the others ask of it misses; "
+                "let it grant more, or start the agent again",
+                enclosure.name,
+                granted,
+                self.queues_in_use,
+            )
 
     def _disconnected(self, enclosure: Enclosure, fault: str) -> None:
         if enclosure.session is not None:
             log.info("enclosure %s: lost: %s", enclosure.name, fault)
+        elif fault != enclosure.fault:
+            log.warning("enclosure %s: not connected, and tried again: %s", enclosure.name, fault)
         enclosure.session = None
         enclosure.fault = fault
         self.fabric.refresh()

@@ -100,7 +100,10 @@ class TcpHostQueue:
                 self._drain()
                 return command.done or (at_least is not None and command.received >= at_least)
             if queue.output:
-                self._push_and_pull(remaining)
+                # As after an R2T. The socket mostly takes it at once; only what it did not needs a poll.
+                self._push()
+                if queue.output:
+                    self._push_and_pull(remaining)
                 continue
             buffer = queue.next_buffer()
             size = len(buffer)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent.pool.directory import DIRECTORY_BYTES, Directory
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.reading import Reading
 from agent.pool.tally import MissCause, Tally, total
@@ -110,6 +111,17 @@ class Race:
             self.wrong.append(f"key {number}: ended after {len(got)} bytes without a cause")
         return reading.cause if reading.cause is not None else got
 
+    def directories(self) -> list[Directory]:
+        """Every directory as it lies on flash."""
+        found = []
+        for extent in self.settings.extents:
+            for number in range(extent.sets):
+                block = memoryview(bytearray(DIRECTORY_BYTES))
+                offset = extent.offset + number * self.settings.set_bytes
+                self.namespaces[extent.namespace].load(offset, block)
+                found.append(Directory(block))
+        return found
+
     def tally(self) -> Tally:
         return total(tally for lanes in self.lanes for tally in lanes.tallies.values())
 
@@ -175,19 +187,54 @@ def test_workers_of_one_agent_lose_nothing(seed: int) -> None:
         assert read_all(race, race.volumes[1]) == race.acknowledged, f"seed {seed} run {run}, after a restart"
 
 
-def test_workers_of_one_agent_store_one_key_once_or_agree(seed: int) -> None:
-    for run in range(20):
-        race = Race((seed, "one key", run), agents=1, sets=(1, 1))
-        for number in range(5):
-            race.worker(f"w{number}", race.volumes[0], [("put", 1), ("get", 1)])
+def test_workers_of_one_agent_store_one_key_once(seed: int) -> None:
+    """Whole and in pieces, all at once: the first to be named stays, and nobody hears of it before it is
+    on flash."""
+    for run in range(30):
+        race = Race((seed, "one key", run), agents=2, sets=(1, 1))
+        for number in range(6):
+            race.worker(f"w{number}", race.volumes[0], [("put", 1), ("get", 1), ("get", 1)])
         race.run()
-        found = read_all(race, race.volumes[0])
-        assert found[key_of(1)] in race.stored[key_of(1)]
-        again = read_all(race, race.volumes[0])
-        assert again == found, "two reads of one key differ"
+        assert race.tally().puts == 1, f"seed {seed} run {run}"
+        assert race.tally().puts_already_there == 5
+        assert race.tally().gets_hit == 12, "acknowledged, and then not there"
+        named = [entry for directory in race.directories() for _, entry in directory]
+        assert len(named) == 1
+        assert read_all(race, race.volumes[1]) == race.acknowledged
         race.worker("d", race.volumes[0], [("delete", 1)])
         race.run()
         assert key_of(1) not in read_all(race, race.volumes[0]), "a copy outlived the delete"
+
+
+def test_a_put_that_fails_or_is_cut_off_lets_the_next_one_store(seed: int) -> None:
+    """Whoever waits for a key's turn gets it when the put before ends, however that ends."""
+    stored = refused = 0
+    for run in range(40):
+        race = Race((seed, "turns", run), agents=1, sets=(1, 1), timing=Timing(5.0, 0.05))
+        scheduler = race.scheduler
+        heal_at = scheduler.now + race.rng.uniform(0.001, 0.006)
+
+        def heal(race: Race = race) -> None:
+            for namespace in race.namespaces:
+                namespace.broken = False
+
+        for namespace in race.namespaces:
+            namespace.broken = True
+        scheduler.call_at(heal_at, heal)
+        for number in range(3):
+            race.worker(f"w{number}", race.volumes[0], [("put", 1)] * 3)
+        race.worker("victim", race.volumes[0], [("put", 1)] * 3, owner="victim")
+        scheduler.call_at(heal_at + race.rng.uniform(0.0, 0.002), lambda s=scheduler: s.kill("victim"))
+        scheduler.run()
+        assert not len(race.volumes[0].turns), f"seed {seed} run {run}: a turn was kept"
+        assert race.tally().puts <= 1
+        stored += race.tally().puts
+        refused += race.tally().puts_refused
+        race.worker("last", race.volumes[0], [("put", 1)])
+        scheduler.run()
+        assert key_of(1) in read_all(race, race.volumes[0]), f"seed {seed} run {run}"
+    assert stored > 10
+    assert refused > 10
 
 
 def read_all(race: Race, volume: Volume) -> dict[bytes, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Sequence
 
 import pytest
@@ -99,9 +100,80 @@ def test_sets_in_use_are_kept_and_the_bound_is_kept_to() -> None:
     for cached in [*used, used[0]]:
         cache.give_back(cached)
     assert len(cache) <= 16
-    cache.borrow(1, 7)
-    cache.forget_namespace(0)
-    assert [(cached.namespace, cached.offset) for cached in cache.snapshot()] == [(1, 7)]
+    assert [cached.offset for cached in cache.snapshot()] == [*range(25, 40), 0], "the last used are kept"
+
+
+def test_entries_that_are_known_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory is read for every miss; only what differs from our copy costs a CRC."""
+    whole = [(slot, entry(slot)) for slot in range(64)]
+    cached = remembered(*whole)
+    assert cached.directory is not None
+    checked: list[int] = []
+    real = zlib.crc32
+
+    def crc32(data: memoryview) -> int:
+        checked.append(len(data))
+        return real(data)
+
+    monkeypatch.setattr("agent.pool.directory.zlib.crc32", crc32)
+    block = bytearray(block_of(*whole))
+    checked.clear()
+    assert cached.accept(memoryview(block), 2.0, cached.writes) == 0
+    assert not checked
+    cached.directory.touch(5, 99)
+    block[64 * 9 + 20] ^= 1
+    assert cached.accept(memoryview(block), 3.0, cached.writes) == 1
+    assert len(checked) == 2, "the one that we used, and the one that differs"
+    assert cached.directory.corrupt_keys == {entry(9).pseudonym}
+    assert cached.directory.entry(5).hits == 1  # type: ignore[union-attr]
+    assert set(slots(cached)) == set(range(64)) - {9}
+    # Damage stays damage for as long as it is on flash, and our copy is none of it.
+    assert cached.accept(memoryview(block), 4.0, cached.writes) == 1
+    assert not Directory(cached.directory.image()).corrupt_keys
+
+
+def test_what_is_known_never_vouches_for_a_crc_that_was_not_made() -> None:
+    """Our copy of an entry in use has an old CRC. The same bytes on flash are damage all the same."""
+    cached = remembered((3, entry(3)))
+    assert cached.directory is not None
+    cached.directory.touch(3, 99)
+    block = memoryview(bytes(cached.directory.raw))
+    assert cached.accept(block, 2.0, cached.writes) == 1
+    assert not slots(cached)
+
+
+def test_a_volume_s_taken_slots_are_counted_as_they_come_and_go(seed: int) -> None:
+    """The running sum against a walk through everything, over puts, evictions, deletes and forgotten sets."""
+    dice = random.Random(seed)
+    pool = MemoryPool((40,), value_bytes=4096)
+    agent = pool.agent(cache_bytes=0)
+
+    def walked() -> int:
+        return sum(
+            1 for cached in agent.cache.snapshot() if cached.directory is not None for _ in cached.directory
+        )
+
+    assert agent.volume.usage() == (40 * 64, 0)
+    for step in range(600):
+        number = dice.randrange(200)
+        if dice.random() < 0.6:
+            agent.put(key_of(number), b"v")
+        elif dice.random() < 0.5:
+            agent.delete(key_of(number))
+        else:
+            agent.get(key_of(number))
+        if dice.random() < 0.05:
+            pool.namespaces[0].flip(dice.choice(sorted(pool.namespaces[0].blocks)) + dice.randrange(4096))
+        assert agent.volume.usage()[1] == walked(), f"seed {seed} step {step}"
+    assert len(agent.cache) == agent.cache.capacity
+    for cached in agent.cache.snapshot():
+        assert cached.directory is not None
+        assert cached.directory.taken == len(list(cached.directory))
+    other = pool.agent()
+    assert other.get(key_of(0)) is not None
+    assert other.volume.usage()[1] == sum(
+        1 for cached in other.cache.snapshot() for _ in cached.directory or ()
+    )
 
 
 def test_a_write_that_lands_late_hits_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +235,10 @@ def test_two_puts_of_one_key_leave_one_entry() -> None:
         agent.lanes.run(writing.write(agent.lanes, 0, memoryview(b"vv"), agent.deadline()))
     for writing in begun:
         agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
-        assert writing.stored
+    assert [writing.stored for writing in begun] == [True, False], "the first to end stays"
+    assert [writing.already_there for writing in begun] == [False, True]
+    assert all(writing.finished for writing in begun)
+    assert (agent.tally.puts, agent.tally.puts_already_there) == (1, 1)
     for writing in writings:
         agent.lanes.run(writing.write(agent.lanes, 0, memoryview(b"w"), agent.deadline()))
         assert writing.already_there

@@ -1,0 +1,82 @@
+"""Sessions to a real enclosure that refuses us, or grants less than we ask for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from agent.agent import EXTRA_QUEUES, granted_workers
+from agent.config import EnclosureSection
+from agent.remote.supervisor import Supervisor
+from emulator.jbof.enclosure import Enclosure, EnclosureSettings
+from nvmeof.controller.settings import ControllerSettings
+
+HOST, HOST_ID = "nqn.2026-01.io.g35:tester", b"tester-host-id-0"
+DRIVES = {"drives": 1, "drive_bytes": 1 << 20}
+
+
+def section(enclosure: Enclosure) -> EnclosureSection:
+    return EnclosureSection(
+        name="shelf", address="127.0.0.1", port=enclosure.port, nqn=enclosure.settings.subsystem_nqn
+    )
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    with trio.move_on_after(20):
+        while not condition():  # noqa: ASYNC110 - polled: workers and the enclosure know no trio
+            await trio.sleep(0.01)
+        return
+    raise AssertionError(f"not within 20 s: {what}")
+
+
+@pytest.mark.expects_log("not connected, and tried again")
+def test_an_enclosure_that_refused_us_is_found_once_it_lets_us_in(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with Enclosure(EnclosureSettings(allowed_hosts=frozenset({"nqn.somebody:else"}), **DRIVES)) as shelf:
+            supervisor = Supervisor([section(shelf)], HOST, HOST_ID, 2)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.run)
+                await supervisor.all_tried(10)
+                [ours] = supervisor.fabric.enclosures
+                # The second and the third try say nothing new.
+                await until(lambda: shelf.stats()["connections_accepted"] >= 3, "three tries")
+                assert ours.session is None
+                assert "refused" in ours.fault.lower() or "host" in ours.fault.lower()
+                shelf.subsystem.allowed_hosts = None
+                await until(lambda: ours.session is not None, "the session")
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    told = [line for line in caplog.messages if "not connected, and tried again" in line]
+    assert len(told) == 1
+
+
+@pytest.mark.expects_log("grants 5 I/O queues")
+def test_the_workers_are_as_many_as_the_poorest_enclosure_has_queues_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        settings = EnclosureSettings(controller=ControllerSettings(max_io_queues=5), **DRIVES)
+        with Enclosure(settings) as shelf:
+            supervisor = Supervisor([section(shelf)], HOST, HOST_ID, 4 + EXTRA_QUEUES)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.run)
+                await supervisor.all_tried(10)
+                assert granted_workers(supervisor.fabric, 4) == 5 - EXTRA_QUEUES
+                assert len(caplog.messages) == 1
+                assert granted_workers(supervisor.fabric, 1) == 1
+                assert len(caplog.messages) == 1
+                # One that joins, or comes back, while more are in use is named as well.
+                supervisor.queues_in_use = 4 + EXTRA_QUEUES
+                epoch = supervisor.fabric.enclosures[0].epoch
+                supervisor.fabric.enclosures[0].complain(epoch)
+                await until(lambda: len(caplog.messages) == 2, "the second line")
+                nursery.cancel_scope.cancel()
+
+    caplog.set_level(logging.WARNING)
+    trio.run(main)
+    assert "of the 7 that are needed" in caplog.messages[0]
+    assert "of the 7 in use" in caplog.messages[1]

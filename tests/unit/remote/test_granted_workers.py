@@ -1,0 +1,42 @@
+"""How many workers an agent takes, by what the enclosures grant it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agent.agent import EXTRA_QUEUES, granted_workers
+from agent.errors import G35Error
+from agent.remote.fabric import Enclosure, Fabric
+
+
+def fabric(**granted: int | None) -> Fabric:
+    """Enclosures by name, and the I/O queues that each grants; None: not connected."""
+    return Fabric(
+        [
+            Enclosure(
+                name,
+                cast(Any, None),
+                session=None if queues is None else cast(Any, SimpleNamespace(io_queues=queues)),
+            )
+            for name, queues in granted.items()
+        ]
+    )
+
+
+def test_as_many_as_are_wanted_where_everybody_grants_them() -> None:
+    assert granted_workers(fabric(rich=64, enough=4 + EXTRA_QUEUES, away=None), 4) == 4
+    assert granted_workers(fabric(away=None), 4) == 4
+
+
+@pytest.mark.expects_log("enclosure poor grants 5 I/O queues", "enclosure poorest grants 4 I/O queues")
+def test_the_poorest_enclosure_decides(caplog: pytest.LogCaptureFixture) -> None:
+    assert granted_workers(fabric(rich=64, poor=5, poorest=4), 4) == 1
+    assert len(caplog.messages) == 2, "one line for each that grants too few"
+
+
+def test_too_few_for_one_worker_is_refused() -> None:
+    with pytest.raises(G35Error, match=r"enclosure mean grants 3 I/O queues .* needs 4"):
+        granted_workers(fabric(rich=64, mean=EXTRA_QUEUES), 4)
