@@ -60,6 +60,9 @@ SESSION_FILE_BYTES = 1 << 62
 """The size that stat shows. Data offsets lie below it, so that the kernel never takes a write for one
 that extends the file, which it would let in only one at a time."""
 
+STATUS_FILE_BYTES = 64 << 10
+"""The size that stat shows: a look at the attributes must not cost a snapshot. Reads end where it ends."""
+
 StartPrestage = Callable[[Volume, bytes], Outcome]
 
 
@@ -144,7 +147,7 @@ class ControlFace(RefusesAll):
         if ino == _SESSION_INO:
             return Attributes(ino, stat.S_IFREG | 0o600, SESSION_FILE_BYTES, uid=uid, gid=gid)
         if ino == _STATUS_INO:
-            return Attributes(ino, stat.S_IFREG | 0o444, len(self._status()), uid=uid, gid=gid)
+            return Attributes(ino, stat.S_IFREG | 0o444, STATUS_FILE_BYTES, uid=uid, gid=gid)
         raise FsError(errno.ENOENT)
 
     def _status(self) -> bytes:

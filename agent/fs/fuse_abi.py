@@ -24,10 +24,7 @@ MINOR = 39
 MINOR_LEAST = 28
 """Linux 4.20, the first with FUSE_MAX_PAGES: without it a request carries 128 KiB at most."""
 
-ROOT_NODE = 1
 PAGE_BYTES = 4096
-REQUEST_BYTES_LEAST = 8192
-"""FUSE_MIN_READ_BUFFER: the kernel refuses to fill a smaller buffer than this."""
 
 
 class FuseFormatError(ValueError):

@@ -6,7 +6,9 @@ it is first closed, and whoever writes on after that gets EIO and the value is r
 half a value is never served. An empty file stores nothing.
 
 What lookup says is a hint from the directories, and costs no round trip while they are remembered; the
-read proves the value. A value that went in between reads as an empty file: a miss, never an error.
+read proves the value. A value that went in between reads as an empty file: a miss, never an error. One
+that is lost in the middle, when ranges of it were served, reads as EIO from there on: whoever reads to the
+end must not take what came so far for a shorter value.
 Directories list nothing: a key-value face that lists its keys would need an index, and would tell one
 tenant what another one holds.
 """
@@ -274,7 +276,10 @@ class KvFace(RefusesAll):
     def _read(self, reading: Reading, offset: int, into: memoryview) -> Steps[int]:
         lanes = self._lanes()
         deadline = lanes.now() + reading.volume.timing.read_deadline
-        return (yield from reading.read(lanes, offset, into, deadline))
+        count = yield from reading.read(lanes, offset, into, deadline)
+        if reading.cause is not None and reading.length is not None:
+            raise FsError(errno.EIO, f"the value was lost while it was read: {reading.cause.name.lower()}")
+        return count
 
     def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
         writer = self._writers.get(handle)
@@ -307,7 +312,8 @@ class KvFace(RefusesAll):
 
     def _spoil(self, writer: _Writer, lanes: Lanes, deadline: float) -> Steps[None]:
         """Bytes after the close that completed the value: half of it must not stay behind."""
-        if not writer.spoilt and writer.writing.received and not writer.writing.already_there:
+        # What this writer did not store, because it failed or came second, is not its to delete.
+        if writer.writing.stored and not writer.spoilt:
             writer.spoilt = True
             try:
                 yield from delete(writer.writing.volume, lanes, writer.writing.key, deadline)
@@ -328,7 +334,7 @@ class KvFace(RefusesAll):
         if not (yield Acquire(writer.lock, deadline)):
             raise FsError(errno.EIO)
         try:
-            already = writing.already_there and not writing.finished
+            first_close = not writing.finished
             yield from writing.finish(lanes, deadline)
         except BadPut as bad:
             raise FsError(errno.EINVAL, str(bad)) from None
@@ -336,7 +342,7 @@ class KvFace(RefusesAll):
             raise FsError(errno_of(refused), str(refused)) from None
         finally:
             writer.lock.release()
-        if already:
+        if first_close and writing.already_there:
             raise FsError(errno.EEXIST, "the key was stored meanwhile; the first write stays")
 
     def release(self, ino: int, handle: int) -> Outcome[None]:

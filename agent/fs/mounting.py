@@ -22,6 +22,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.errors import G35Error
+
 log = logging.getLogger(__name__)
 
 DEV_FUSE = "/dev/fuse"
@@ -41,7 +43,7 @@ POLL_SECONDS = 0.02
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class MountError(Exception):
+class MountError(G35Error):
     """The world's fault: we cannot mount or unmount here. Says why, and what would help."""
 
 

@@ -1,6 +1,6 @@
 """The cipher suites: how one slot is sealed and opened.
 
-A slot is a header block and a value. The value is sealed in units (256 KiB by default), so that a range
+A slot is a header block and a value. The value is sealed in units (64 KiB to 1 MiB), so that a range
 read opens only what it needs and opening overlaps with receiving; each unit has a 16-byte proof of its
 own, and the header, sealed last, carries the proofs of all units with the identity of the whole. The
 order of trust is therefore: header proves identity, length and proofs; a proof proves its unit.

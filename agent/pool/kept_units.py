@@ -14,7 +14,7 @@ from collections import OrderedDict
 from agent.pool.unit_buffers import UnitBuffers
 
 KEPT_UNITS_MAX = 32
-"""Of 256 KiB each by default: 8 MiB. As many reads as workers can be under way at once."""
+"""Of at most 1 MiB each: 32 MiB a volume, and only where hosts read into buffers that begin amid a page."""
 
 
 class KeptUnits:

@@ -10,7 +10,7 @@ aim keys at one set. Then
   is only one); the key goes to the emptier. A namespace that holds more than half of the sets may get
   both: were its keys' other candidates all in the small rest, they would in effect have one choice.
 
-DESIGN.md sketched both candidates in one namespace. Spreading them keeps a volume of few sets from
+Both candidates in one namespace would be the obvious way. Spreading them keeps a volume of few sets from
 running full in one namespace while another has room, and lets writes go on while an enclosure is away.
 See docs/decisions/0003-candidates-in-two-namespaces.md. A joining namespace still moves about 1/N of the
 keys: it enters the first two ranks of 2/N of them and displaces the place where half of those lie.

@@ -1,8 +1,8 @@
 """Counters of one worker: what was asked, what came of it, and why each miss was one.
 
 A worker has a `Tally` of its own and is the only one to write to it, so counting needs no lock and no
-count is lost; a reader sums the tallies of all workers (`total`). The rule that misses add up (DESIGN,
-"what must hold", 5) holds by construction: a get is counted once, in `miss` or in `gets_hit`.
+count is lost; a reader sums the tallies of all workers (`total`). That the causes
+add up to the misses holds by construction: a get is counted once, in `miss` or in `gets_hit`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,6 @@ class Tally:
     bytes_copied: int = 0
     flash_bytes_read: int = 0
     flash_bytes_written: int = 0
-    get_seconds: float = 0.0
-    put_seconds: float = 0.0
 
     def miss(self, cause: MissCause) -> None:
         self.misses[cause] += 1

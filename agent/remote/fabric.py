@@ -9,16 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from agent.remote.health import Health
-from nvmeof.transport.base import ControllerInfo, HostQueue, NamespaceInfo
-
-
-class ConnectQueue(Protocol):
-    """How a worker connects an I/O queue; every transport has one (nvmeof/transport/base.py)."""
-
-    def __call__(self, info: ControllerInfo, qid: int, depth: int, timeout_s: float) -> HostQueue: ...
+from nvmeof.transport.base import ControllerInfo, NamespaceInfo
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +20,6 @@ class Enclosure:
     """One enclosure as its session last saw it. Only the supervisor writes; `complain` is for workers."""
 
     name: str
-    connect_io_queue: ConnectQueue
     session: ControllerInfo | None = None
     """Present while the session stands: queues may be connected."""
     epoch: int = 0

@@ -23,7 +23,7 @@ from agent.remote.health import Health
 from nvmeof.errors import NvmeofError
 from nvmeof.host import commands
 from nvmeof.host.command import Command
-from nvmeof.transport.base import HostQueue
+from nvmeof.transport import HostQueue, connect_io_queue
 
 T = TypeVar("T")
 
@@ -229,7 +229,7 @@ class WorkerLanes:
             return None
         depth = min(QUEUE_DEPTH, session.max_queue_entries)
         try:
-            lane.queue = enclosure.connect_io_queue(session, self._queue_id, depth, CONNECT_SECONDS)
+            lane.queue = connect_io_queue(session, self._queue_id, depth, CONNECT_SECONDS)
         except (NvmeofError, OSError):
             lane.next_try = time.monotonic() + RETRY_CONNECT_SECONDS
             enclosure.complain(epoch)

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import trio
 
 from agent.config import EnclosureSection
-from agent.remote.fabric import ConnectQueue, Enclosure, Fabric
+from agent.remote.fabric import Enclosure, Fabric
 from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host.controller_session import NamespacesChanged
 from nvmeof.host.reconnect import ReconnectPolicy
@@ -37,8 +37,6 @@ RECONNECT = ReconnectPolicy(first_s=0.2, most_s=5.0, loss_s=math.inf)
 
 class Transport(Protocol):
     """What a transport's module offers (nvmeof/transport/base.py); loaded by its name."""
-
-    connect_io_queue: ConnectQueue
 
     def open_controller(self, *arguments: Any, **options: Any) -> AbstractAsyncContextManager[Any]: ...
 
@@ -69,12 +67,7 @@ class Supervisor:
         self.queues_in_use = 0
         """Queue ids that the agent went on to use; an enclosure that joins later may grant fewer."""
         self._tried = {section.name: trio.Event() for section in sections}
-        self.fabric = Fabric(
-            [
-                Enclosure(section.name, transport_named(section.transport).connect_io_queue)
-                for section in sections
-            ]
-        )
+        self.fabric = Fabric([Enclosure(section.name) for section in sections])
 
     async def run(self) -> None:
         """Until cancelled."""

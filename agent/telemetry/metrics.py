@@ -34,7 +34,9 @@ VOLUME_COUNTERS = {
 }
 
 
-class _Collector:
+class Collector:
+    """Turns a snapshot into metric families, whenever the registry asks for them."""
+
     def __init__(self, snapshot: Callable[[], Mapping[str, Any]]) -> None:
         self._snapshot = snapshot
 
@@ -101,7 +103,7 @@ def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[
             f"agent.metrics is {address!r}, not an address and a port", "such as 127.0.0.1:9035"
         ) from None
     registry = CollectorRegistry()
-    registry.register(_Collector(snapshot))
+    registry.register(Collector(snapshot))
     try:
         server, thread = start_http_server(number, host.strip("[]"), registry)
     except OSError as error:

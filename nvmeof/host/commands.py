@@ -24,8 +24,6 @@ from nvmeof.wire.sqe import (
     Sqe,
 )
 
-MAX_BLOCKS = 1 << 16
-
 
 def _whole_bytes(parts: Sequence[Buffer]) -> Sequence[Buffer]:
     """Buffers whose `len` is their size in bytes."""

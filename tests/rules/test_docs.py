@@ -7,13 +7,20 @@ import re
 import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from agent.pool.prestage import PrestageCache
+from agent.pool.tally import MissCause
+from agent.remote.fabric import Enclosure, Fabric
+from agent.telemetry import metrics, snapshot
 from tests.support import cli_reference
+from tests.support.memory_pool import MemoryPool
 from tests.support.tree import text_files
 
-_BLOCK = re.compile(r"^```(?:sh|bash|console|shell)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SHELLS = ("", "sh", "bash", "console", "shell")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -24,7 +31,9 @@ def _pages(repository: Path) -> dict[str, str]:
 def _typed_lines(text: str) -> list[list[str]]:
     """The words of every command in the shell blocks of a page; what a prompt shows is not output."""
     lines = []
-    for block in _BLOCK.findall(text):
+    for language, block in _BLOCK.findall(text):
+        if language not in _SHELLS:
+            continue
         joined = block.replace("\\\n", " ")
         has_prompt = any(line.startswith("$ ") for line in joined.splitlines())
         for line in joined.splitlines():
@@ -43,6 +52,11 @@ def _typed_lines(text: str) -> list[list[str]]:
 
 def _commands(repository: Path) -> list[tuple[str, list[str]]]:
     return [(name, words) for name, text in _pages(repository).items() for words in _typed_lines(text)]
+
+
+def test_typed_lines_are_those_of_shell_blocks() -> None:
+    page = "```python\nmake = 1\n```\nmake prose\n```sh\nmake one\n```\ng35 prose\n```\n$ g35 two\nout\n```\n"
+    assert _typed_lines(page) == [["make", "one"], ["g35", "two"]]
 
 
 def test_every_make_verb_in_a_document_exists(repository: Path) -> None:
@@ -124,15 +138,21 @@ def test_the_documents_are_there(repository: Path, page: str) -> None:
     assert (repository / page).is_file()
 
 
-def test_every_metric_is_documented(repository: Path) -> None:
-    source = "".join(
-        text
-        for name, text in text_files(repository)
-        if name.startswith("agent/telemetry/") and name.endswith(".py")
-    )
-    names = set(re.findall(r"""["'](g35_[a-z0-9_]+)["']""", source))
+def test_the_metrics_are_documented_each_as_its_kind(repository: Path) -> None:
+    """What an agent with a volume and an enclosure exports, against the tables of the page."""
+    enclosure = Enclosure("shelf", cast(Any, None))
+    agent = MemoryPool().agent()
+    sources = snapshot.Sources(
+        "pool", 1, "/mnt", "fuse", [agent.volume], Fabric([enclosure]), agent.cache, PrestageCache(1 << 20),
+        lambda: [agent.lanes.tallies], lambda: None,
+    )  # fmt: skip
+    exported = {
+        family.name: family.type for family in metrics.Collector(lambda: snapshot.take(sources)).collect()
+    }
     page = (repository / "docs/reference/metrics.md").read_text()
-    assert not {name for name in names if name not in page}
+    documented = dict(re.findall(r"^\| `(g35_\w+)` \| (\w+) \|", page, re.MULTILINE))
+    assert documented == exported
+    assert all(f"`{cause.name.lower()}`" in page for cause in MissCause)
 
 
 def test_make_help_lists_every_verb(repository: Path) -> None:

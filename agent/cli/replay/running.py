@@ -22,7 +22,6 @@ from agent.errors import UserError
 from host_shim.control_wire import VALUE_BYTES_MAX
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong
 
-CONCURRENCY_MAX = 256
 _LOOK_SECONDS = 0.1
 _ALIVE_SECONDS = 5.0
 

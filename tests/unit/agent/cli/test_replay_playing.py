@@ -279,8 +279,8 @@ def test_lru_by_hand() -> None:
     assert (baseline.hits, baseline.blocks) == (1 + 3, 10)
 
 
-def test_the_design_s_lru_on_the_real_trace(shared_data: Path) -> None:
-    # DESIGN: the first 3,000 requests, room for a quarter of the unique blocks: 24.1 %.
+def test_a_full_lru_on_the_real_trace(shared_data: Path) -> None:
+    # Simulated apart from this code: the first 3,000 requests, room for a quarter of the blocks: 24.1 %.
     from itertools import islice
 
     from agent.cli.replay.trace_lines import TraceFile
