@@ -7,7 +7,6 @@ import re
 import shlex
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -140,7 +139,7 @@ def test_the_documents_are_there(repository: Path, page: str) -> None:
 
 def test_the_metrics_are_documented_each_as_its_kind(repository: Path) -> None:
     """What an agent with a volume and an enclosure exports, against the tables of the page."""
-    enclosure = Enclosure("shelf", cast(Any, None))
+    enclosure = Enclosure("shelf")
     agent = MemoryPool().agent()
     sources = snapshot.Sources(
         "pool", 1, "/mnt", "fuse", [agent.volume], Fabric([enclosure]), agent.cache, PrestageCache(1 << 20),

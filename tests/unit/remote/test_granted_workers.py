@@ -18,7 +18,6 @@ def fabric(**granted: int | None) -> Fabric:
         [
             Enclosure(
                 name,
-                cast(Any, None),
                 session=None if queues is None else cast(Any, SimpleNamespace(io_queues=queues)),
             )
             for name, queues in granted.items()
