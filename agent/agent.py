@@ -19,6 +19,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -303,6 +304,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         cleanup.callback(lanes.close)
         pool_map = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1))
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
+        _say_what_is_away(fabric)
         agent = Agent(configuration, pool_map, root, fabric, lanes)
         if settings.metrics:
             cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
@@ -341,6 +343,22 @@ def _find_pool(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
             "check addresses, ports and NQNs, and that the enclosures allow this host",
         )
     return newest_map(inspections)
+
+
+def _refuse_to_cover(mount: Path) -> None:
+    """What lies in a folder is hidden by a mount; whoever wants that can empty or rename it first."""
+    if not os.path.ismount(mount) and any(mount.iterdir()):
+        raise G35Error(f"{mount} is not empty, and mounting would hide what is in it", "name an empty folder")
+
+
+def _say_what_is_away(fabric: Fabric) -> None:
+    away = sum(route is None for route in fabric.routes)
+    if away:
+        log.warning(
+            "%d of the pool's %d namespaces cannot be reached: their values are misses until they can",
+            away,
+            len(fabric.routes),
+        )
 
 
 async def _until_over(door: Door, stop: trio.Event) -> None:

@@ -22,6 +22,7 @@ import typer
 from agent.errors import Fault, G35Error, UserError
 
 EXIT_FAILED = 1
+EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words and words[0] in PASSED_ON:
             _become(words[0], words[1:])
         _application(words[0] if words else "")(args=words, prog_name="g35")
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except G35Error as error:
         return _explain(error)
     except OSError as error:

@@ -85,7 +85,10 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
         return f"{(totals[key] - before.get(key, 0)) / max(seconds, 1e-9) / 2**20:.1f} MiB/s"
 
     head = Table.grid(padding=(0, 3))
-    head.add_row("pool", found["pool"]["id"], "mount", found["mount"])
+    pool = found["pool"]
+    reached = f"{pool['namespaces'] - pool['namespaces_away']} of {pool['namespaces']}"
+    head.add_row("pool", pool["id"], "mount", found["mount"])
+    head.add_row("namespaces reached", reached, "", "")
     head.add_row("read", rate("bytes_read"), "written", rate("bytes_written"))
     head.add_row("hit ratio", _percent(totals["hit_ratio"]), "misses", _causes(totals["miss_causes"]))
     head.add_row(

@@ -38,7 +38,7 @@ from agent.pool.reading import Reading
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.steps import Outcome as Settled
 from agent.pool.upkeep import delete, pin
-from agent.pool.volume import Volume
+from agent.pool.volume import LOADS_IN_FLIGHT, Volume
 from agent.pool.writing import BadPut, PutRefused, Writing
 from host_shim.control_wire import (
     ANSWERS_MAX,
@@ -308,7 +308,9 @@ class ControlFace(RefusesAll):
             return (yield from self._bind(session, volume, request))
         lanes = self._lanes()
         if operation is Operation.EXISTS:
-            deadline = lanes.now() + volume.timing.read_deadline
+            # A long batch reads its directories a few at a time, and each few has the deadline of one read.
+            turns = 1 + 2 * len(request.keys) // LOADS_IN_FLIGHT
+            deadline = lanes.now() + turns * volume.timing.read_deadline
             causes = yield from volume.lookup(lanes, request.keys, deadline)
             return bytes(Outcome.HIT if cause is None else Outcome(int(cause)) for cause in causes)
         if operation is Operation.PRESTAGE:

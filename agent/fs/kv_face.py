@@ -62,6 +62,12 @@ def errno_of(refused: PutRefused) -> int:
     return errno.ENOSPC if refused.cause is None else errno.EIO
 
 
+def _errno_of_either(refused: BadPut | PutRefused) -> int:
+    if isinstance(refused, PutRefused):
+        return errno_of(refused)
+    return errno.EFBIG if isinstance(refused, TooLong) else errno.EINVAL
+
+
 @dataclass(slots=True)
 class _Value:
     """An inode: a key that the kernel holds a reference to."""
@@ -75,6 +81,8 @@ class _Value:
 @dataclass(slots=True)
 class _Writer:
     writing: Writing
+    failed: int = 0
+    """The errno of a write that was refused: from then on there is no value to be had from this file."""
     spoilt: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -293,16 +301,17 @@ class KvFace(RefusesAll):
         if not (yield Acquire(writer.lock, deadline)):
             raise FsError(errno.EIO)
         try:
+            if writer.failed:
+                raise FsError(writer.failed, "an earlier write was refused")
             if writing.finished:
                 yield from self._spoil(writer, lanes, deadline)
             try:
                 yield from writing.write(lanes, offset, data, deadline)
-            except TooLong as bad:
-                raise FsError(errno.EFBIG, str(bad)) from None
-            except BadPut as bad:
-                raise FsError(errno.EINVAL, str(bad)) from None
-            except PutRefused as refused:
-                raise FsError(errno_of(refused), str(refused)) from None
+            except (BadPut, PutRefused) as refused:
+                writer.failed = _errno_of_either(refused)
+                # What came before must not be sealed as if it were all there is.
+                yield from writing.drop(lanes)
+                raise FsError(writer.failed, str(refused)) from None
         finally:
             writer.lock.release()
         value = self._values.get(ino)
@@ -334,12 +343,12 @@ class KvFace(RefusesAll):
         if not (yield Acquire(writer.lock, deadline)):
             raise FsError(errno.EIO)
         try:
+            if writer.failed:
+                raise FsError(writer.failed, "a write was refused, so nothing is stored")
             first_close = not writing.finished
             yield from writing.finish(lanes, deadline)
-        except BadPut as bad:
-            raise FsError(errno.EINVAL, str(bad)) from None
-        except PutRefused as refused:
-            raise FsError(errno_of(refused), str(refused)) from None
+        except (BadPut, PutRefused) as refused:
+            raise FsError(_errno_of_either(refused), str(refused)) from None
         finally:
             writer.lock.release()
         if first_close and writing.already_there:

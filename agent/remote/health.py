@@ -1,16 +1,16 @@
 """When to stop asking a namespace that does not answer: a circuit breaker, shared by all workers.
 
-One late answer is bad luck and costs its reader the deadline. From the second in a row on the namespace
-is left alone for a while, so that a hung drive costs a bounded part of the workers' time and not all of
-it; then one request is let through as a probe, and its answer decides. What is refused meanwhile is a
-miss at once, with the enclosure's absence as its cause.
+A late answer or two are bad luck, or a busy machine, and cost their readers the deadline. After a few in a
+row the namespace is left alone for a while, so that a hung drive costs a bounded part of the workers' time
+and not all of it; then one request is let through as a probe, and its answer decides. What is refused
+meanwhile is a miss at once, with the enclosure's absence as its cause.
 
 The state is three numbers, written without a lock: a lost update delays or repeats a probe.
 """
 
 from __future__ import annotations
 
-LATE_BEFORE_PAUSE = 2
+LATE_BEFORE_PAUSE = 5
 PAUSE_FIRST, PAUSE_MAX = 0.1, 2.0
 """Seconds. Two seconds is how long a namespace that came back may go unnoticed."""
 

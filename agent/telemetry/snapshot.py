@@ -100,7 +100,12 @@ def take(sources: Sources) -> dict[str, Any]:
     return {
         "pid": os.getpid(),
         "uptime_s": time.time() - sources.started_at,
-        "pool": {"id": sources.pool_id, "map_version": sources.map_version},
+        "pool": {
+            "id": sources.pool_id,
+            "map_version": sources.map_version,
+            "namespaces": len(sources.fabric.nguids),
+            "namespaces_away": sum(route is None for route in sources.fabric.routes),
+        },
         "mount": sources.mount,
         "door": sources.door,
         "totals": {

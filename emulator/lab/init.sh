@@ -44,6 +44,21 @@ mkdir /layer/written /layer/work
 mount -t overlay -o lowerdir=/lower,upperdir=/layer/written,workdir=/layer/work overlay /root ||
     give_up "cannot put a layer on the machine's root"
 
+# The shared folder is not cached at all: the host machine reads along while we write.
+mkdir /exchange /kept
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=none exchange /exchange ||
+    give_up "cannot mount the shared folder"
+
+# A checkout below /tmp must not vanish under the guest's own /tmp.
+checkout=$(cat /exchange/checkout)
+hidden=
+case "$checkout" in
+/tmp/* | /var/tmp/*)
+    hidden=yes
+    mount --bind "/root$checkout" /kept || give_up "cannot keep the checkout in view"
+    ;;
+esac
+
 mount -t proc proc /root/proc
 mount -t sysfs sysfs /root/sys
 mount -t devtmpfs devtmpfs /root/dev
@@ -55,10 +70,12 @@ mount -t tmpfs tmp /root/tmp
 mount -t tmpfs tmp /root/var/tmp
 mount -t configfs configfs /root/sys/kernel/config
 
-# The shared folder is not cached at all: the host machine reads along while we write.
+if [ "$hidden" ]; then
+    mkdir -p "/root$checkout"
+    mount --bind /kept "/root$checkout" || give_up "cannot show the checkout"
+fi
 mkdir /root/run/g35
-mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=none exchange /root/run/g35 ||
-    give_up "cannot mount the shared folder"
+mount --bind /exchange /root/run/g35 || give_up "cannot show the shared folder"
 
 ip link set lo up
 hostname g35-lab

@@ -81,6 +81,7 @@ class Guest:
             (self.exchange / "results").mkdir(parents=True)
             for name, text in (files or {}).items():
                 (self.exchange / name).write_text(text)
+            (self.exchange / "checkout").write_text(str(REPOSITORY))
             (self.exchange / "script").write_text(guest_script(command, folder, environment or {}))
             with (self._scratch / "qemu").open("wb") as said:
                 self._qemu = subprocess.Popen(

@@ -7,9 +7,9 @@ A child is killed by the kernel when its parent dies (PR_SET_PDEATHSIG), so that
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -67,10 +67,12 @@ class Child:
         partial.write_text(f"{self._process.pid}\n")
         partial.replace(self._pid_file)
 
-    def wait_ready(self, seconds: float = START_SECONDS) -> None:
-        """Until it serves. Raises G35Error with the end of its log where it does not come to that."""
+    def wait_ready(self, stop: threading.Event | None = None, seconds: float = START_SECONDS) -> None:
+        """Until it serves, or `stop` is set. Raises G35Error with its last words otherwise."""
         end = time.monotonic() + seconds
         while not self._ready():
+            if stop is not None and stop.is_set():
+                return
             if self._process is None or self._process.poll() is not None:
                 raise G35Error(f"{self.name} did not start: {self.last_words()}", f"its log is {self._log}")
             if time.monotonic() > end:
@@ -78,12 +80,19 @@ class Child:
             time.sleep(0.02)
 
     def last_words(self) -> str:
-        """The last line of its log, for an error message."""
+        """What it said last of an error, for a message of ours."""
         try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
         except OSError:
             return "it left no log"
-        return lines[-1][:500] if lines else "it said nothing"
+        errors = [line for line in lines if line.startswith("error: ")]
+        said = errors[-1].removeprefix("error: ") if errors else lines[-1] if lines else "it said nothing"
+        return said[:500]
+
+    @property
+    def ended_well(self) -> bool:
+        """It has ended by itself, with status 0: somebody wanted that."""
+        return self._process is not None and self._process.poll() == 0
 
     def tend(self) -> str | None:
         """Start it again if it has died; what happened, for the log."""
@@ -114,8 +123,8 @@ def _told(status: int) -> str:
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
 
 
-def detach(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a process that outlives this one, its words going to `log`."""
+def detach(command: Sequence[str], log: Path, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start a process that outlives this one, its words going to `log`; it gets the descriptors in `keep`."""
     with open(log, "wb") as file:
         return subprocess.Popen(
             list(command),
@@ -124,5 +133,5 @@ def detach(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
             stderr=file,
             start_new_session=True,
             cwd="/",
-            env=os.environ,
+            pass_fds=keep,
         )

@@ -13,6 +13,7 @@ mnt/           the mount, unless --mount names another folder
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Sequence
@@ -80,6 +81,22 @@ class Layout:
 
     def default_mount(self) -> Path:
         return self.state / "mnt"
+
+    def take_lock(self) -> int:
+        """A lock on the folder for as long as the descriptor is open, by us or a child that has it from us.
+
+        Raises G35Error where another `g35 up` holds it.
+        """
+        descriptor = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise G35Error(
+                f"a pool is up already in {self.state}, or is coming up or going down",
+                f"g35 down --state {self.state}",
+            ) from None
+        return descriptor
 
     def running(self) -> Running | None:
         """What is up in this folder; None where nothing is, or where what was has died."""

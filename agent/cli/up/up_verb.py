@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from agent.cli.status_verb import read_status
 from agent.cli.up.children import Child, detach
 from agent.cli.up.layout import AgentOptions, Layout, Running, agent_toml, default_state, is_alive
 from agent.errors import G35Error, UserError
@@ -26,6 +27,8 @@ from agent.inline.secrets import create_root_key
 ENCLOSURES_MAX = 64
 DRIVES_MAX = 256
 TEND_SECONDS = 0.2
+_LOCK_FROM_PARENT = "G35_UP_LOCK"
+"""In the environment of a detached `g35 up`: the descriptor of the folder's lock, taken by its parent."""
 
 
 class TransportName(StrEnum):
@@ -74,8 +77,11 @@ def up(
             f"g35 down --state {layout.state}",
         )
     layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = int(os.environ.pop(_LOCK_FROM_PARENT, "-1"))
+    if lock < 0:
+        lock = layout.take_lock()
     if detach_:
-        _detached(layout)
+        _detached(layout, lock)
         return
     options = AgentOptions(
         transport.value, door, workers, value_size, suite, read_deadline_ms, metrics, files
@@ -88,21 +94,26 @@ def up(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     try:
-        pool.start()
-        print("ready", flush=True)
-        while not stop.wait(TEND_SECONDS):
+        pool.start(stop)
+        if not stop.is_set():
+            pool.warn_of_what_is_away()
+            print("ready", flush=True)
+        while not stop.wait(TEND_SECONDS) and not pool.was_unmounted():
             if restart:
                 pool.tend()
     finally:
         pool.stop()
+        os.close(lock)
 
 
-def _detached(layout: Layout) -> None:
+def _detached(layout: Layout, lock: int) -> None:
     """Run the same command again without --detach, in a session of its own, and wait for its `ready`."""
     words = [word for word in sys.argv[1:] if word != "--detach"]
     if "--state" not in " ".join(words):
         words += ["--state", str(layout.state)]
-    process = detach([sys.executable, "-P", "-m", "agent.cli", *_absolute(words)], layout.log)
+    os.environ[_LOCK_FROM_PARENT] = str(lock)
+    process = detach([sys.executable, "-P", "-m", "agent.cli", *_absolute(words)], layout.log, (lock,))
+    os.close(lock)
     while True:
         said = layout.log.read_text(errors="replace").splitlines()
         if "ready" in said:
@@ -150,19 +161,24 @@ class _Pool:
         self._agent: Child | None = None
         self._console = Console(stderr=True)
 
-    def start(self) -> None:
+    def start(self, stop: threading.Event) -> None:
+        """Bring everything up in its order; returns early once `stop` is set."""
         layout = self._layout
         for number in range(self._count):
             self._enclosures.append(self._enclosure(number))
         for child in self._enclosures:
             child.start()
         for child in self._enclosures:
-            child.wait_ready()
+            child.wait_ready(stop)
+        if stop.is_set():
+            return
         ready = [self._announced(number) for number in range(self._count)]
         if not layout.key.exists():
             create_root_key(layout.key)
         layout.configuration.write_text(agent_toml(layout, self._mount, ready, self._options))
-        self._format_if_blank()
+        self._format_if_blank(stop)
+        if stop.is_set():
+            return
         clear_dead_mount(self._mount)
         self._mount.mkdir(parents=True, exist_ok=True)
         layout.agent_ready.unlink(missing_ok=True)
@@ -177,8 +193,21 @@ class _Pool:
             layout.state / "agent-process.pid",
         )  # fmt: skip
         self._agent.start()
-        self._agent.wait_ready()
+        self._agent.wait_ready(stop)
         layout.write_running(Running(os.getpid(), str(self._mount), self._count))
+
+    def was_unmounted(self) -> bool:
+        """Somebody has unmounted the pool, which ended the agent and so ends all of it."""
+        return self._agent is not None and self._agent.ended_well
+
+    def warn_of_what_is_away(self) -> None:
+        """A pool that was made with more drives than there are now serves only what is there."""
+        pool = read_status(self._mount)["pool"]
+        if pool["namespaces_away"]:
+            self._console.print(
+                f"warning: {pool['namespaces_away']} of the pool's {pool['namespaces']} namespaces are away; "
+                "were --enclosures and --drives larger when it was made?"
+            )
 
     def tend(self) -> None:
         """Start again what has died, and say so."""
@@ -227,19 +256,19 @@ class _Pool:
         self._layout.enclosure(number, "port").write_text(f"{found['port']}\n")
         return found
 
-    def _format_if_blank(self) -> None:
+    def _format_if_blank(self, stop: threading.Event) -> None:
         """Format a pool where the drives carry none. A pool that is there is never touched."""
         command = [sys.executable, "-P", "-m", "agent.cli", "pool"]
         config = ["--config", str(self._layout.configuration)]
-        shown = subprocess.run(
-            [*command, "show", "--json", *config], capture_output=True, text=True, check=False
-        )
+        shown = _run([*command, "show", "--json", *config])
+        if stop.is_set():
+            return
         if shown.returncode:
             raise G35Error(f"cannot look at the drives: {shown.stderr.strip()}")
         if json.loads(shown.stdout)["pool"] is not None:
             return
-        formatted = subprocess.run([*command, "format", *config], capture_output=True, text=True, check=False)
-        if formatted.returncode:
+        formatted = _run([*command, "format", *config])
+        if formatted.returncode and not stop.is_set():
             raise G35Error(f"cannot format the pool: {formatted.stderr.strip()}")
 
     def _agent_is_ready(self) -> bool:
@@ -248,6 +277,11 @@ class _Pool:
         except (FileNotFoundError, ValueError):
             return False
         return is_alive(pid)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    # In a session of its own: a Ctrl-C at the terminal is for us, who end things in their order.
+    return subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
 
 
 def _free_port_from(file: Path) -> int:
