@@ -310,6 +310,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
             cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
         clear_dead_mount(settings.mount)
         settings.mount.mkdir(parents=True, exist_ok=True)
+        _refuse_to_cover(settings.mount)
         door = make_door(
             "dev_fuse" if settings.door == "fuse" else "pyfuse3",
             agent.file_system(),

@@ -1,0 +1,94 @@
+"""`g35 up` itself: one to a folder, ends as it should, and says what is missing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.pool_up import PoolUp
+from tests.support.processes import Processes
+from tests.support.waiting import wait_until
+
+
+def test_a_second_up_of_one_folder_is_refused_and_harms_nothing(
+    make_pool: Callable[..., PoolUp], processes: Processes
+) -> None:
+    pool_up = make_pool("--drives", "1", "--enclosures", "1")
+    for options in ((), ("--detach",)):
+        second = processes.g35("up", "--state", pool_up.state, *options)
+        assert second.process.wait(60) == 1
+        assert "a pool is up already" in second.output
+    assert pool_up.answers()
+    assert pool_up.down() == 0
+
+
+def test_several_at_once_one_comes_up(processes: Processes, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    started = [
+        processes.g35("up", "--state", state, "--drives", "1", "--drive-size", "256M", "--detach")
+        for _ in range(3)
+    ]
+    statuses = sorted(each.process.wait(90) for each in started)
+    assert statuses == [0, 1, 1]
+    assert processes.g35("down", "--state", state).process.wait(60) == 0
+    assert not os.path.ismount(state / "mnt")
+
+
+def test_an_unmount_by_somebody_ends_all_of_it(make_pool: Callable[..., PoolUp]) -> None:
+    pool_up = make_pool("--drives", "1", "--enclosures", "1")
+    subprocess.run(["umount", pool_up.mount], check=True)
+    assert pool_up.process.process.wait(60) == 0
+
+
+def test_a_ctrl_c_while_it_comes_up_leaves_nothing(processes: Processes, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    starting = processes.g35("up", "--state", state, "--drives", "1", "--drive-size", "256M")
+    wait_until(lambda: (state / "jbof-0.pid").exists(), 30, "the first enclosure to be started")
+    starting.process.send_signal(signal.SIGINT)
+    assert starting.process.wait(60) == 0
+    assert "Traceback" not in starting.output
+    assert "error" not in starting.output
+    assert not os.path.ismount(state / "mnt")
+
+
+def test_a_folder_with_something_in_it_is_not_covered(processes: Processes, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/file").write_text("not to be hidden")
+    up = processes.g35(
+        "up", "--state", tmp_path / "state", "--mount", tmp_path / "precious",
+        "--drives", "1", "--drive-size", "256M",
+    )  # fmt: skip
+    assert up.process.wait(60) == 1
+    assert "is not empty" in up.output
+    assert (tmp_path / "precious/file").read_text() == "not to be hidden"
+
+
+def test_fewer_drives_than_the_pool_has_are_said(
+    make_pool: Callable[..., PoolUp], processes: Processes
+) -> None:
+    pool_up = make_pool("--drives", "2", "--enclosures", "1")
+    assert pool_up.status()["pool"]["namespaces_away"] == 0
+    assert pool_up.down() == 0
+    options = ("--drives", "1", "--enclosures", "1", "--drive-size", "256M")
+    again = PoolUp(processes, pool_up.state, *options)
+    assert "1 of the pool's 2 namespaces are away" in " ".join(again.process.output.split())
+    assert again.status()["pool"]["namespaces_away"] == 1
+    assert again.down() == 0
+
+
+def test_a_value_that_is_too_long_leaves_nothing(make_pool: Callable[..., PoolUp]) -> None:
+    pool_up = make_pool("--drives", "1", "--enclosures", "1")
+    name = pool_up.mount / "kv/kv/too-long"
+    with pytest.raises(OSError) as refused:
+        name.write_bytes(bytes(1_800_000))
+    assert refused.value.errno == errno.EFBIG
+    assert not name.exists()
+    name.write_bytes(b"the right one")
+    assert name.read_bytes() == b"the right one"
