@@ -30,8 +30,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -53,8 +52,7 @@ _CRC_PROOF = struct.Struct("<Q8x")
 _TWEAK = struct.Struct("<QII")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a slot lies, as far as a cipher cares: the namespace and the slot's number in it."""
 
     nguid: bytes

@@ -26,7 +26,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.pool.occupancy import Occupancy
 from agent.pool.placement import KEY_BYTES
@@ -46,11 +46,11 @@ _LAST_USE_AT, _HITS_AT, _PINNED_AT, _CRC_AT = 24, 44, 40, 60
 _U64, _U32, _U16 = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<H")
 _ENTRIES = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
 _PSEUDONYMS = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
-assert _ENTRIES.size == _PSEUDONYMS.size == DIRECTORY_BYTES
+_EXPIRIES = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
+assert _ENTRIES.size == _PSEUDONYMS.size == _EXPIRIES.size == DIRECTORY_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One slot's entry. Times as in the layout; `ghost` is empty-handed as eight zero bytes."""
 
     pseudonym: bytes
@@ -257,8 +257,10 @@ class Directory:
                 self.pin(slot, known.pinned_until)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+_EVERY_SLOT = tuple(range(SLOTS_PER_SET))
+
+
+class Choice(NamedTuple):
     """A slot that a new value may take, and what it costs: nothing, or the entry that has to go."""
 
     slot: int
@@ -278,21 +280,26 @@ def choose_slot(
     entries never. None where every slot is pinned or reserved. Among free slots the first from `start`
     on: agents whose directories are a moment old then seldom choose the same one for different keys.
     """
-    free_slots = 0
-    free: int | None = None
+    keys = _PSEUDONYMS.unpack(directory.raw)
+    free = [slot for slot in _EVERY_SLOT[start:] + _EVERY_SLOT[:start] if keys[slot] == _FREE]
+    if taken:
+        free = [slot for slot in free if slot not in taken]
+    expiries = _EXPIRIES.unpack(directory.raw)
+    expired = 0
+    if any(expiries):
+        expired = sum(
+            0 < expiry <= now and keys[slot] != _FREE and slot not in taken
+            for slot, expiry in enumerate(expiries)
+        )
+    if free:
+        return Choice(free[0], None, float("inf"), len(free) + expired)
     best: tuple[float, int] | None = None
     now_us = int(now * 1e6)
     for slot, fields in enumerate(ENTRY.iter_unpack(bytes(directory.raw))):
         if slot in taken:
             continue
-        if fields[0] == _FREE:
-            free_slots += 1
-            if free is None or (slot - start) % SLOTS_PER_SET < (free - start) % SLOTS_PER_SET:
-                free = slot
-            continue
         expiry, pinned_until = fields[4], fields[5]
         if expiry and expiry <= now:
-            free_slots += 1
             score = float("inf")
         elif pinned_until > now:
             continue
@@ -300,8 +307,6 @@ def choose_slot(
             score = max(0, now_us - fields[2]) / (1 + fields[6])
         if best is None or score > best[0]:
             best = (score, slot)
-    if free is not None:
-        return Choice(free, None, float("inf"), free_slots)
     if best is None:
         return None
-    return Choice(best[1], directory.entry(best[1]), best[0] / 1e6, free_slots)
+    return Choice(best[1], directory.entry(best[1]), best[0] / 1e6, expired)

@@ -22,6 +22,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +37,7 @@ _WORDS = struct.Struct("<QQ")
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A set that a key may lie in: namespace (index into the pool map) and set number there."""
 
     namespace: int

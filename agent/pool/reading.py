@@ -99,7 +99,7 @@ class Reading:
             return 0
         if self._open is None:
             # Several threads may read one file at once; one of them finds the slot for all.
-            if not (yield Acquire(self._beginning, deadline)):
+            if not self._beginning.acquire(blocking=False) and not (yield Acquire(self._beginning, deadline)):
                 return self._lost(lanes, MissCause.LATE)
             try:
                 if self._open is None:

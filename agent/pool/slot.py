@@ -26,11 +26,12 @@ asked for is a miss with a cause; there is no other way to fail.
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from agent.inline.random_bytes import random_bytes
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import (
     PROOF_BYTES,
@@ -59,8 +60,7 @@ assert _SEALED.size == 80
 assert _SEALED.size + UNITS_MAX * PROOF_BYTES <= _SEALED_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Exactly what a slot must hold to be served."""
 
     tenant: bytes
@@ -150,7 +150,7 @@ class SlotSealer:
     def __init__(self, codec: SlotCodec, identity: Identity, place: Place) -> None:
         self._codec = codec
         self.identity = identity
-        self._salt = os.urandom(SALT_BYTES)
+        self._salt = random_bytes(SALT_BYTES)
         self._cipher: SlotCipher = codec.suite.slot(self._salt, place)
         self._bound = identity.bound(self._salt)
         self._proofs: dict[int, bytes] = {}

@@ -58,7 +58,8 @@ class Lanes(Protocol):
 
     def read(self, namespace: int, offset: int, into: memoryview) -> Pending: ...
 
-    def write(self, namespace: int, offset: int, parts: Sequence[Buffer]) -> Pending: ...
+    def write(self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> Pending:
+        """`more`: another write to the namespace follows at once, and may take this one along."""
 
     def flush(self, namespace: int) -> Pending: ...
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import Place
@@ -76,8 +77,7 @@ class Timing:
     """For how long an absent entry in a remembered directory is believed without asking again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """An entry that the directories hint at."""
 
     cached: CachedSet

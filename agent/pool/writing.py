@@ -17,9 +17,9 @@ when it begins and again when it ends, and looks once more then.
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from agent.inline.random_bytes import random_bytes
 from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
 from agent.pool.directory_cache import CachedSet
 from agent.pool.slot import HEADER_BYTES, SlotSealer
@@ -38,8 +38,6 @@ SHUN_SECONDS = 60.0
 whatever has been stored there meanwhile, and a medium that refused a write will refuse the next."""
 TIME_MAX = (1 << 32) - 1
 """Seconds since the epoch, in the 32 bits that header and entry have for it."""
-
-_generation_noise = random.SystemRandom()
 
 
 class PutRefused(Exception):
@@ -63,7 +61,7 @@ def new_generation(wall: float) -> int:
 
     Its order only breaks ties between two entries of one key; a clock that jumps costs a hit at most.
     """
-    return int(wall * 1e6) << 8 | _generation_noise.getrandbits(8)
+    return int(wall * 1e6) << 8 | random_bytes(1)[0]
 
 
 @dataclass(slots=True)
@@ -401,7 +399,7 @@ class Writing:
         )
         alone = cached.writer.acquire(blocking=False)
         try:
-            slot_write = lanes.write(cached.namespace, reservation.offset, parts)
+            slot_write = lanes.write(cached.namespace, reservation.offset, parts, more=alone)
             if not alone:
                 cause = yield from wait_for(lanes, slot_write, deadline)
                 if cause is not None:
@@ -441,7 +439,7 @@ class Writing:
         """Put the entry in, the slot's ghost with it, instead of any older entry of the key."""
         for older in directory.find_all(entry.pseudonym):
             directory.clear(older)
-        directory.install(slot, replace(entry, ghost=directory.ghost(slot)))
+        directory.install(slot, entry._replace(ghost=directory.ghost(slot)))
 
     def _fail(self, lanes: Lanes, pending: Pending, cause: MissCause) -> Steps[None]:
         why = pending.fault or "no answer in time"

@@ -133,23 +133,20 @@ class TermReq:
     header: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class CapsuleCmd:
+class CapsuleCmd(NamedTuple):
     """A command, with `data_length` bytes of its data in the capsule."""
 
     sqe: Sqe
     data_length: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CapsuleResp:
+class CapsuleResp(NamedTuple):
     """A completion."""
 
     cqe: Cqe
 
 
-@dataclass(frozen=True, slots=True)
-class H2CData:
+class H2CData(NamedTuple):
     """Data of the host for command `cid`, from `offset` on: an answer to R2T `ttag`."""
 
     cid: int
@@ -159,8 +156,7 @@ class H2CData:
     last: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class C2HData:
+class C2HData(NamedTuple):
     """`data_length` bytes for the host, `offset` into command `cid`. `success` replaces the completion."""
 
     cid: int
@@ -170,8 +166,7 @@ class C2HData:
     success: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class R2T:
+class R2T(NamedTuple):
     """The controller is ready for `length` bytes of command `cid` from `offset` on."""
 
     cid: int

@@ -12,7 +12,7 @@ Codes are in `status.py`.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nvmeof.errors import MalformedPdu
 
@@ -20,8 +20,7 @@ CQE = struct.Struct("<QHHHH")
 assert CQE.size == 16
 
 
-@dataclass(frozen=True, slots=True)
-class Cqe:
+class Cqe(NamedTuple):
     """One completion. `status` is SCT << 8 | SC, 0 for success."""
 
     cid: int

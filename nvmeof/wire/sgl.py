@@ -12,8 +12,8 @@ One record serves all three; fields that a kind does not have are 0.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from nvmeof.errors import MalformedPdu
 
@@ -39,8 +39,7 @@ SUBTYPE_INVALIDATE = 0xF
 """Bits 3:0 of the identifier. Invalidate: the controller is asked to invalidate the remote key."""
 
 
-@dataclass(frozen=True, slots=True)
-class SglDescriptor:
+class SglDescriptor(NamedTuple):
     """One descriptor. `address` is an offset for in-capsule data; `length` is in bytes."""
 
     address: int

@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.sgl import SglDescriptor, from_words
@@ -73,14 +74,13 @@ assert DATASET_RANGE.size == 16
 MAX_DATASET_RANGES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Sqe:
+class Sqe(NamedTuple):
     """One command. Dwords that an opcode does not use are 0."""
 
     opcode: int
     cid: int = 0
     nsid: int = 0
-    sgl: SglDescriptor = SglDescriptor(0, 0, 5, 0xA)  # noqa: RUF009 - frozen, so one instance may be shared
+    sgl: SglDescriptor = SglDescriptor(0, 0, 5, 0xA)
     cdw10: int = 0
     cdw11: int = 0
     cdw12: int = 0

@@ -91,7 +91,9 @@ class MemoryLanes:
             pending.received = len(into)
         return pending
 
-    def write(self, namespace: int, offset: int, parts: Sequence[Buffer]) -> MemoryPending:
+    def write(
+        self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> MemoryPending:
         target = self.namespaces[namespace]
         target.writes += 1
         pending = self._start(target)

@@ -109,7 +109,9 @@ class SimLanes:
         self._submit(target, pending, part, whole)
         return pending
 
-    def write(self, namespace: int, offset: int, parts: Sequence[Buffer]) -> SimPending:
+    def write(
+        self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> SimPending:
         target = self._namespaces[namespace]
         target.writes += 1
         pending = SimPending()

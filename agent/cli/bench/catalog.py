@@ -49,6 +49,7 @@ def _entries() -> Iterable[Entry]:
         yield Entry(
             f"kv_get_{size}", "kv_get", RATE, "/kv gets, AES on, four in flight", size, f"raw_tcp_{size}"
         )
+    yield Entry("kv_get_1m_single", "kv_get_single", RATE, "the same, one key a call", "1m", "raw_tcp_1m")
     yield Entry(
         "kv_get_1m_pyfuse3", "kv_get", RATE, "the same by the reference door", "1m", "raw_tcp_1m", "pyfuse3"
     )

@@ -1,8 +1,10 @@
 """/kv through the mount, by host_shim, as an engine would use it.
 
-What is timed is `get_into` and `put` and nothing else. Outside the time every value is compared byte by
-byte: all of them once before, and the last one that each thread got after every round. The agent's own
-counters must agree at the end (`PoolSite.complaints`).
+An engine wants a prefix, which is many blocks: each of the four threads names its next few keys in one
+request (`get_many`, `put_many`) and then moves them one after the other, so that four values are in flight.
+One key a call is measured as well (`batch` of 1). What is timed is these calls and nothing else: outside the
+time every value is compared byte by byte, all of them once before, and the last ones that each thread got
+after every round. The agent's own counters must agree at the end (`PoolSite.complaints`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ PUT_BYTES = 128 << 20
 """Values that are stored before they are deleted again, which is not timed."""
 PUTS_MAX = 1024
 LATENCIES_MIN = 2_000
+BATCH = 8
+"""Keys that a thread names at a time."""
 
 
 def shape_for(value_bytes: int, door: str = "fuse") -> PoolShape:
@@ -44,8 +48,8 @@ def puts_at_a_time(value_bytes: int) -> int:
 class GetProbe:
     """Four gets in flight, each thread with values of its own."""
 
-    def __init__(self, sites: Sites, shape: PoolShape) -> None:
-        self._sites, self._shape = sites, shape
+    def __init__(self, sites: Sites, shape: PoolShape, batch: int = BATCH) -> None:
+        self._sites, self._shape, self._batch = sites, shape, batch
         self._contents = Contents(shape.value_bytes)
         self._readers: list[_Reader] = []
         self.site: PoolSite
@@ -55,7 +59,7 @@ class GetProbe:
         count = values_got(self._shape.value_bytes)
         store(self.site, self._contents, "get", count)
         self._readers = [
-            _Reader(self.site, self._contents, list(range(first, count, IN_FLIGHT)))
+            _Reader(self.site, self._contents, list(range(first, count, IN_FLIGHT)), self._batch)
             for first in range(IN_FLIGHT)
         ]
 
@@ -70,29 +74,33 @@ class GetProbe:
 class _Reader:
     """One thread's turns. A miss moves no bytes, and is counted."""
 
-    def __init__(self, site: PoolSite, contents: Contents, numbers: list[int]) -> None:
+    def __init__(self, site: PoolSite, contents: Contents, numbers: list[int], batch: int) -> None:
         self._site, self._contents = site, contents
-        self._get_into = site.volume.get_into
-        self._buffer = pages(contents.value_bytes)
-        self._keys = [(number, key_of(f"get {number}")) for number in numbers]
-        self._round_about = itertools.cycle(self._keys)
-        self._last: int | None = None
+        self._get_many = site.volume.get_many
+        self._buffers = [pages(contents.value_bytes) for _ in range(min(batch, len(numbers)))]
+        keys = [(number, key_of(f"get {number}")) for number in numbers]
+        self._round_about = itertools.cycle(keys)
+        self._last: list[int] = []
 
     def __call__(self) -> int:
-        number, key = next(self._round_about)
-        got = self._get_into(key, self._buffer)
-        if got != len(self._buffer):
-            if got is not None:
-                raise G35Error(f"a get brought {got} of {len(self._buffer)} bytes")
-            self._last = None
-            self._site.misses += 1
-            return 0
-        self._last = number
-        return got
+        numbered = list(itertools.islice(self._round_about, len(self._buffers)))
+        self._last = [number for number, _ in numbered]
+        lengths = self._get_many([key for _, key in numbered], self._buffers)
+        moved = 0
+        for at, length in enumerate(lengths):
+            if length is None:
+                self._last[at] = -1
+                self._site.misses += 1
+            elif length != self._contents.value_bytes:
+                raise G35Error(f"a get brought {length} of {self._contents.value_bytes} bytes")
+            else:
+                moved += length
+        return moved
 
     def compare_last(self) -> None:
-        if self._last is not None and self._buffer != self._contents.value(self._last):
-            raise G35Error(f"wrong bytes in value {self._last}")
+        for number, buffer in zip(self._last, self._buffers, strict=False):
+            if number >= 0 and buffer != self._contents.value(number):
+                raise G35Error(f"wrong bytes in value {number}")
 
 
 class LatencyProbe:
@@ -107,7 +115,7 @@ class LatencyProbe:
         self.site = self._sites.pool(self._shape)
         count = values_got(self._shape.value_bytes)
         store(self.site, self._contents, "get", count)
-        self._reader = _Reader(self.site, self._contents, list(range(count)))
+        self._reader = _Reader(self.site, self._contents, list(range(count)), 1)
 
     def round(self, seconds: float) -> Sample:
         sample = latencies(self._reader, seconds)
@@ -163,8 +171,8 @@ class PutProbe:
         self.site.bytes_put += timed.bytes
         keys = [key_of(f"put {number}") for number in fresh]
         there = sum(self.site.volume.exists(keys))
-        if there != timed.operations:
-            raise G35Error(f"{timed.operations} values were stored, {there} are there")
+        if there * self._shape.value_bytes != timed.bytes:
+            raise G35Error(f"{timed.bytes} bytes were stored, {there} values are there")
         self._read_one_back(fresh[0])
         self.site.volume.delete(keys)
         return rate(timed)
@@ -177,17 +185,17 @@ class PutProbe:
 
 
 def _writer(site: PoolSite, plan: list[tuple[bytes, memoryview]]) -> Turn:
-    put = site.volume.put
+    put_many = site.volume.put_many
     left = iter(plan)
 
     def turn() -> int | None:
-        step = next(left, None)
-        if step is None:
+        steps = list(itertools.islice(left, BATCH))
+        if not steps:
             return None
-        key, value = step
-        if not put(key, value):
+        values = [value for _, value in steps]
+        if not all(put_many([key for key, _ in steps], values)):
             raise G35Error("the agent refused a put into a volume that is a third full at most")
-        return len(value)
+        return sum(map(len, values))
 
     return turn
 

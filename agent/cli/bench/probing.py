@@ -16,6 +16,7 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "fuse_memory": lambda sites, entry: FuseMemoryProbe(sites, entry.value_bytes),
     "aes": lambda sites, entry: AesProbe(entry.value_bytes),
     "kv_get": lambda sites, entry: GetProbe(sites, shape_for(entry.value_bytes, entry.door)),
+    "kv_get_single": lambda sites, entry: GetProbe(sites, shape_for(entry.value_bytes), batch=1),
     "kv_put": lambda sites, entry: PutProbe(sites, shape_for(entry.value_bytes, entry.door)),
     "kv_get_p50": lambda sites, entry: LatencyProbe(sites, shape_for(entry.value_bytes)),
     "redis_get": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls),

@@ -173,8 +173,8 @@ U16 = st.integers(0, 0xFFFF)
 U32 = st.integers(0, 0xFFFF_FFFF)
 SIZES = st.sampled_from([0, 4, 8, STAGING_BYTES - 24, STAGING_BYTES, 4096, 5000])
 PDUS: st.SearchStrategy[Pdu] = st.one_of(
-    st.builds(CapsuleCmd, st.builds(Sqe, st.integers(0, 255), U16, U32), SIZES),
-    st.builds(CapsuleResp, st.builds(Cqe, U16, st.integers(0, 0x7FF), U32)),
+    st.builds(CapsuleCmd, st.tuples(st.integers(0, 255), U16, U32).map(lambda first: Sqe(*first)), SIZES),
+    st.builds(CapsuleResp, st.tuples(U16, st.integers(0, 0x7FF), U32).map(lambda first: Cqe(*first))),
     st.builds(H2CData, U16, U16, U32, SIZES.filter(bool), st.booleans()),
     st.builds(C2HData, U16, U32, SIZES.filter(bool), st.booleans(), st.booleans()),
     st.builds(R2T, U16, U16, U32, U32),

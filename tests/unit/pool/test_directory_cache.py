@@ -183,7 +183,9 @@ def test_a_write_that_lands_late_hits_nothing_new(monkeypatch: pytest.MonkeyPatc
     late: list[tuple[int, bytes]] = []
     real = agent.lanes.write
 
-    def hold_back(namespace: int, offset: int, parts: Sequence[Buffer]) -> MemoryPending:
+    def hold_back(
+        namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> MemoryPending:
         if not late:
             late.append((offset, b"".join(bytes(part) for part in parts)))
             return MemoryPending()
@@ -211,7 +213,9 @@ def test_a_slot_that_cannot_be_written_is_passed_over(monkeypatch: pytest.Monkey
     real = agent.lanes.write
     bad: set[int] = set()
 
-    def write(namespace: int, offset: int, parts: Sequence[Buffer]) -> MemoryPending:
+    def write(
+        namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> MemoryPending:
         if not bad:
             bad.add(offset)
         if offset in bad:

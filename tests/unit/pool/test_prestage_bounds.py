@@ -1,0 +1,91 @@
+"""What bounds prestaging: bytes, age, and the wait for its threads at the end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from agent.pool import prestager as prestaging
+from agent.pool.prestage import MAX_AGE_SECONDS, PrestageCache
+from agent.pool.prestager import Prestager, stage
+from agent.pool.tally import MissCause
+from tests.support.memory_pool import MemoryPool, key_of
+
+VOLUME, ONE, TWO = b"v" * 16, b"1" * 16, b"2" * 16
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_waits_too_long_is_not_served() -> None:
+    clock = Clock()
+    cache = PrestageCache(1 << 20, max_age=30.0, clock=clock)
+    slot = memoryview(bytes(4096))
+    assert cache.add(VOLUME, ONE, 7, slot)
+    clock.now += 29.0
+    assert cache.holds(VOLUME, ONE)
+    assert cache.find(VOLUME, ONE, 7) is slot, "being asked for does not make it younger"
+    clock.now += 2.0
+    assert not cache.holds(VOLUME, ONE), "so that it is read anew where somebody announces it again"
+    assert cache.bytes_held == 4096
+    assert cache.find(VOLUME, ONE, 7) is None
+    assert cache.bytes_held == 0
+    assert cache.add(VOLUME, ONE, 7, slot)
+    assert cache.holds(VOLUME, ONE)
+
+
+def test_a_delete_elsewhere_is_outlived_by_no_more_than_that_age() -> None:
+    pool = MemoryPool()
+    here, elsewhere = pool.agent(), pool.agent(prestage_bytes=1 << 20)
+    here.put(key_of(0), b"a value")
+    cache = elsewhere.prestage
+    assert cache is not None
+    clock = Clock()
+    cache._clock = clock
+    assert elsewhere.lanes.run(stage(elsewhere.volume, cache, elsewhere.lanes, key_of(0)))
+    assert here.delete(key_of(0))
+    assert elsewhere.get(key_of(0)) == b"a value", "nobody has told it"
+    clock.now += MAX_AGE_SECONDS + 1
+    assert isinstance(elsewhere.get(key_of(0)), MissCause)
+
+
+def test_the_one_asked_for_longest_ago_makes_room() -> None:
+    cache = PrestageCache(2 * 4096)
+    for key in (ONE, TWO):
+        assert cache.add(VOLUME, key, 1, memoryview(bytes(4096)))
+    assert cache.find(VOLUME, ONE, 1) is not None
+    assert cache.add(VOLUME, b"3" * 16, 1, memoryview(bytes(4096)))
+    assert cache.holds(VOLUME, ONE)
+    assert not cache.holds(VOLUME, TWO)
+    assert not cache.add(VOLUME, TWO, 1, memoryview(bytes(3 * 4096)))
+
+
+@pytest.mark.expects_log("prestage-0 is still reading and is left behind")
+def test_an_end_does_not_wait_for_a_read_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prestaging, "STOP_SECONDS", 0.1)
+    agent = MemoryPool().agent()
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Hanging:
+        def run(self, steps: object) -> None:
+            reading.set()
+            go_on.wait(30)
+            steps.close()  # type: ignore[attr-defined]
+
+    cache = PrestageCache(1 << 20)
+    stager = Prestager(cache, lambda _: (agent.lanes, Hanging()), threads=1)  # type: ignore[arg-type, return-value]
+    stager.start()
+    try:
+        assert stager.request(agent.volume, ONE)
+        assert reading.wait(10)
+        stager.stop()
+    finally:
+        go_on.set()
+        for thread in stager._threads:
+            thread.join(10)
