@@ -3,7 +3,7 @@
 
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench lab fmt lint types rooms clean wheels set-up-to-run set-up-to-test
+.PHONY: help setup run test bench lab soak fmt lint types rooms clean wheels set-up-to-run set-up-to-test
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ bench: set-up-to-test ## the numbers, with their floors, into build/bench.json
 
 lab: set-up-to-test ## boot a Debian kernel in QEMU and let it judge (tests/lab)
 	@.venv/bin/g35 lab $(ARGS)
+
+soak: set-up-to-test ## replays while parts of the path fail, for SECONDS=60; says what it checked
+	@$(PYTHON) -m tests.support.soak --seconds $(or $(SECONDS),60) $(ARGS)
 
 fmt: set-up-to-test ## format the code
 	@.venv/bin/ruff format .

@@ -47,6 +47,7 @@ from agent.pool.volume import Volume
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes, current_lanes
 from agent.remote.supervisor import Supervisor
+from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
 from host_shim.control_wire import Outcome
 
@@ -93,7 +94,8 @@ class LanesPool:
 async def connected(configuration: Configuration, io_queues: int) -> AsyncIterator[Supervisor]:
     """The sessions to the enclosures, for as long as the block runs; each was tried once."""
     host_nqn, host_id = host_identity(configuration.agent.state)
-    supervisor = Supervisor(configuration.enclosures, host_nqn, host_id, io_queues)
+    verbs = configuration.fabric.choice
+    supervisor = Supervisor(configuration.enclosures, host_nqn, host_id, io_queues, verbs)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         await supervisor.all_tried(FIRST_TRY_SECONDS)
@@ -303,6 +305,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         lanes = LanesPool(fabric)
         cleanup.callback(lanes.close)
         pool_map = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1))
+        cleanup.callback(set_mark(pool_map.pool_id).close)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         _say_what_is_away(fabric)
         agent = Agent(configuration, pool_map, root, fabric, lanes)

@@ -20,6 +20,7 @@ from agent.inline.suites import UNIT_BYTES_MAX
 from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, SuiteName, VolumeName, VolumeWish
 from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
+from nvmeof.transport.base import VerbsChoice
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -86,14 +87,33 @@ class EnclosureSection(_Section):
     """One enclosure: where its NVMe-oF subsystem listens."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Your name for it.")
-    transport: Literal["tcp"] = Field("tcp", description="The NVMe-oF transport.")
+    transport: Literal["tcp", "rdma"] = Field("tcp", description="The NVMe-oF transport.")
     address: str = Field(description="IP address or host name.")
-    port: int = Field(4420, ge=1, le=65_535, description="TCP port of the subsystem.")
+    port: int = Field(4420, ge=1, le=65_535, description="TCP port, or RDMA service port.")
     nqn: str = Field(min_length=4, max_length=223, description="NQN of the subsystem.")
-    header_digest: bool = Field(False, description="CRC-32C over PDU headers.")
+    header_digest: bool = Field(False, description="CRC-32C over PDU headers; TCP only.")
     data_digest: bool = Field(
-        False, description="CRC-32C over PDU data; what is sealed is checked end to end without it."
+        False, description="CRC-32C over PDU data; TCP only; what is sealed is checked end to end without it."
     )
+
+
+class FabricSection(_Section):
+    """How enclosures with `transport = "rdma"` are reached."""
+
+    verbs_provider: Literal["pyverbs", "emulator.roce.pyverbs"] = Field(
+        "pyverbs",
+        description="`pyverbs`: an RDMA device or rdma_rxe, by Debian's python3-pyverbs; "
+        "`emulator.roce.pyverbs`: a soft-RoCE device inside the agent.",
+    )
+    local_address: str = Field(
+        "",
+        description="Address of the RDMA device to connect from; empty: whichever leads there. The emulated "
+        "device is made at it, and listens at its UDP port 4791; empty: a free address on loopback.",
+    )
+
+    @property
+    def choice(self) -> VerbsChoice:
+        return VerbsChoice(self.verbs_provider, self.local_address)
 
 
 class VolumeSection(_Section):
@@ -154,6 +174,7 @@ class Configuration(_Section):
 
     agent: AgentSection
     enclosures: tuple[EnclosureSection, ...] = Field(min_length=1, max_length=4096)
+    fabric: FabricSection = Field(default_factory=lambda: FabricSection.model_validate({}))
     volumes: tuple[VolumeSection, ...] = Field((), max_length=64)
     files: FilesSection = Field(default_factory=lambda: FilesSection.model_validate({}))
     pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
@@ -175,6 +196,7 @@ class Configuration(_Section):
 SECTIONS: dict[str, type[_Section]] = {
     "agent": AgentSection,
     "enclosures": EnclosureSection,
+    "fabric": FabricSection,
     "volumes": VolumeSection,
     "files": FilesSection,
     "pool": PoolSection,

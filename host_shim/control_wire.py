@@ -25,7 +25,8 @@ Layout of a request, little-endian:
     24  2  length of the volume's name in bytes
     26  2  flags
     28  4  zero
-    32  …  the volume's name in UTF-8, then 16 bytes a key, then (PUT) a 4-byte value length a key
+    32  …  the volume's name in UTF-8, then 16 bytes a key (OUTCOME: none, the number says how many tickets),
+           then (PUT) a 4-byte value length a key
 Layout of an answer, little-endian:
      0  4  magic "g35a"
      4  2  version
@@ -109,7 +110,10 @@ class MalformedControl(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request, checked. `lengths` has one entry a key for PUT and is empty otherwise."""
+    """One request, checked. `lengths` has one entry a key for PUT and is empty otherwise.
+
+    OUTCOME asks about tickets and carries no keys: its `keys` are empty bytes, one for each ticket.
+    """
 
     operation: Operation
     request_id: int
@@ -230,13 +234,6 @@ def decode_request_untrusted(data: bytes | bytearray | memoryview) -> Request:
         if any(not 0 < length <= VALUE_BYTES_MAX for length in lengths):
             raise MalformedControl(f"a value has 1 to {VALUE_BYTES_MAX} bytes")
     return Request(operation, request_id, volume, keys, first_ticket, ttl_seconds, flags, lengths)
-
-
-def outcome_request(request_id: int, first_ticket: int, count: int) -> bytes:
-    """The request that asks what became of `count` tickets from `first_ticket` on."""
-    return _REQUEST.pack(
-        REQUEST_MAGIC, VERSION, Operation.OUTCOME, request_id, count, first_ticket, 0, 0, 0, 0
-    )
 
 
 def decode_answer_untrusted(data: bytes | bytearray | memoryview) -> Answer:

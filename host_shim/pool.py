@@ -9,7 +9,7 @@ A get is one write that names the key and one read that lands in the caller's bu
 one write more than values. Nothing about the state of the pool is an exception: a block that is not
 there, an enclosure that is down, an agent that is being restarted and a mount that is gone are all
 misses, and a put that did not happen is False. What raises is wrong use: a key that is no key, a
-volume that the pool doesn't have, a value that no slot can hold.
+volume that the pool doesn't have, a value that no slot can hold, a buffer that does not hold the value.
 
 Threads: everything here may be called from any thread. Each call borrows one of at most
 `sessions` control sessions for itself. After a fork the child opens its own.
@@ -39,7 +39,7 @@ from host_shim.control_wire import (
     Outcome,
 )
 from host_shim.lending import SessionLender
-from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, SessionDead
+from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead
 
 Buffer: TypeAlias = bytearray | memoryview
 """Anything writable with the buffer protocol; named for the two that everybody has."""
@@ -57,6 +57,10 @@ class UnknownVolume(LookupError):
 
 class ValueTooLong(ValueError):
     """No slot of the volume can hold a value of this length."""
+
+
+class BufferTooSmall(ValueError):
+    """The value is longer than the buffer that was to take it; what came is not the whole of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,14 @@ class Pool:
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters of the whole pool; empty while there is no agent."""
-        return self._stats("")
+        with self._lender.lend() as session:
+            if session is None:
+                return {}
+            try:
+                found = json.loads(session.ask(Operation.STATS, ""))
+            except (SessionDead, ValueError):
+                return {}
+            return found if isinstance(found, dict) else {}
 
     def alive(self) -> bool:
         """Whether an agent answers behind the mount, asked now."""
@@ -127,18 +138,6 @@ class Pool:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
-
-    def _stats(self, volume: str) -> dict[str, Any]:
-        with self._lender.lend() as session:
-            if session is None:
-                return {}
-            try:
-                found = json.loads(session.ask(Operation.STATS, volume))
-            except (SessionDead, ValueError):
-                return {}
-            except OSError as refused:
-                raise _wrong_use(refused, volume) from None
-            return found if isinstance(found, dict) else {}
 
     def _share(self, work: Callable[[int], None], count: int) -> None:
         """Run `work(0)` … `work(count - 1)` on this thread and a few helpers."""
@@ -186,7 +185,11 @@ class Volume:
         return self.put_many([key], [data], ttl)[0]
 
     def get_into(self, key: bytes, buffer: Buffer) -> int | None:
-        """Read a value into `buffer`; its length, or None for a miss. A longer value is cut off."""
+        """Read a value into `buffer`; its length, or None for a miss.
+
+        Raises BufferTooSmall where the value is longer. A buffer as long as the volume's slots never is, and
+        costs nothing to check; a shorter one that comes back full costs one more read.
+        """
         view = _writable(buffer)
         with self._pool._lender.lend() as session:
             if session is None:
@@ -197,11 +200,21 @@ class Volume:
                 length = session.read(0, view)
                 if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
                     return None  # it broke off in the middle
+                if length == len(view):
+                    self._refuse_cut_off(session, 0, key, length)
             except SessionDead:
                 return None
             except OSError as refused:
                 raise _wrong_use(refused, self.name) from None
         return length or None
+
+    def _refuse_cut_off(self, session: Session, ticket: int, key: bytes, room: int) -> None:
+        """Raise BufferTooSmall where the value of a ticket goes on behind a full buffer of `room` bytes."""
+        if room < session.value_bytes_max(self.name) and session.read(ticket, memoryview(bytearray(1)), room):
+            raise BufferTooSmall(
+                f"the value of key {key.hex()} is longer than the buffer of {room} bytes; "
+                f"a value of volume {self.name!r} has up to {session.value_bytes_max(self.name)}"
+            )
 
     def get(self, key: bytes) -> bytes | None:
         """A value, or None for a miss. Copies once more than `get_into`."""
@@ -230,7 +243,10 @@ class Volume:
                 raise _wrong_use(refused, self.name) from None
 
     def get_many(self, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> list[int | None]:
-        """Read values into the buffers of the same index; their lengths, None where there is a hole."""
+        """Read values into the buffers of the same index; their lengths, None where there is a hole.
+
+        Raises BufferTooSmall where a value is longer than its buffer.
+        """
         return [one.length for one in self.fetch(keys, buffers, causes=False)]
 
     def fetch(
@@ -259,8 +275,15 @@ class Volume:
             try:
                 session.bind_reads(self.name, keys)
                 self._pool._share(read, len(keys))
+                for index, (key, view) in enumerate(zip(keys, views, strict=True)):
+                    if lengths[index] == len(view):
+                        self._refuse_cut_off(session, index, key, len(view))
             except SessionDead as death:
                 broken = death
+                room = session.value_bytes_max(self.name)
+                for index, view in enumerate(views):
+                    if lengths[index] == len(view) < room:
+                        lengths[index] = 0  # nobody is there to say whether that was all of it
             except OSError as refused:
                 raise _wrong_use(refused, self.name) from None
             # A long read that came back short is either a short value or broke off in the middle.
@@ -345,7 +368,13 @@ class Volume:
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters of this volume; empty while there is no agent."""
-        return self._pool._stats(self.name)
+        found = self._pool.stats()
+        for one in found.get("volumes", ()):
+            if one["name"] == self.name:
+                return dict(one)
+        if found:
+            raise UnknownVolume(f"the pool has no volume {self.name!r}")
+        return {}
 
     def _ask_each(
         self, operation: Operation, keys: Sequence[bytes], ttl_seconds: int = 0

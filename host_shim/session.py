@@ -9,6 +9,7 @@ session alive and is an `OSError` with the agent's errno.
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Sequence
 from typing import Protocol
@@ -17,6 +18,7 @@ from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
     FLAG_NO_ANSWER,
     HEADER_BYTES,
+    VALUE_BYTES_MAX,
     Answer,
     MalformedControl,
     Operation,
@@ -24,7 +26,6 @@ from host_shim.control_wire import (
     Request,
     data_offset,
     decode_answer_untrusted,
-    outcome_request,
     outcomes,
 )
 
@@ -84,6 +85,7 @@ class Session:
     def __init__(self, path: str, files: Files) -> None:
         self._files = files
         self._next_id = 0
+        self._room: dict[str, int] | None = None
         self.dead = False
         try:
             self._descriptor = files.open(path)
@@ -108,6 +110,19 @@ class Session:
         self._send(request.encode())
         room = ANSWER_BYTES_MAX if operation is Operation.STATS else HEADER_BYTES + len(keys)
         return self._answer(operation, request.request_id, room).body
+
+    def value_bytes_max(self, volume: str) -> int:
+        """What a slot of the volume holds; where the agent does not say, what a slot of any may hold.
+
+        Asked once in a session: an agent does not change its volumes, and a session does not outlive it.
+        """
+        if self._room is None and not self.dead:
+            try:
+                volumes = json.loads(self.ask(Operation.STATS, ""))["volumes"]
+                self._room = {str(each["name"]): int(each["value_bytes"]) for each in volumes}
+            except (OSError, ValueError, LookupError, TypeError):
+                self._room = {}
+        return (self._room or {}).get(volume, VALUE_BYTES_MAX)
 
     def bind_reads(self, volume: str, keys: Sequence[bytes]) -> None:
         """From now on the value of the i-th key is read at ticket i."""
@@ -154,9 +169,9 @@ class Session:
 
     def outcomes(self, count: int) -> list[Outcome]:
         """What became of the first `count` tickets."""
-        request_id = self._new_id()
-        self._send(outcome_request(request_id, 0, count))
-        answer = self._answer(Operation.OUTCOME, request_id, HEADER_BYTES + count)
+        request = Request(Operation.OUTCOME, self._new_id(), "", (b"",) * count)
+        self._send(request.encode())
+        answer = self._answer(Operation.OUTCOME, request.request_id, HEADER_BYTES + count)
         return self.outcomes_in(answer.body, count)
 
     def outcomes_in(self, body: bytes, count: int) -> list[Outcome]:

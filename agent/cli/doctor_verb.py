@@ -17,6 +17,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
+
 
 class Verdict(StrEnum):
     """How a finding counts: only `missing` makes the exit code 1."""
@@ -60,6 +62,7 @@ def examine() -> Iterator[Finding]:
         _crc,
         _reference_door,
         _verbs,
+        _emulated_verbs,
         _dead_mounts,
     )
     for check in checks:
@@ -113,7 +116,23 @@ def _reference_door() -> Finding:
 
 
 def _verbs() -> Finding:
-    return _module("pyverbs.device", "RDMA devices; NVMe/TCP needs none (apt-get install python3-pyverbs)")
+    why = why_unavailable("pyverbs")
+    if why is None:
+        return Finding("verbs", Verdict.OK, ", ".join(load_verbs("pyverbs").devices()))
+    return Finding(
+        "verbs",
+        Verdict.WITHOUT,
+        why,
+        "wanted for RDMA devices (apt-get install python3-pyverbs, the same release as rdma-core); "
+        "NVMe/TCP and the emulated RDMA need none",
+    )
+
+
+def _emulated_verbs() -> Finding:
+    why = why_unavailable("emulator.roce.pyverbs")
+    if why is None:
+        return Finding("emulated verbs", Verdict.OK, f"on addresses whose UDP port {ROCE_PORT} is free")
+    return Finding("emulated verbs", Verdict.WITHOUT, why, "wanted for NVMe/RDMA without an RDMA device")
 
 
 def _module(name: str, use: str) -> Finding:

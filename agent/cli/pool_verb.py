@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -12,9 +12,9 @@ import trio
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from agent.agent import connected, look_round, unreached
+from agent.cli.folding_table import folding_table
 from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration, load_configuration
 from agent.errors import G35Error, UserError
@@ -23,6 +23,7 @@ from agent.pool.opening import Content, Inspection, clear_directories, newest_ma
 from agent.pool.pool_map import PoolMap, plan_pool
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
+from agent.serving_mark import serving_processes
 
 T = TypeVar("T")
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
@@ -34,7 +35,11 @@ app = typer.Typer(no_args_is_help=True, help="The pool on the enclosures' namesp
 def format_pool(
     config: Config,
     force: Annotated[
-        bool, typer.Option(help="Also overwrite namespaces that carry something, a pool included.")
+        bool,
+        typer.Option(
+            help="Also overwrite namespaces that carry something, a pool included; not while an agent of "
+            "this machine serves it."
+        ),
     ] = False,
 ) -> None:
     """Make a pool: write superblocks and the volumes' empty directories. All values there are lost."""
@@ -51,6 +56,7 @@ def format_pool(
             )
         seen = look_round(fabric, lanes)
         _refuse_foreign(seen, force)
+        _refuse_served(inspection for _, _, inspection in seen)
         pool_map = plan_pool(
             [(nguid, size) for nguid, size, _ in seen], [each.wish() for each in configuration.volumes], root
         )
@@ -109,12 +115,31 @@ def _refuse_foreign(seen: list[tuple[bytes, int, Inspection]], force: bool) -> N
         if inspection.content is Content.UNREADABLE:
             raise G35Error(f"namespace {nguid.hex()} cannot be read: {inspection.detail}")
         if inspection.content is not Content.BLANK and not force:
-            what = inspection.content.value
-            detail = f" ({inspection.detail})" if inspection.detail else ""
             raise UserError(
-                f"namespace {nguid.hex()} carries {what}{detail}; it was not touched",
+                f"namespace {nguid.hex()} carries {carried(inspection.content, inspection.detail)}; "
+                "it was not touched",
                 "--force overwrites it, and whatever is there is lost",
             )
+
+
+def _refuse_served(inspections: Iterable[Inspection]) -> None:
+    """A pool is not formatted under an agent of this machine: it would serve misses and write into the new
+    one's slots. An agent elsewhere cannot be seen from here."""
+    pools = {each.superblock.pool_map.pool_id for each in inspections if each.superblock is not None}
+    processes = serving_processes(pools)
+    if processes:
+        raise UserError(
+            f"the pool there is being served, by process {', '.join(map(str, processes))}; "
+            "it was not touched",
+            "end the agent first: g35 unmount, or g35 down",
+        )
+
+
+def carried(content: Content, detail: str) -> str:
+    """What a namespace carries, in words. What is foreign is often said whole by the detail."""
+    if content is Content.FOREIGN:
+        return content.value if detail in ("", content.value, "it is not blank") else detail
+    return f"{content.value} ({detail})" if detail else content.value
 
 
 def _without_secrets(shown: dict[str, Any]) -> dict[str, Any]:
@@ -125,21 +150,22 @@ def _without_secrets(shown: dict[str, Any]) -> dict[str, Any]:
 
 def _print_tables(shown: dict[str, Any]) -> None:
     console = Console()
-    table = Table("namespace", "enclosure", "GiB", "carries", title="Namespaces")
+    table = folding_table("Namespaces", ("namespace", "enclosure", "carries"), ("GiB",))
     for row in shown["namespaces"]:
-        carries = f"{row['content']} {row['detail']}".strip()
-        table.add_row(row["nguid"], row["enclosure"], f"{row['bytes'] / 2**30:.2f}", carries)
+        carries = carried(Content(row["content"]), row["detail"])
+        table.add_row(row["nguid"], row["enclosure"], carries, f"{row['bytes'] / 2**30:.2f}")
     console.print(table)
     if shown["not_connected"] != "none":
         console.print(f"not connected: {shown['not_connected']}")
     if shown["pool"] is None:
         console.print("no pool; make one with g35 pool format")
         return
-    table = Table("volume", "kind", "value KiB", "suite", "slots", title=f"Pool {shown['pool']['pool_id']}")
+    title = f"Pool {shown['pool']['pool_id']}"
+    table = folding_table(title, ("volume", "kind", "suite"), ("value KiB", "slots"))
     for volume in shown["pool"]["volumes"]:
         slots = 64 * sum(extent["sets"] for extent in volume["extents"])
         table.add_row(
-            volume["name"], volume["kind"], str(volume["value_bytes"] >> 10), volume["suite"], str(slots)
+            volume["name"], volume["kind"], volume["suite"], str(volume["value_bytes"] >> 10), str(slots)
         )
     console.print(table)
 

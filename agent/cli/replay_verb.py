@@ -30,6 +30,14 @@ def replay(
     ] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first broken line.")] = False,
     prestage: Annotated[bool, typer.Option(help="Announce a prefix to the agent before reading it.")] = True,
+    agent_wait: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            max=3600.0,
+            help="Seconds to wait for an agent that has died; then the replay ends with 1.",
+        ),
+    ] = 10.0,
     lru_bytes: Annotated[
         str, typer.Option(help="Size of the LRU to compare with, such as 4G; default: the volume's.")
     ] = "",
@@ -40,7 +48,8 @@ def replay(
 ) -> None:
     """Play a KV-cache trace through a mount as an engine would, and verify every byte.
 
-    Exit code 1 if a wrong byte was served, the mount died or not all requests were played.
+    Exit code 1 if a wrong byte was served, the agent died and did not come back or not all requests were
+    played.
     """
     from agent.cli.replay.course import draw
     from agent.cli.replay.running import ReplayOptions, run_replay
@@ -63,6 +72,7 @@ def replay(
         seed=seed,
         strict=strict,
         prestage=prestage,
+        agent_wait=agent_wait,
         lru_bytes=size if isinstance(size, int) else None,
         progress=not json_output,
     )

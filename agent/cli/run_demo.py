@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from agent.cli.up.up_arguments import Media, drive_size_option
 from agent.errors import G35Error, UserError
 
 SAMPLE = Path(__file__).parent / "replay" / "sample_trace.jsonl"
@@ -33,8 +34,10 @@ def run(
         ),
     ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=256, help="Requests played at a time.")] = 4,
-    drive_size: Annotated[str, typer.Option(help="Size of each of the four drives.")] = "640M",
-    media: Annotated[str, typer.Option(help="Keep the drives in `memory` or in `files`.")] = "memory",
+    drive_size: Annotated[
+        str, typer.Option(callback=drive_size_option, help="Size of each of the four drives.")
+    ] = "640M",
+    media: Annotated[Media, typer.Option(help="Keep the drives in memory or in files.")] = Media.MEMORY,
 ) -> None:
     """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
     from agent.cli.replay.running import ReplayOptions, run_replay
@@ -46,8 +49,8 @@ def run(
     chosen = trace or SAMPLE
     with tempfile.TemporaryDirectory(prefix="g35-run-") as folder:
         state = Path(folder)
-        slot_bytes = max(512 * per_token, 64 << 10)
-        up = ["--media", media, "--drive-size", drive_size, "--value-size", str(slot_bytes)]
+        slot_bytes = max(-(-512 * per_token // 4096) * 4096, 64 << 10)
+        up = ["--media", media.value, "--drive-size", drive_size, "--value-size", str(slot_bytes)]
         with _pool_up(state, up):
             options = ReplayOptions(
                 trace=chosen,

@@ -10,10 +10,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from agent.cli.folding_table import folding_table
 from agent.cli.up.layout import Layout, default_state
 from agent.errors import G35Error
+
+EXISTS_NOTE = "A key that a lookup (exists) finds absent is no get: it is in neither number."
 
 State = Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")]
 Mount = Annotated[Path | None, typer.Option(help="The mount of the agent, instead of a state folder.")]
@@ -84,32 +89,35 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
     def rate(key: str) -> str:
         return f"{(totals[key] - before.get(key, 0)) / max(seconds, 1e-9) / 2**20:.1f} MiB/s"
 
-    head = Table.grid(padding=(0, 3))
-    pool = found["pool"]
+    pool, causes = found["pool"], _causes(totals["miss_causes"])
     reached = f"{pool['namespaces'] - pool['namespaces_away']} of {pool['namespaces']}"
-    head.add_row("pool", pool["id"], "mount", found["mount"])
-    head.add_row("namespaces reached", reached, "", "")
+    head = Table.grid(padding=(0, 3))
+    head.add_row("namespaces reached", reached, "up for", f"{found['uptime_s']:.0f} s")
     head.add_row("read", rate("bytes_read"), "written", rate("bytes_written"))
-    head.add_row("hit ratio", _percent(totals["hit_ratio"]), "misses", _causes(totals["miss_causes"]))
-    head.add_row(
-        "resident", f"{found['memory']['resident_bytes'] / 2**20:.0f} MiB",
-        "up for", f"{found['uptime_s']:.0f} s",
-    )  # fmt: skip
-    volumes = Table("volume", "kind", "suite", "slots", "taken (seen)", "gets", "hits", "puts", "evicted")
+    head.add_row("hits of gets", f"{_percent(totals['hit_ratio'])} of {totals['gets']}",
+                 "resident", f"{found['memory']['resident_bytes'] / 2**20:.0f} MiB")  # fmt: skip
+    # Lines of their own: ids, paths and seven causes with large counts are longer than half a terminal.
+    names = Text(f"pool    {pool['id']}\nmount   {found['mount']}", overflow="fold")
+    misses = Text.assemble(f"misses of gets: {causes}\n", (EXISTS_NOTE, "dim"), overflow="fold")
+    rooms = folding_table("Volumes: room", ("volume", "kind", "suite"), ("slots", "taken (seen)"))
+    traffic = folding_table("Volumes: traffic", ("volume",), ("gets", "hits", "puts", "evicted"))
     for volume in found["volumes"]:
-        volumes.add_row(
+        rooms.add_row(
             volume["name"], volume["kind"], volume["suite"], str(volume["slots"]),
-            str(volume["slots_seen_taken"]), str(volume["gets"]), _percent(volume["hit_ratio"]),
-            str(volume["puts"]), str(volume["evictions"]),
+            str(volume["slots_seen_taken"]),
         )  # fmt: skip
-    enclosures = Table("enclosure", "state", "namespaces", "paused", "reconnects")
+        traffic.add_row(
+            volume["name"], str(volume["gets"]), _percent(volume["hit_ratio"]), str(volume["puts"]),
+            str(volume["evictions"]),
+        )  # fmt: skip
+    enclosures = folding_table("Enclosures", ("enclosure", "state"), ("namespaces", "paused", "reconnects"))
     for each in found["enclosures"]:
         state = "connected" if each["connected"] else f"away: {each['fault']}"
         enclosures.add_row(
-            each["name"], state, str(each["namespaces"]), str(each["namespaces_paused"]),
+            each["name"], escape(state), str(each["namespaces"]), str(each["namespaces_paused"]),
             str(each["reconnects"]),
         )  # fmt: skip
-    return Group(head, volumes, enclosures)
+    return Group(names, head, misses, rooms, traffic, enclosures)
 
 
 def _percent(ratio: float | None) -> str:

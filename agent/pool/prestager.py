@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from agent.pool.prestage import PrestageCache
@@ -22,6 +23,9 @@ log = logging.getLogger(__name__)
 WAITING_MAX = 4096
 THREADS = 2
 READ_PIECE = 1 << 20
+STOP_SECONDS = 10.0
+"""How long an end waits for both threads together. A read in hand may take up to the write deadline, which an
+operator may set to minutes; nothing is lost with it."""
 
 
 def stage(volume: Volume, cache: PrestageCache, lanes: Lanes, key: bytes) -> Steps[bool]:
@@ -97,7 +101,9 @@ class Prestager:
         return True
 
     def stop(self) -> None:
-        """End the threads; what waits is dropped."""
+        """End the threads; what waits is dropped. A thread that is still reading after STOP_SECONDS is left
+        behind: it is a daemon, its lanes are closed under it, and all it can still do is fail its read.
+        """
         for _ in self._threads:
             while True:
                 try:
@@ -105,8 +111,11 @@ class Prestager:
                     break
                 except queue.Full:
                     self._waiting.get_nowait()
+        end = time.monotonic() + STOP_SECONDS
         for thread in self._threads:
-            thread.join(10)
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                log.warning("%s is still reading and is left behind", thread.name)
 
     def _work(self, number: int) -> None:
         lanes, runner = self._make_lanes(number)

@@ -147,10 +147,12 @@ class WorkerLanes:
         self.tallies[""].flash_bytes_read += len(into)
         return self._start(namespace, offset, len(into), into, ())
 
-    def write(self, namespace: int, offset: int, parts: Sequence[Buffer]) -> LanePending:
+    def write(
+        self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> LanePending:
         size = sum(map(len, parts))
         self.tallies[""].flash_bytes_written += size
-        return self._start(namespace, offset, size, None, parts)
+        return self._start(namespace, offset, size, None, parts, more)
 
     def flush(self, namespace: int) -> LanePending:
         return self._start(namespace, 0, 0, None, ())
@@ -182,7 +184,13 @@ class WorkerLanes:
     # -- queues ---------------------------------------------------------------------------------
 
     def _start(
-        self, namespace: int, offset: int, size: int, into: memoryview | None, parts: Sequence[Buffer]
+        self,
+        namespace: int,
+        offset: int,
+        size: int,
+        into: memoryview | None,
+        parts: Sequence[Buffer],
+        more: bool = False,
     ) -> LanePending:
         now = time.monotonic()
         routes = self._fabric.routes
@@ -199,7 +207,7 @@ class WorkerLanes:
         pending = LanePending(queue, built, health, now)
         try:
             for command in built:
-                queue.submit(command)
+                queue.submit(command, more=more)
         except NvmeofError as error:
             if not queue.alive:
                 route.enclosure.complain(self._lanes[id(route.enclosure)].epoch)
@@ -234,6 +242,8 @@ class WorkerLanes:
             lane.next_try = time.monotonic() + RETRY_CONNECT_SECONDS
             enclosure.complain(epoch)
             return None
+        for buffer in (self._receive, self._send):
+            lane.queue.register(buffer)
         lane.epoch = epoch
         return lane.queue
 

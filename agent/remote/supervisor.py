@@ -10,12 +10,11 @@ subsystem or to allow this host. What keeps it away is logged when it changes, n
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol, cast
+from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
@@ -25,7 +24,8 @@ from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host.controller_session import NamespacesChanged
 from nvmeof.host.reconnect import ReconnectPolicy
 from nvmeof.tcp.pdu import Digests
-from nvmeof.transport.keeper import Connected, Disconnected, Keeper
+from nvmeof.transport import VerbsChoice, transport_named
+from nvmeof.transport.keeper import Connected, Disconnected, Keeper, keep_controller
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +33,6 @@ KEEP_ALIVE_SECONDS = 5.0
 COMPLAINTS_EVERY = 0.25
 RECONNECT = ReconnectPolicy(first_s=0.2, most_s=5.0, loss_s=math.inf)
 """An enclosure is part of the pool until an operator says otherwise, so it is never given up."""
-
-
-class Transport(Protocol):
-    """What a transport's module offers (nvmeof/transport/base.py); loaded by its name."""
-
-    def open_controller(self, *arguments: Any, **options: Any) -> AbstractAsyncContextManager[Any]: ...
-
-    def keep_controller(
-        self, opener: Any, policy: ReconnectPolicy
-    ) -> AbstractAsyncContextManager[Keeper]: ...
-
-
-def transport_named(name: str) -> Transport:
-    """The transport `nvmeof.transport.<name>`; the configuration has checked the name."""
-    return cast(Transport, importlib.import_module(f"nvmeof.transport.{name}"))
 
 
 class Supervisor:
@@ -59,8 +44,10 @@ class Supervisor:
         host_nqn: str,
         host_id: bytes,
         io_queues: int,
+        verbs: VerbsChoice | None = None,
     ) -> None:
         self._sections = sections
+        self._verbs = verbs
         self._host_nqn = host_nqn
         self._host_id = host_id
         self._io_queues = io_queues
@@ -93,7 +80,7 @@ class Supervisor:
                     section.nqn,
                     self._host_nqn,
                     self._host_id,
-                    digests=Digests(section.header_digest, section.data_digest),
+                    **self._options(section),
                     keep_alive_s=KEEP_ALIVE_SECONDS,
                     io_queues=self._io_queues,
                 ) as controller:
@@ -102,7 +89,7 @@ class Supervisor:
                 # A wrong name, a host that is not allowed: what makes a keeper give up, and we do not.
                 raise ConnectionLost(str(refused)) from refused
 
-        async with transport.keep_controller(opener, RECONNECT) as keeper, trio.open_nursery() as nursery:
+        async with keep_controller(opener, RECONNECT) as keeper, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_complaints, enclosure, keeper)
             async for event in keeper.events:
                 match event:
@@ -117,6 +104,12 @@ class Supervisor:
                         pass
                 self._tried[enclosure.name].set()
             nursery.cancel_scope.cancel()
+
+    def _options(self, section: EnclosureSection) -> dict[str, Any]:
+        """What only this enclosure's transport wants to know."""
+        if section.transport == "rdma":
+            return {"verbs": self._verbs}
+        return {"digests": Digests(section.header_digest, section.data_digest)}
 
     def _connected(self, enclosure: Enclosure, controller: Any) -> None:
         enclosure.namespaces = tuple(controller.namespaces())

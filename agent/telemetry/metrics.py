@@ -6,7 +6,6 @@ tell sizes and rates of every tenant, and who may see them is the operator's scr
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agent.errors import ConfigError
+from agent.telemetry.listen_address import parse_listen_address
 
 VOLUME_COUNTERS = {
     "hits": "Gets that were served.",
@@ -93,19 +93,11 @@ def _enclosures(enclosures: list[Mapping[str, Any]]) -> Iterator[Metric]:
 
 def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[], None]:
     """Listen on a loopback "host:port"; a function that ends it. Raises ConfigError where that cannot be."""
-    host, _, port = address.rpartition(":")
-    try:
-        if not ipaddress.ip_address(host.strip("[]")).is_loopback:
-            raise ConfigError(f"metrics on {host} would be open to the network", "use 127.0.0.1 or [::1]")
-        number = int(port)
-    except ValueError:
-        raise ConfigError(
-            f"agent.metrics is {address!r}, not an address and a port", "such as 127.0.0.1:9035"
-        ) from None
+    host, number = parse_listen_address(address)
     registry = CollectorRegistry()
     registry.register(Collector(snapshot))
     try:
-        server, thread = start_http_server(number, host.strip("[]"), registry)
+        server, thread = start_http_server(number, host, registry)
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error.strerror}", "choose another port") from None
 

@@ -11,6 +11,7 @@ import logging
 import signal
 import sys
 import threading
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,13 +27,21 @@ from nvmeof.controller.tcp_rules import TcpSettings
 
 app = typer.Typer(
     name="g35 jbof",
-    help="Serve flash drives over NVMe/TCP, and make them fail.",
+    help="Serve flash drives over NVMe/TCP or NVMe/RDMA, and make them fail.",
     no_args_is_help=False,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 fault = typer.Typer(help="Set a fault in a running enclosure, or take it away (heal).", no_args_is_help=True)
 app.add_typer(fault, name="fault")
+
+
+class TransportName(StrEnum):
+    """How hosts reach the enclosure."""
+
+    TCP = "tcp"
+    RDMA = "rdma"
+
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python hands the interpreter on every 5 ms by default: too long when many connections want a few
@@ -59,8 +68,14 @@ def serve(
     folder: Annotated[
         Path | None, typer.Option(help="Keep the drives as sparse files in here; without it, in memory.")
     ] = None,
+    transport: Annotated[
+        list[TransportName] | None,
+        typer.Option(help="tcp (the default), rdma on an emulated RoCE device at --address, or both."),
+    ] = None,
     address: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="0: any that is free; with RDMA alone 4420.")
+    ] = 0,
     name: Annotated[str, typer.Option(help="Name of the enclosure; makes its NQN.")] = "jbof",
     nqn: Annotated[str | None, typer.Option(help="The subsystem's NQN, if it is to be another.")] = None,
     lba_bytes: Annotated[int, typer.Option(help="Bytes of a logical block, 512 or 4096.")] = 4096,
@@ -75,8 +90,8 @@ def serve(
     ] = "2M",  # type: ignore[assignment]
     in_capsule: Annotated[
         int,
-        typer.Option(parser=_size, metavar="SIZE", help="Largest write that may be sent unasked (IOCCSZ)."),
-    ] = "128K",  # type: ignore[assignment]
+        typer.Option(parser=_size, metavar="SIZE", help="TCP: largest write sent unasked (IOCCSZ)."),
+    ] = "1056K",  # type: ignore[assignment]
     digests: Annotated[bool, typer.Option(help="Grant digests to hosts that ask for them.")] = True,
     read_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model.")] = 0.0,
     write_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model.")] = 0.0,
@@ -88,7 +103,7 @@ def serve(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log connections too.")] = False,
 ) -> None:
-    """Serve drives over NVMe/TCP until interrupted; says `ready` and where, as JSON, on a line of its own."""
+    """Serve drives until interrupted; says `ready` and where, as JSON, on a line of its own."""
     if context.invoked_subcommand is not None:
         return
     logging.basicConfig(
@@ -100,6 +115,7 @@ def serve(
             drives=drives,
             drive_bytes=drive_size,
             folder=folder,
+            transports=tuple(each.value for each in transport or [TransportName.TCP]),
             address=address,
             port=port,
             name=name,

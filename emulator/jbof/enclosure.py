@@ -1,7 +1,8 @@
-"""An enclosure: some drives in one NVM subsystem, and a TCP port where hosts find them.
+"""An enclosure: some drives in one NVM subsystem, and a TCP or RDMA port (or both) where hosts find them.
 
 `Enclosure` is what the command line runs and what tests start in their own process. The pieces it joins are
-the drives (`drive.py`), the controller role (`nvmeof/controller`) and one `Connection` per accepted socket.
+the drives (`drive.py`), the controller role (`nvmeof/controller`), one `Connection` per accepted socket and
+one `RdmaListener` for all queue pairs.
 """
 
 from __future__ import annotations
@@ -22,14 +23,22 @@ from emulator.jbof.connection import Connection
 from emulator.jbof.drive import Drive
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
+from emulator.jbof.rdma_listener import RdmaListener
+from nvmeof.controller.rdma_rules import RdmaSettings
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
 from nvmeof.controller.subsystem import Port, Subsystem, Target
 from nvmeof.controller.tcp_rules import TcpSettings
-from nvmeof.wire.log_page import AddressFamily
+from nvmeof.errors import NvmeofError
+from nvmeof.wire.log_page import AddressFamily, TransportType
+from nvmeof.wire.rdma import RdmaAddress
 
 log = logging.getLogger(__name__)
 
 NQN_PREFIX: Final = "nqn.2026-01.io.g35:"
+TRANSPORTS: Final = ("tcp", "rdma")
+DEFAULT_RDMA_PORT: Final = 4420
+"""Every RDMA device has a port space of its own, so that none need be looked for."""
+
 MAX_CONNECTIONS: Final = 1024
 """Sockets served at once; one thread each. More are closed as they come."""
 
@@ -44,7 +53,8 @@ class EnclosureError(Exception):
 class EnclosureSettings:
     """What to serve. `folder` None keeps the drives in memory; otherwise each is a sparse file in it.
 
-    `name` makes the NQN where none is given, and the NGUIDs of drives in memory.
+    `name` makes the NQN where none is given, and the NGUIDs of drives in memory. With both transports the
+    port of RDMA is that of TCP. RDMA makes an emulated device at `address`, which no other process may have.
     """
 
     drives: int = 1
@@ -59,12 +69,16 @@ class EnclosureSettings:
     model: DriveModelSettings = field(default_factory=DriveModelSettings)
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     tcp: TcpSettings = field(default_factory=TcpSettings)
+    rdma: RdmaSettings = field(default_factory=RdmaSettings)
+    transports: tuple[str, ...] = ("tcp",)
     seed: int = 0
     prefault: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.drives <= NAMESPACE_ID_LIMIT:
             raise EnclosureError(f"an enclosure has 0 to {NAMESPACE_ID_LIMIT} drives, not {self.drives}")
+        if not self.transports or any(each not in TRANSPORTS for each in self.transports):
+            raise EnclosureError(f"an enclosure is reached by {' or '.join(TRANSPORTS)}")
         if self.lba_bytes not in (512, 4096):
             raise EnclosureError("a logical block has 512 or 4096 bytes")
         if self.drive_bytes <= 0 or self.drive_bytes % self.lba_bytes:
@@ -86,6 +100,7 @@ class Enclosure:
         self._drives: dict[int, Drive] = {}
         self._listener: socket.socket | None = None
         self._acceptor: threading.Thread | None = None
+        self._rdma: RdmaListener | None = None
         self._connections: set[Connection] = set()
         self._accepted = 0
         self._refused = 0
@@ -136,6 +151,8 @@ class Enclosure:
             seed=settings.seed + number,
         )
         self._drives[number] = drive
+        if self._rdma is not None and (window := medium.window(0, size)) is not None:
+            self._rdma.add_medium(window)
         self.target.add_namespace(self.subsystem, number + 1, drive)
         return drive
 
@@ -177,6 +194,39 @@ class Enclosure:
 
     def start(self) -> None:
         """Listen, and serve in threads of our own. EnclosureError if the address cannot be had."""
+        if "tcp" in self.settings.transports:
+            self._listen_tcp()
+        if "rdma" in self.settings.transports:
+            try:
+                self._listen_rdma()
+            except NvmeofError as error:
+                self.close()
+                raise EnclosureError(str(error)) from error
+
+    @property
+    def _family(self) -> int:
+        return AddressFamily.IPV6 if ":" in self.settings.address else AddressFamily.IPV4
+
+    def _listen_rdma(self) -> None:
+        """Raises `NvmeofError`."""
+        settings = self.settings
+        port = self.port or settings.port or DEFAULT_RDMA_PORT
+        listener = RdmaListener(self.target, settings.rdma, settings.address, port)
+        windows = [drive.medium.window(0, drive.medium.size) for drive in self.drives]
+        listener.start([window for window in windows if window is not None])
+        self._rdma = listener
+        self.port = port
+        self.target.add_port(
+            Port(
+                settings.address,
+                str(port),
+                transport_type=TransportType.RDMA,
+                address_family=self._family,
+                tsas=RdmaAddress().encode(),
+            )
+        )
+
+    def _listen_tcp(self) -> None:
         settings = self.settings
         family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -189,13 +239,7 @@ class Enclosure:
             raise EnclosureError(f"cannot listen on {settings.address}:{settings.port}: {error}") from error
         self._listener = listener
         self.port = listener.getsockname()[1]
-        self.target.add_port(
-            Port(
-                settings.address,
-                str(self.port),
-                address_family=AddressFamily.IPV6 if family == socket.AF_INET6 else AddressFamily.IPV4,
-            )
-        )
+        self.target.add_port(Port(settings.address, str(self.port), address_family=self._family))
         self._acceptor = threading.Thread(target=self._accept, name="accept", daemon=True)
         self._acceptor.start()
 
@@ -247,6 +291,9 @@ class Enclosure:
         deadline = time.monotonic() + _STOP_S
         for connection in connections:
             connection.thread.join(max(0.0, deadline - time.monotonic()))
+        if self._rdma is not None:
+            self._rdma.close()
+            self._rdma = None
         self._release()
 
     def _release(self) -> None:
@@ -271,6 +318,7 @@ class Enclosure:
         return {
             "address": self.settings.address,
             "port": self.port,
+            "transports": list(self.settings.transports),
             "nqn": self.subsystem.nqn,
             "namespaces": [
                 {
@@ -287,6 +335,11 @@ class Enclosure:
         """Counters of every drive, and who is connected."""
         with self._lock:
             alive = sum(connection.thread.is_alive() for connection in self._connections)
+            accepted, refused = self._accepted, self._refused
+            if self._rdma is not None:
+                alive += self._rdma.connections
+                accepted += self._rdma.accepted
+                refused += self._rdma.refused
             drives = [
                 drive.stats() | {"attached": self.is_attached(number)}
                 for number, drive in self._drives.items()
@@ -295,8 +348,8 @@ class Enclosure:
             "nqn": self.subsystem.nqn,
             "uptime_s": time.monotonic() - self._started_at,
             "connections": alive,
-            "connections_accepted": self._accepted,
-            "connections_refused": self._refused,
+            "connections_accepted": accepted,
+            "connections_refused": refused,
             "controllers": [
                 {"cntlid": each.cntlid, "host_nqn": each.host_nqn, "queues": sorted(each.queues)}
                 for each in self.target.controllers

@@ -25,7 +25,7 @@ from nvmeof.wire.features import (
     AsyncEvent,
     Feature,
 )
-from nvmeof.wire.log_page import ErrorEntry, LogPage
+from nvmeof.wire.log_page import ErrorEntry, LogPage, TransportType
 from nvmeof.wire.properties import (
     SHUTDOWN_COMPLETE,
     VERSION_1_4,
@@ -63,6 +63,7 @@ class Controller:
         host_id: bytes,
         keep_alive_ms: int,
         settings: ControllerSettings,
+        transport: TransportType,
         now: float,
     ) -> None:
         self.cntlid = cntlid
@@ -70,6 +71,7 @@ class Controller:
         self.host_nqn = host_nqn
         self.host_id = host_id
         self.settings = settings
+        self.transport = transport
         self.version = VERSION_1_4
         self.enabled = False
         self.ended: str | None = None
@@ -240,7 +242,7 @@ class Controller:
     def record_error(self, *, qid: int, cid: int, status: int, nsid: int, lba: int) -> None:
         self.error_count += 1
         self.error_log.appendleft(
-            ErrorEntry(self.error_count, qid, cid, status, lba=lba, nsid=nsid, transport_type=3)
+            ErrorEntry(self.error_count, qid, cid, status, lba=lba, nsid=nsid, transport_type=self.transport)
         )
 
 

@@ -93,12 +93,12 @@ def _connect(request: Request, target: Target, session: QueueSession, now: float
         data = decode_connect_data_untrusted(request.window)
     except MalformedPdu:
         _invalid(_AT_SUBNQN)
-    if not 1 <= connect.sqsize < target.settings.max_queue_entries:
+    if not 1 <= connect.sqsize < session.settings.max_queue_entries:
         _invalid(_AT_SQSIZE)
     if not data.host_nqn:
         _invalid(_AT_HOSTNQN)
     if connect.qid == 0:
-        controller = _connect_admin(connect, data, target, now)
+        controller = _connect_admin(connect, data, session, now)
     else:
         controller = _connect_io(connect, data, target)
     controller.queues[connect.qid] = session
@@ -107,7 +107,8 @@ def _connect(request: Request, target: Target, session: QueueSession, now: float
     return controller.cntlid
 
 
-def _connect_admin(connect: Connect, data: ConnectData, target: Target, now: float) -> Controller:
+def _connect_admin(connect: Connect, data: ConnectData, session: QueueSession, now: float) -> Controller:
+    target = session.target
     subsystem = target.find_subsystem(data.subsystem_nqn)
     if subsystem is None:
         _invalid(_AT_SUBNQN)
@@ -123,7 +124,8 @@ def _connect_admin(connect: Connect, data: ConnectData, target: Target, now: flo
             host_nqn=data.host_nqn,
             host_id=data.host_id,
             keep_alive_ms=connect.kato,
-            settings=target.settings,
+            settings=session.settings,
+            transport=session.transport,
             now=now,
         )
 

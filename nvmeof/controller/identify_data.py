@@ -22,6 +22,7 @@ from nvmeof.wire.identify import (
     ONCS_COMPARE,
     ONCS_DATASET_MANAGEMENT,
     ONCS_WRITE_ZEROES,
+    SGLS_KEYED,
     SGLS_OFFSET,
     SGLS_SUPPORTED,
     VWC_PRESENT,
@@ -38,6 +39,7 @@ from nvmeof.wire.identify import (
     encode_namespace_list,
     encode_nvm_namespace,
 )
+from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.sqe import Sqe
 from nvmeof.wire.status import Status
 
@@ -90,7 +92,7 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         nn=0 if discovery else NAMESPACE_ID_LIMIT,
         oncs=0 if discovery else ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES,
         vwc=0 if discovery else VWC_PRESENT | _VWC_FLUSH_BROADCAST,
-        sgls=SGLS_SUPPORTED | SGLS_OFFSET,  # Linux: SGLs supported at all, and in-capsule data by offset
+        sgls=_sgls(controller),
         subnqn=subsystem.nqn,
         ioccsz=settings.ioccsz,  # Linux: at least 4
         iorcsz=COMPLETION_BYTES // 16,  # Linux: at least 1
@@ -98,6 +100,12 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         msdbd=1,
         ofcs=_OFCS_DISCONNECT,
     ).encode()
+
+
+def _sgls(controller: Controller) -> int:
+    """SGLS. Linux wants SGLs supported at all, in-capsule data by offset, and for RDMA keyed descriptors."""
+    keyed = SGLS_KEYED if controller.transport == TransportType.RDMA else 0
+    return SGLS_SUPPORTED | SGLS_OFFSET | keyed
 
 
 def _namespace_of(controller: Controller, nsid: int) -> Namespace | None:

@@ -65,31 +65,34 @@ def _range(request: Request, namespace: Namespace) -> int:
     return blocks * namespace.lba_bytes
 
 
-def _begin_read(request: Request, namespace: Namespace, controller: Controller) -> None:
-    request.operation = Operation.READ
+def _transfer(
+    request: Request,
+    namespace: Namespace,
+    controller: Controller,
+    operation: Operation,
+    direction: Direction,
+    *,
+    unknown_field: int = 0,
+) -> None:
+    """A command that moves its blocks: no more of them than MDTS allows, and no field that we do not know."""
+    request.operation = operation  # first: an error is logged with its LBA where there is one
     length = _range(request, namespace)
-    if length > controller.settings.max_transfer_bytes:
+    if length > controller.settings.max_transfer_bytes or unknown_field:
         raise Refusal(Status.INVALID_FIELD)
-    request.direction = Direction.TO_HOST
-    request.length = length
+    request.direction, request.length = direction, length
+
+
+def _begin_read(request: Request, namespace: Namespace, controller: Controller) -> None:
+    _transfer(request, namespace, controller, Operation.READ, Direction.TO_HOST)
 
 
 def _begin_write(request: Request, namespace: Namespace, controller: Controller) -> None:
-    request.operation = Operation.WRITE
-    length = _range(request, namespace)
-    if length > controller.settings.max_transfer_bytes or request.sqe.cdw12 & _DIRECTIVE_TYPE:
-        raise Refusal(Status.INVALID_FIELD)
-    request.direction = Direction.FROM_HOST
-    request.length = length
+    directive = request.sqe.cdw12 & _DIRECTIVE_TYPE
+    _transfer(request, namespace, controller, Operation.WRITE, Direction.FROM_HOST, unknown_field=directive)
 
 
 def _begin_compare(request: Request, namespace: Namespace, controller: Controller) -> None:
-    request.operation = Operation.COMPARE
-    length = _range(request, namespace)
-    if length > controller.settings.max_transfer_bytes:
-        raise Refusal(Status.INVALID_FIELD)
-    request.direction = Direction.FROM_HOST
-    request.length = length
+    _transfer(request, namespace, controller, Operation.COMPARE, Direction.FROM_HOST)
 
 
 def _begin_write_zeroes(request: Request, namespace: Namespace, controller: Controller) -> None:

@@ -27,8 +27,10 @@ from nvmeof.controller.controller import Controller
 from nvmeof.controller.fabrics_commands import begin_fabrics, execute_fabrics
 from nvmeof.controller.io_commands import accept_io, begin_io, execute_io, open_window
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
+from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import HELD, Scratch, StorageError
 from nvmeof.controller.subsystem import Target
+from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.sqe import FLAGS_FUSE, FLAGS_PSDT, FLAGS_SGL, AdminOpcode, Sqe
 from nvmeof.wire.status import Status
 
@@ -48,11 +50,23 @@ def _nothing() -> None:
 
 
 class QueueSession:
-    """See the module's docstring. `wake` is called from any thread when the owner should look again."""
+    """See the module's docstring. `wake` is called from any thread when the owner should look again.
 
-    def __init__(self, target: Target, wake: Callable[[], None] = _nothing) -> None:
+    `settings` are the target's unless the transport has narrower bounds (or other capsules).
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        wake: Callable[[], None] = _nothing,
+        *,
+        settings: ControllerSettings | None = None,
+        transport: TransportType = TransportType.TCP,
+    ) -> None:
         self.target = target
         self.wake = wake
+        self.settings = settings or target.settings
+        self.transport = transport
         self.controller: Controller | None = None
         self.qid = 0
         self.entries = 1  # Until Connect has told the size of the queue, it holds Connect.

@@ -37,13 +37,14 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Where a target listens. `service` is the TCP port, as text."""
+    """Where a target listens. `service` is the port, as text; `tsas` is particular to the transport."""
 
     address: str
     service: str
     transport_type: int = TransportType.TCP
     address_family: int = AddressFamily.IPV4
     port_id: int = 1
+    tsas: bytes = bytes(256)
 
 
 class Subsystem:
@@ -206,6 +207,7 @@ class Target:
                     service=port.service,
                     subsystem_nqn=subsystem.nqn,
                     port_id=port.port_id,
+                    tsas=port.tsas,
                 )
                 for subsystem in self._subsystems.values()
                 if subsystem.allows(host_nqn)

@@ -1,15 +1,46 @@
-"""Where NVMe over Fabrics meets sockets. `base.py` is the interface; `tcp.py` is the one transport so far."""
+"""Where NVMe over Fabrics meets sockets and queue pairs. `base.py` is the interface, `tcp.py` and `rdma.py`
+the transports behind it, found by their names.
+"""
 
 from __future__ import annotations
 
+import importlib
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, cast
+
 from nvmeof.errors import LocalProtocolError
 from nvmeof.limits import CONNECT_TIMEOUT_S
-from nvmeof.transport import tcp
-from nvmeof.transport.base import Address, ControllerInfo, HostQueue, NamespaceInfo
+from nvmeof.transport.base import Address, ControllerInfo, HostQueue, NamespaceInfo, VerbsChoice
 
-__all__ = ["Address", "ControllerInfo", "HostQueue", "NamespaceInfo", "connect_io_queue"]
+__all__ = [
+    "Address",
+    "ControllerInfo",
+    "HostQueue",
+    "NamespaceInfo",
+    "Transport",
+    "VerbsChoice",
+    "connect_io_queue",
+    "transport_named",
+]
 
-_CONNECT = {"tcp": tcp.connect_io_queue}
+TRANSPORTS = ("tcp", "rdma")
+
+
+class Transport(Protocol):
+    """What the module of a transport offers; options beyond the common ones are in `base.py`."""
+
+    def open_controller(self, *arguments: Any, **options: Any) -> AbstractAsyncContextManager[Any]: ...
+
+    def connect_io_queue(
+        self, info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> HostQueue: ...
+
+
+def transport_named(name: str) -> Transport:
+    """The transport of that name, imported when it is first asked for. Raises `LocalProtocolError`."""
+    if name not in TRANSPORTS:
+        raise LocalProtocolError(f"there is no transport {name!r}")
+    return cast(Transport, importlib.import_module(f"nvmeof.transport.{name}"))
 
 
 def connect_io_queue(
@@ -19,7 +50,4 @@ def connect_io_queue(
 
     Blocks; may be called in any thread. Raises `ConnectionLost`, or `ConnectRefused`.
     """
-    connect = _CONNECT.get(info.transport)
-    if connect is None:
-        raise LocalProtocolError(f"there is no transport {info.transport!r}")
-    return connect(info, qid, depth, timeout_s)
+    return transport_named(info.transport).connect_io_queue(info, qid, depth, timeout_s)

@@ -1,10 +1,10 @@
 """The interface behind which a transport lives. Nothing above it knows which one it is.
 
-TCP is in `tcp.py`; RDMA is to be a second implementation of the same two things:
+TCP is in `tcp.py`, RDMA in `rdma.py`. Each is an implementation of two things:
 
 * `HostQueue`, one connected I/O queue, owned by one thread that runs to completion, and
 * a module with `open_controller` (an async context manager around an admin session), `connect_io_queue` and
-  `discover`, whose signatures are those of `nvmeof.transport.tcp`.
+  `discover`, whose signatures are alike but for one option: `digests` of TCP, `verbs` of RDMA.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from nvmeof.errors import LocalProtocolError
 from nvmeof.host.command import Command
 from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.wire.identify import IdentifyController
 
-__all__ = ["Address", "ControllerInfo", "HostQueue", "NamespaceInfo"]
+__all__ = ["Address", "ControllerInfo", "HostQueue", "NamespaceInfo", "VerbsChoice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,14 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class VerbsChoice:
+    """Which verbs to use: the provider's package, and the local address to connect from ("": any)."""
+
+    provider: str
+    local_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,17 @@ class ControllerInfo:
     """Data that a command capsule of an I/O queue may carry."""
     transport: str = "tcp"
     """Which transport leads there: the name of its module here."""
+    verbs: VerbsChoice | None = None
+    """RDMA: whose verbs lead there."""
+
+    def queue_depth(self, qid: int, wanted: int) -> int:
+        """How deep I/O queue `qid` may be, at most `wanted`. Raises `LocalProtocolError`: no such queue."""
+        if not 1 <= qid <= self.io_queues:
+            raise LocalProtocolError(f"queue {qid} of {self.io_queues}")
+        most = self.max_queue_entries - 1
+        if self.identify.maxcmd:
+            most = min(most, self.identify.maxcmd)
+        return max(1, min(wanted, most))
 
 
 class HostQueue(Protocol):
@@ -77,8 +97,17 @@ class HostQueue(Protocol):
     def alive(self) -> bool:
         """False once the connection is known to be dead."""
 
-    def submit(self, command: Command) -> None:
-        """Put it on the wire, without waiting for its answer. Raises `QueueFull`, `ConnectionLost`."""
+    def register(self, buffer: memoryview) -> None:
+        """A buffer that many commands will use (any part of it): writable, and there until `close`.
+
+        A hint. RDMA registers it with the device, and moves the data of those commands without a copy.
+        """
+
+    def submit(self, command: Command, *, more: bool = False) -> None:
+        """Put it on the wire, without waiting for its answer. Raises `QueueFull`, `ConnectionLost`.
+
+        `more`: another one follows at once, and may take this one along.
+        """
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
         """Receive, for all commands in flight, until this one is done or has `at_least` bytes: True.

@@ -27,7 +27,7 @@ from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
 from nvmeof.limits import SESSION_EVENTS
 
 if TYPE_CHECKING:
-    from nvmeof.transport.tcp_controller import Controller
+    from nvmeof.transport.controller import Controller
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from nvmeof.tcp.pdu import NO_DIGESTS, Digests
+from nvmeof.transport.controller import Controller
 from nvmeof.transport.keeper import Keeper, keep_controller
-from nvmeof.transport.tcp_controller import Controller, discover, open_controller
+from nvmeof.transport.tcp_controller import discover, open_controller
 from nvmeof.transport.tcp_queue import TcpHostQueue, connect_io_queue
 
 __all__ = [

@@ -1,47 +1,27 @@
-"""The admin queue of a controller over TCP, driven by trio. Read `host/controller_session.py` first.
-
-    async with open_controller("10.0.0.7", 4420, subsystem, host, host_id) as controller:
-        for namespace in controller.namespaces(): ...
-        queue = await trio.to_thread.run_sync(connect_io_queue, controller.info, 1, 32)
-
-Two tasks run behind it: one receives, one keeps the session's deadlines. Whoever changes something calls
-`_transmit` afterwards, which submits what the session wants submitted, sends, hands events out and re-arms
-the timer.
-"""
+"""The admin queue of a controller over TCP. Read `controller.py` first."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 
 import trio
 
-from nvmeof.errors import ConnectionLost, LocalProtocolError, NvmeofError, RemoteProtocolError
-from nvmeof.host.bring_up import ControllerFacts, SessionConfig
+from nvmeof.errors import ConnectionLost, RemoteProtocolError
+from nvmeof.host.bring_up import SessionConfig
 from nvmeof.host.command import Command
-from nvmeof.host.controller_session import ControllerSession, Ended, Live, SessionEvent, SessionState
-from nvmeof.host.discovery import read_discovery_log
-from nvmeof.host.namespaces import NamespaceInfo
-from nvmeof.host.procedure import Pause, Procedure
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.limits import (
-    ADMIN_COMMANDS,
     ADMIN_QUEUE_DEPTH,
     ADMIN_TIMEOUT_S,
     CONNECT_TIMEOUT_S,
     KEEP_ALIVE_S,
-    SESSION_EVENTS,
     SHUTDOWN_TIMEOUT_S,
 )
 from nvmeof.tcp.pdu import NO_DIGESTS, Digests
 from nvmeof.transport.base import Address, ControllerInfo
-from nvmeof.wire.fabrics import DISCOVERY_NQN
-from nvmeof.wire.identify import IdentifyController
+from nvmeof.transport.controller import Controller, held, read_discovery
 from nvmeof.wire.log_page import DiscoveryEntry
-
-T = TypeVar("T")
 
 ADMIN_IN_CAPSULE_BYTES = 8192
 """Every NVMe/TCP controller takes this much in a capsule of the admin queue (NVMe/TCP 1.0, 3.3.2.1)."""
@@ -49,223 +29,51 @@ ADMIN_IN_CAPSULE_BYTES = 8192
 MOST_BUFFERS = 256
 
 
-class Controller:
-    """A live controller. Made by `open_controller`; used in its trio run."""
+class TcpAdminLink:
+    """`controller.AdminLink` over a connected stream, which it owns."""
 
-    def __init__(
-        self, address: Address, config: SessionConfig, digests: Digests, admin_timeout_s: float
-    ) -> None:
-        self.address = address
-        self.ended = trio.Event()
-        """Set when the session is over, for whatever reason."""
-        self.error: NvmeofError | None = None
-        """Why it ended; None after a reset or shutdown of ours."""
-        self._events_in, self.events = trio.open_memory_channel[SessionEvent](SESSION_EVENTS)
-        """`Live`, `NamespacesChanged`, `DiscoveryChanged`, `Noticed`, `Ended`, in order."""
+    def __init__(self, address: Address, stream: trio.SocketStream, digests: Digests) -> None:
+        self._address = address
+        self._stream = stream
+        self._socket = stream.socket
         self._digests = digests
-        self._session = ControllerSession(config, admin_timeout_s=admin_timeout_s)
         self._queue = TcpQueue(
             ADMIN_QUEUE_DEPTH - 1, digests=digests, in_capsule_bytes=ADMIN_IN_CAPSULE_BYTES
         )
-        self._live = trio.Event()
-        self._wake = trio.Event()
-        self._sending = trio.Lock()
-        self._room = trio.Semaphore(ADMIN_COMMANDS)
-        self._waiters: dict[Command, trio.Event] = {}
-
-    # --- what it is ----------------------------------------------------------
-
-    @property
-    def facts(self) -> ControllerFacts:
-        """What the controller said of itself."""
-        assert self._session.facts is not None, "the session was never live"
-        return self._session.facts
-
-    @property
-    def cntlid(self) -> int:
-        """The controller's id."""
-        return self.facts.cntlid
-
-    @property
-    def identify(self) -> IdentifyController:
-        """Its Identify data."""
-        return self.facts.identify
-
-    @property
-    def info(self) -> ControllerInfo:
-        """What `connect_io_queue` needs."""
-        facts, config = self.facts, self._session.config
-        return ControllerInfo(
-            address=self.address,
-            subsystem_nqn=config.subsystem_nqn,
-            host_nqn=config.host_nqn,
-            host_id=config.host_id,
-            cntlid=facts.cntlid,
-            identify=facts.identify,
-            max_transfer=facts.max_transfer,
-            max_queue_entries=facts.capabilities.max_queue_entries + 1,
-            io_queues=facts.io_queues,
-            header_digest=self._digests.header,
-            data_digest=self._digests.data,
-            in_capsule_bytes=facts.in_capsule_bytes,
-        )
-
-    def namespaces(self) -> list[NamespaceInfo]:
-        """The active namespaces as last seen, by id. Renewed by itself when the controller tells."""
-        return [self._session.namespaces[nsid] for nsid in sorted(self._session.namespaces)]
-
-    # --- what one may do with it ---------------------------------------------
-
-    async def admin(self, command: Command) -> Command:
-        """Run an admin command to its end. Raises `CommandFailed` and `ConnectionLost`.
-
-        An I/O command is aborted by `admin(commands.abort(qid, command.cid))`.
-        """
-        await self._until_done(command)
-        command.check()
-        return command
-
-    async def perform(self, procedure: Procedure[T]) -> T:
-        """Run a procedure of admin commands to its result."""
-        while True:
-            try:
-                step = next(procedure)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            if isinstance(step, Pause):
-                await trio.sleep(step.seconds)
-            else:
-                await self._until_done(step)
-
-    async def reset(self) -> None:
-        """Reset the controller. The session ends, and every queue of it; open the controller anew."""
-        await self._finish(SessionState.RESETTING)
-
-    async def shut_down(self) -> None:
-        """Say goodbye. `open_controller` does this by itself."""
-        await self._finish(SessionState.SHUTTING_DOWN)
-
-    # --- inside ----------------------------------------------------------------
-
-    async def _until_done(self, command: Command) -> None:
-        """Submit and wait. When the waiting is cancelled the command stays in flight, and keeps its place."""
-        await self._room.acquire()
-        if self._session.state is not SessionState.LIVE:
-            self._room.release()
-            raise ConnectionLost(f"{command.name}: {self.error or 'the session has ended'}")
-        event = self._waiters[command] = trio.Event()
-        self._session.submit(command, trio.current_time())
-        await self._transmit()
-        await event.wait()
-
-    async def _finish(self, state: SessionState) -> None:
-        session = self._session
-        if session.state is SessionState.LIVE:
-            if state is SessionState.RESETTING:
-                session.reset(trio.current_time())
-            else:
-                session.shut_down(trio.current_time())
-            await self._transmit()
-        await self.ended.wait()
-
-    async def run(self, stream: trio.SocketStream) -> None:
-        """Drive the session over a connected stream until it ends."""
-        self._socket = stream.socket
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_time)
-            nursery.start_soon(self._receive)
-            await self.ended.wait()
-            nursery.cancel_scope.cancel()
-
-    async def _receive(self) -> None:
         self._queue.start()
-        await self._transmit()
-        started = False
-        while not self.ended.is_set():
-            try:
-                count = await self._socket.recv_into(self._queue.next_buffer())
-            except OSError as error:
-                self._lost(ConnectionLost(f"{self.address}: {error.strerror or error}"))
-                return
-            if count == 0:
-                self._lost(ConnectionLost(f"{self.address} closed the connection"))
-                return
-            now = trio.current_time()
-            try:
-                ended = self._queue.received(count)
-            except RemoteProtocolError as error:
-                await self._complain(error)
-                self._lost(error)
-                return
-            for command in ended:
-                self._settle(command, now)
-            if self._queue.ready and not started:
-                started = True
-                self._session.start(now)
-            await self._transmit()
 
-    def _settle(self, command: Command, now: float) -> None:
-        self._session.ended(command, now)
-        self._release(command)
+    @property
+    def ready(self) -> bool:
+        """ICReq was answered."""
+        return self._queue.ready
 
-    def _release(self, command: Command) -> None:
-        waiter = self._waiters.pop(command, None)
-        if waiter is not None:
-            waiter.set()
-            self._room.release()
+    def submit(self, command: Command, now: float) -> None:
+        """See `AdminLink.submit`."""
+        self._queue.submit(command, now)
 
-    async def _keep_time(self) -> None:
-        while not self.ended.is_set():
-            deadline = self._session.deadline
-            self._wake = trio.Event()
-            with trio.move_on_at(math.inf if deadline is None else deadline):
-                await self._wake.wait()
-                continue
-            self._session.tick(trio.current_time())
-            await self._transmit()
+    async def send(self) -> None:
+        """See `AdminLink.send`."""
+        try:
+            while self._queue.output:
+                count = await self._socket.sendmsg(self._queue.output[:MOST_BUFFERS])
+                if self._queue.output:
+                    self._queue.sent(count)
+        except OSError as error:
+            raise ConnectionLost(f"{self._address}: {error.strerror or error}") from error
 
-    async def _transmit(self) -> None:
-        """Submit what the session wants, send it, and tell what happened."""
-        for command in self._session.take_commands():
-            self._queue.submit(command, trio.current_time())
-        for event in self._session.take_events():
-            self._tell(event)
-        self._wake.set()
-        if self.ended.is_set():
-            return
-        async with self._sending:
-            try:
-                while self._queue.output:
-                    count = await self._socket.sendmsg(self._queue.output[:MOST_BUFFERS])
-                    if self._queue.output:
-                        self._queue.sent(count)
-            except OSError as error:
-                self._lost(ConnectionLost(f"{self.address}: {error.strerror or error}"))
-
-    def _tell(self, event: SessionEvent) -> None:
-        if isinstance(event, Live):
-            self._live.set()
-        with suppress(trio.WouldBlock, trio.BrokenResourceError):
-            self._events_in.send_nowait(event)
-        if isinstance(event, Ended):
-            self.error = event.error
-            now = trio.current_time()
-            for command in self._queue.fail(str(event.error or "the session has ended")):
-                self._settle(command, now)
-            # Those that were never submitted end here.
-            for command in list(self._waiters):
-                if not command.done:
-                    command.lose(str(event.error or "the session has ended"))
-                self._release(command)
-            self._events_in.close()
-            self._live.set()
-            self.ended.set()
-            self._wake.set()
-
-    def _lost(self, error: NvmeofError) -> None:
-        self._session.connection_lost(error)
-        for event in self._session.take_events():
-            self._tell(event)
+    async def receive(self) -> list[Command]:
+        """See `AdminLink.receive`."""
+        try:
+            count = await self._socket.recv_into(self._queue.next_buffer())
+        except OSError as error:
+            raise ConnectionLost(f"{self._address}: {error.strerror or error}") from error
+        if count == 0:
+            raise ConnectionLost(f"{self._address} closed the connection")
+        try:
+            return self._queue.received(count)
+        except RemoteProtocolError as error:
+            await self._complain(error)
+            raise
 
     async def _complain(self, error: RemoteProtocolError) -> None:
         """Tell the controller what it did wrong, unless we are amid a PDU of ours."""
@@ -274,27 +82,26 @@ class Controller:
             with trio.move_on_after(SHUTDOWN_TIMEOUT_S), suppress(OSError):
                 await self._socket.send(request)
 
-    async def wait_live(self) -> None:
-        """Until the controller is up; raises what prevented it."""
-        await self._live.wait()
-        if self.ended.is_set():
-            raise self.error or ConnectionLost(f"{self.address}: the session ended before it began")
+    def fail(self, reason: str) -> list[Command]:
+        """See `AdminLink.fail`."""
+        return self._queue.fail(reason)
+
+    def complete(self, info: ControllerInfo) -> ControllerInfo:
+        """See `AdminLink.complete`."""
+        return replace(
+            info,
+            transport="tcp",
+            header_digest=self._digests.header,
+            data_digest=self._digests.data,
+        )
+
+    async def close(self) -> None:
+        """Hang up."""
+        with suppress(trio.BrokenResourceError):
+            await self._stream.aclose()
 
 
-def _the_one_in(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception that a group stands for, where it is a single one.
-
-    The nursery of `open_controller` is nobody's business: its tasks raise nothing, so what comes out of it
-    is what the caller's block raised.
-    """
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
-
-
-@asynccontextmanager
-async def open_controller(
+def open_controller(
     address: str,
     port: int,
     subsystem_nqn: str,
@@ -306,47 +113,23 @@ async def open_controller(
     io_queues: int = 1,
     admin_timeout_s: float = ADMIN_TIMEOUT_S,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
-) -> AsyncIterator[Controller]:
-    """Connect to a controller and bring it up; shut it down at the end of the block.
+) -> AbstractAsyncContextManager[Controller]:
+    """Connect to a controller and bring it up; see `controller.held` for what the block is told.
 
-    Raises `ConnectionLost`, `ConnectRefused`, `RemoteProtocolError` when it cannot be brought up. When the
-    connection is lost later, nothing is raised in the block: `controller.ended` is set, `controller.error`
-    says why, and `admin` raises `ConnectionLost`. `io_queues` are asked for; `info.io_queues` are granted.
+    `io_queues` are asked for; `info.io_queues` are granted.
     """
-    if len(host_id) != 16:
-        raise LocalProtocolError(f"a host id has 16 bytes, not {len(host_id)}")
     config = SessionConfig(subsystem_nqn, host_nqn, host_id, keep_alive_s, io_queues)
     where = Address(address, port)
-    controller = Controller(where, config, digests, admin_timeout_s)
-    try:
-        async with trio.open_nursery() as nursery:
-            with trio.move_on_after(connect_timeout_s) as limit:
-                try:
-                    stream = await trio.open_tcp_stream(address, port)
-                except OSError as error:
-                    raise ConnectionLost(f"cannot connect to {where}: {error}") from error
-                nursery.start_soon(_run_and_close, controller, stream)
-                await controller.wait_live()
-            if limit.cancelled_caught:
-                nursery.cancel_scope.cancel()
-                raise ConnectionLost(f"{where} was not up within {connect_timeout_s:g} s")
-            try:
-                yield controller
-            finally:
-                # Also when we are being cancelled: the controller shall know that this host has gone.
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_TIMEOUT_S):
-                    await controller.shut_down()
-                nursery.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        raise _the_one_in(group) from None
+    controller = Controller(where, config, admin_timeout_s)
 
+    async def connect() -> TcpAdminLink:
+        try:
+            stream = await trio.open_tcp_stream(address, port)
+        except OSError as error:
+            raise ConnectionLost(f"cannot connect to {where}: {error}") from error
+        return TcpAdminLink(where, stream, digests)
 
-async def _run_and_close(controller: Controller, stream: trio.SocketStream) -> None:
-    try:
-        await controller.run(stream)
-    finally:
-        with trio.CancelScope(shield=True), suppress(trio.BrokenResourceError):
-            await stream.aclose()
+    return held(controller, connect, connect_timeout_s)
 
 
 async def discover(
@@ -359,16 +142,6 @@ async def discover(
     timeout_s: float = CONNECT_TIMEOUT_S,
 ) -> list[DiscoveryEntry]:
     """What the discovery subsystem at an address tells this host. Raises as `open_controller` does."""
-    async with open_controller(
-        address,
-        port,
-        DISCOVERY_NQN,
-        host_nqn,
-        host_id,
-        digests=digests,
-        keep_alive_s=0,
-        connect_timeout_s=timeout_s,
-        admin_timeout_s=timeout_s,
-    ) as controller:
-        log = await controller.perform(read_discovery_log())
-        return list(log.entries)
+    return await read_discovery(
+        open_controller, address, port, host_nqn, host_id, timeout_s=timeout_s, digests=digests
+    )

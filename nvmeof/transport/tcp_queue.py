@@ -74,7 +74,10 @@ class TcpHostQueue:
         """Commands without an answer, abandoned ones included."""
         return self._queue.in_flight
 
-    def submit(self, command: Command) -> None:
+    def register(self, buffer: memoryview) -> None:
+        """See `HostQueue.register`. Sockets take any memory."""
+
+    def submit(self, command: Command, *, more: bool = False) -> None:
         """Put it on the wire. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
         if not self.alive:
             raise ConnectionLost(self._why)
@@ -85,7 +88,8 @@ class TcpHostQueue:
             if not self.alive:
                 raise ConnectionLost(self._why)
         queue.submit(command, time.monotonic())
-        self._push()
+        if not more:
+            self._push()
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
         """See `HostQueue.wait`."""
@@ -240,12 +244,7 @@ def connect_io_queue(
     The queue may turn out less deep than asked, where the controller allows no more. Raises
     `ConnectionLost`, or `ConnectRefused`.
     """
-    if not 1 <= qid <= info.io_queues:
-        raise LocalProtocolError(f"queue {qid} of {info.io_queues}")
-    most = info.max_queue_entries - 1
-    if info.identify.maxcmd:
-        most = min(most, info.identify.maxcmd)
-    depth = max(1, min(depth, most))
+    depth = info.queue_depth(qid, depth)
     deadline = time.monotonic() + timeout_s
     sock = open_socket(info.address.host, info.address.port, timeout_s)
     queue = TcpQueue(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import dataclass
 
-from agent.fs.fuse_abi import InHeader, InitIn, OutHeader
+from agent.fs.fuse_abi import InHeader, InitIn, Opcode, OutHeader
 from agent.fs.fuse_protocol import FuseSession
-from agent.fs.fuse_requests import WRITE_HEAD_BYTES
+from agent.fs.fuse_replies import EntryOut, OpenOut
+from agent.fs.fuse_requests import WRITE_HEAD_BYTES, CreateIn
 from tests.support.inline_runner import InlineRunner
 
 KERNEL_MINOR = 45
@@ -60,4 +63,12 @@ class FusePeer:
 
     def init(self, minor: int = KERNEL_MINOR, flags: int = ALL_FLAGS, flags2: int = ALL_FLAGS) -> Answer:
         extended = flags2.to_bytes(4, "little") + bytes(44) if minor >= 36 else b""
-        return self.ask(26, InitIn(7, minor, 131072, flags).encode() + extended)
+        return self.ask(Opcode.INIT, InitIn(7, minor, 131072, flags).encode() + extended)
+
+    def create(self, name: bytes, mode: int = 0o644) -> tuple[EntryOut, OpenOut]:
+        """Make a file in the root folder, open for reading and writing."""
+        body = CreateIn(os.O_RDWR, stat.S_IFREG | mode, 0o22, 0).encode() + name + b"\0"
+        answer = self.ask(Opcode.CREATE, body)
+        assert answer.errno == 0
+        assert len(answer.body) == 144
+        return EntryOut.decode_untrusted(answer.body), OpenOut.decode_untrusted(answer.body, 128)

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.storage import Operation, Scratch
 from nvmeof.controller.subsystem import Subsystem, Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
@@ -18,6 +17,7 @@ from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.tcp.pdu import FROM_HOST, NO_DIGESTS, DataPdu, Digests, ICReq, ICResp, Pdu, TermReq, encode_pdu
 from nvmeof.tcp.receiver import Event, PduReceiver
+from tests.support.heap_storage import HeapStorage
 from tests.support.link import Link
 
 SUBSYSTEM = "nqn.2026-01.io.g35:pair"
@@ -31,44 +31,12 @@ def same(left: Buffer | None, right: Buffer) -> bool:
     return left is not None and bytes(left) == bytes(right)
 
 
-class MemoryStorage:
-    """A namespace in memory; `hung` holds every command until it is cleared."""
+class MemoryStorage(HeapStorage):
+    """A namespace of 4 KiB blocks; `held` holds every command until it is cleared."""
 
     def __init__(self, blocks: int, number: int = 1) -> None:
-        self.lba_bytes = LBA
-        self.block_count = blocks
+        super().__init__(blocks, lba_bytes=LBA)
         self.nguid = bytes([number]) * 16
-        self.memory = bytearray(blocks * LBA)
-        self.hung = False
-        self.flushes = 0
-
-    def used_blocks(self) -> int:
-        return self.block_count
-
-    def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
-        return float("inf") if self.hung else now
-
-    def held_until(self, now: float) -> float:
-        return float("inf") if self.hung else now
-
-    def read(self, offset: int, length: int, scratch: Scratch) -> memoryview:
-        return memoryview(self.memory)[offset : offset + length]
-
-    def write_window(self, offset: int, length: int) -> memoryview | None:
-        return memoryview(self.memory)[offset : offset + length]
-
-    def write(self, offset: int, data: memoryview, *, placed: bool) -> None:
-        if not placed:
-            self.memory[offset : offset + len(data)] = data
-
-    def flush(self) -> None:
-        self.flushes += 1
-
-    def write_zeroes(self, offset: int, length: int, *, deallocate: bool) -> None:
-        self.memory[offset : offset + length] = bytes(length)
-
-    def deallocate(self, offset: int, length: int) -> None:
-        self.write_zeroes(offset, length, deallocate=True)
 
 
 class HostEnd:

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.storage import HELD, Operation, Scratch, StorageError
 from nvmeof.controller.subsystem import Subsystem, Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
-from nvmeof.tcp.crc32c import crc32c
 from nvmeof.tcp.pdu import (
     FROM_CONTROLLER,
     NO_DIGESTS,
@@ -29,77 +27,19 @@ from nvmeof.tcp.pdu import (
     ICResp,
     Pdu,
     TermReq,
-    decode_frame_untrusted,
-    decode_pdu_untrusted,
     encode_pdu,
 )
 from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.fabrics import Connect, ConnectData, PropertyAccess
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import Sqe
+from tests.support.heap_storage import HeapStorage
+from tests.support.pdu_stream import take_pdu
 
 SUBSYSTEM = "nqn.2026-01.io.g35:test"
 HOST = "nqn.2026-01.io.g35:host"
 HOST_ID = bytes(range(1, 17))
 ENABLE = 0x0046_0001
-
-
-class HeapStorage:
-    """A drive of plain memory. `direct` False makes it behave as a file does: no windows.
-
-    `due` and `failure` are what it answers to the next commands: a delay in seconds (HELD: for ever), and
-    the status to fail with.
-    """
-
-    def __init__(
-        self, blocks: int = 64, *, lba_bytes: int = 4096, nguid: int = 1, direct: bool = True
-    ) -> None:
-        self.lba_bytes = lba_bytes
-        self.block_count = blocks
-        self.nguid = nguid.to_bytes(16, "big")
-        self.memory = bytearray(blocks * lba_bytes)
-        self.direct = direct
-        self.delay = 0.0
-        self.held = False
-        self.failure: StorageError | None = None
-        self.admitted: list[tuple[Operation, int, int]] = []
-        self.flushes = 0
-
-    def used_blocks(self) -> int:
-        return self.block_count
-
-    def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
-        self.admitted.append((operation, offset, length))
-        if self.failure is not None:
-            raise self.failure
-        return HELD if self.held else now + self.delay
-
-    def held_until(self, now: float) -> float:
-        return HELD if self.held else now
-
-    def read(self, offset: int, length: int, scratch: Scratch) -> memoryview:
-        view = memoryview(self.memory)[offset : offset + length]
-        if self.direct:
-            return view
-        copy = scratch.take(length)
-        copy[:] = view
-        return copy
-
-    def write_window(self, offset: int, length: int) -> memoryview | None:
-        return memoryview(self.memory)[offset : offset + length] if self.direct else None
-
-    def write(self, offset: int, data: memoryview, *, placed: bool) -> None:
-        assert placed == self.direct
-        self.memory[offset : offset + len(data)] = data
-
-    def flush(self) -> None:
-        self.flushes += 1
-
-    def write_zeroes(self, offset: int, length: int, *, deallocate: bool) -> None:
-        self.memory[offset : offset + length] = bytes(length)
-
-    def deallocate(self, offset: int, length: int) -> None:
-        self.memory[offset : offset + length] = bytes(length)
 
 
 def make_target(
@@ -168,18 +108,8 @@ class RawHost:
             block = b"".join(parts)
             self._stream += block
             self.queue.sent(len(block))
-        while len(self._stream) >= 8:
-            frame = decode_frame_untrusted(self._stream, 0, self._in_use, FROM_CONTROLLER)
-            if len(self._stream) < frame.total:
-                return
-            raw = bytes(self._stream[: frame.total])
-            del self._stream[: frame.total]
-            is_term = frame.kind == 3
-            pdu = decode_pdu_untrusted(frame, raw if is_term else raw[: frame.header_bytes])
-            data = raw[frame.data_offset : frame.data_offset + frame.data_length]
-            if frame.data_length and self._in_use.data:
-                assert int.from_bytes(raw[-4:], "little") == crc32c(data)
-            self.pdus.append((pdu, data))
+        while (found := take_pdu(self._stream, self._in_use, FROM_CONTROLLER)) is not None:
+            self.pdus.append(found)
 
     def run(self, now: float | None = None) -> None:
         """Let time pass, or answer a wake-up."""

@@ -52,6 +52,7 @@ class ScriptedAgent:
         self.prestaged: list[bytes] = []
         self.requests: list[Request] = []
         self.opens = 0
+        self.reads = 0
         self.alive = True
         self.cut_off: int | None = None
         """Reads longer than this end here, as when a later part of a long read failed."""
@@ -107,6 +108,7 @@ class ScriptedAgent:
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
         with self._lock:
             file = self._checked(descriptor)
+            self.reads += 1
             number, at = ticket_at(offset)
             if number < 0:
                 data = file.answers.popleft()
@@ -154,7 +156,10 @@ class ScriptedAgent:
     def _body(self, file: _OpenFile, request: Request) -> bytes:
         match request.operation:
             case Operation.STATS:
-                return json.dumps({"volume": request.volume, "values": len(self.values)}).encode()
+                volumes = [
+                    {"name": name, "value_bytes": self._slot_bytes, "slots": 0} for name in self._volumes
+                ]
+                return json.dumps({"values": len(self.values), "volumes": volumes}).encode()
             case Operation.OUTCOME:
                 first = request.first_ticket
                 return bytes(file.tickets[first + index].outcome for index in range(len(request.keys)))

@@ -2,24 +2,28 @@
 
 For each request: look up the prefix in one round trip, prestage and read the leading blocks that are
 there, stop at the first hole (attention needs a prefix without one), and store what is not there.
-Every byte read is judged. Read tally.py for what is counted.
+Every byte read is judged. A call that finds no agent is made again once there is one (absence.py). Read
+tally.py for what is counted.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from agent.cli.replay.absence import ANSWERED_MAX, Absence
 from agent.cli.replay.content import BlockContent
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.tally import Cause, Tally, cause_of
 from agent.cli.replay.trace_lines import TraceRequest
 from host_shim.control_wire import Outcome
 from host_shim.pool import Fetched
+
+T = TypeVar("T")
 
 
 class BlockStore(Protocol):
@@ -75,9 +79,16 @@ class Player:
     """One thread's worth of playing: a buffer, a tally, one request at a time."""
 
     def __init__(
-        self, store: BlockStore, content: BlockContent, schedule: Schedule, *, prestage: bool = True
+        self,
+        store: BlockStore,
+        content: BlockContent,
+        schedule: Schedule,
+        *,
+        prestage: bool = True,
+        absence: Absence | None = None,
     ) -> None:
         self.tally = Tally()
+        self._absence = absence
         self._store = store
         self._content = content
         self._schedule = schedule
@@ -98,7 +109,9 @@ class Player:
         """Play one request to its end."""
         tally = self.tally
         keys = [self._content.key(hash_id) for hash_id in request.hash_ids]
-        there = self._store.lookup(keys) if keys else []
+        there, _ = self._asked(
+            lambda: self._store.lookup(keys), lambda seen: bool(seen) and set(seen) == {None}
+        )
         promised = next((at for at, seen in enumerate(there) if seen is not Outcome.HIT), len(keys))
         if self._prestage and promised > 1:
             self._store.prestage(keys[1:promised])
@@ -122,9 +135,10 @@ class Player:
     def _read(self, hash_id: int, key: bytes, there: list[Outcome | None], at: int) -> bool:
         """Read and judge one block. False: it is a hole after all, counted, and `there` knows."""
         tally = self.tally
-        began = time.perf_counter()
-        found = self._store.fetch([key], [self._bytes])[0]
-        took = time.perf_counter() - began
+        found, took = self._asked(
+            lambda: self._store.fetch([key], [self._bytes])[0],
+            lambda one: one.length is None and one.outcome is None,
+        )
         if found.length is None:
             tally.misses[cause_of(found.outcome)] += 1
             there[at] = found.outcome if found.outcome is not Outcome.HIT else None
@@ -145,12 +159,29 @@ class Player:
     def _write(self, hash_id: int, key: bytes) -> None:
         tally = self.tally
         self._content.fill(hash_id, self._words)
-        began = time.perf_counter()
-        stored = self._store.put(key, self._bytes)
-        took = time.perf_counter() - began
+        stored, took = self._asked(
+            lambda: self._store.put(key, self._bytes), lambda one: not one and not self._is_there()
+        )
         tally.puts += 1
         if stored:
             tally.put_latencies.add(took)
             tally.bytes_written += len(self._bytes)
         else:
             tally.puts_refused += 1
+
+    def _asked(self, call: Callable[[], T], found_nobody: Callable[[T], bool]) -> tuple[T, float]:
+        """What a call returned, and how long that took: made again for as long as it found no agent and one
+        comes back. The time is that of the last try, and the waiting is counted by `Absence`."""
+        answered = 0
+        while True:
+            began = time.perf_counter()
+            result = call()
+            took = time.perf_counter() - began
+            if self._absence is None or not found_nobody(result) or answered == ANSWERED_MAX:
+                return result, took
+            if not self._absence.is_back():
+                return result, took
+            answered += 1
+
+    def _is_there(self) -> bool:
+        return self._absence is None or self._absence.answers()

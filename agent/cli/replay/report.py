@@ -20,6 +20,10 @@ class Report:
     planned_requests: int
     finished: bool
     mount_alive: bool
+    agent_waits: int = 0
+    agent_wait_seconds: float = 0.0
+    gave_up_seconds: float | None = None
+    """How long was waited for an agent that did not come back; None: it was there, or came back."""
     broken_lines: int = 0
     complaints: list[str] = field(default_factory=list)
     lru_hit_ratio: float | None = None
@@ -37,9 +41,14 @@ class Report:
             found.append("the trace has no request that can be played")
         if sums.wrong_bytes:
             found.append(f"{sums.wrong_bytes} wrong bytes were served, in {sums.wrong_blocks} blocks")
-        if not self.mount_alive:
+        if self.gave_up_seconds is not None:
+            found.append(
+                f"the agent did not come back within {self.gave_up_seconds:g} s; the replay ended after "
+                f"{sums.requests} requests"
+            )
+        elif not self.mount_alive:
             found.append("no agent answers behind the mount any more")
-        if not self.finished or sums.requests != self.planned_requests:
+        if sums.requests != self.planned_requests or (not self.finished and self.gave_up_seconds is None):
             found.append(f"{sums.requests} of {self.planned_requests} requests were played")
         if sums.hits + sums.misses.total() != sums.blocks:
             found.append("the causes of misses do not add up to the misses")
@@ -75,6 +84,8 @@ class Report:
             "written_mib_per_s": self._rate(sums.bytes_written),
             "broken_lines": self.broken_lines,
             "mount_alive": self.mount_alive,
+            "agent_waits": self.agent_waits,
+            "agent_wait_seconds": self.agent_wait_seconds,
             "lru_hit_ratio": self.lru_hit_ratio,
             "lru_blocks": self.lru_blocks,
         }
@@ -104,6 +115,8 @@ class Report:
             rows.insert(3, (f"  an empty LRU of {self.lru_blocks:,} blocks", _percent(self.lru_hit_ratio)))
         rows.append(("misses", f"{record['misses']:,}"))
         rows += [(f"  {_words(cause)}", f"{sums.misses[cause]:,}") for cause in Cause if sums.misses[cause]]
+        if self.agent_waits:
+            rows.append(("waited for the agent", f"{self.agent_waits:,} x, {self.agent_wait_seconds:.1f} s"))
         if sums.puts_refused:
             rows.append(("puts refused", f"{sums.puts_refused:,}"))
         if self.broken_lines:

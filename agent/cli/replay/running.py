@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent.cli.replay.absence import Absence
 from agent.cli.replay.content import BlockContent
 from agent.cli.replay.course import Course
 from agent.cli.replay.lru import LruBaseline
@@ -23,7 +24,7 @@ from host_shim.control_wire import VALUE_BYTES_MAX
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong
 
 _LOOK_SECONDS = 0.1
-_ALIVE_SECONDS = 5.0
+AGENT_WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class ReplayOptions:
     prestage: bool = True
     lru_bytes: int | None = None
     progress: bool = True
+    agent_wait: float = AGENT_WAIT_SECONDS
+    """How long, in seconds, an agent that has died may take to come back; then the replay ends."""
 
     @property
     def value_bytes(self) -> int:
@@ -73,13 +76,15 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
         schedule = Schedule(requests, options.time_scale, baseline)
         content = BlockContent(options.value_bytes, options.seed)
         volume = pool.volume(options.volume)
+        absence = Absence(pool.alive, schedule.stopping, options.agent_wait)
         players = [
-            Player(volume, content, schedule, prestage=options.prestage) for _ in range(options.concurrency)
+            Player(volume, content, schedule, prestage=options.prestage, absence=absence)
+            for _ in range(options.concurrency)
         ]
         course = Course()
         with _explained(options):
-            seconds = _play(players, schedule, trace, course, options)
-        alive = _alive_in_the_end(pool)
+            seconds = _play(players, schedule, absence, trace, course, options)
+        alive = not absence.gave_up and _alive_in_the_end(pool, options.agent_wait)
     return Report(
         sums=total(player.tally for player in players),
         seconds=seconds,
@@ -87,6 +92,9 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
         planned_requests=trace.requests,
         finished=trace.finished,
         mount_alive=alive,
+        agent_waits=absence.waits,
+        agent_wait_seconds=round(absence.seconds, 3),
+        gave_up_seconds=options.agent_wait if absence.gave_up else None,
         broken_lines=trace.broken_lines,
         complaints=trace.complaints,
         lru_hit_ratio=round(baseline.hit_ratio, 6) if baseline else None,
@@ -96,7 +104,12 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
 
 
 def _play(
-    players: list[Player], schedule: Schedule, trace: TraceFile, course: Course, options: ReplayOptions
+    players: list[Player],
+    schedule: Schedule,
+    absence: Absence,
+    trace: TraceFile,
+    course: Course,
+    options: ReplayOptions,
 ) -> float:
     threads = [
         threading.Thread(target=player.run, name=f"player {number}") for number, player in enumerate(players)
@@ -106,7 +119,7 @@ def _play(
     for thread in threads:
         thread.start()
     try:
-        with _progress(options, trace) as show:
+        with _progress(options, trace, absence) as show:
             while any(thread.is_alive() for thread in threads):
                 threads[0].join(_LOOK_SECONDS)
                 for thread in threads[1:]:
@@ -130,8 +143,8 @@ class _Show(Protocol):
 
 
 @contextmanager
-def _progress(options: ReplayOptions, trace: TraceFile) -> Iterator[_Show]:
-    """A bar on standard error, where somebody looks at it."""
+def _progress(options: ReplayOptions, trace: TraceFile, absence: Absence) -> Iterator[_Show]:
+    """A bar on standard error, where somebody looks at it; what is said meanwhile goes above it."""
     if not options.progress or not sys.stderr.isatty():
         yield lambda sums: None
         return
@@ -146,6 +159,7 @@ def _progress(options: ReplayOptions, trace: TraceFile) -> Iterator[_Show]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        absence.say = progress.console.print
         bar = progress.add_task("", total=known, figures="")
 
         def show(sums: Tally) -> None:
@@ -188,9 +202,9 @@ def _baseline(options: ReplayOptions, stats: dict[str, Any]) -> LruBaseline | No
     return LruBaseline(capacity // options.value_bytes)
 
 
-def _alive_in_the_end(pool: Pool) -> bool:
-    """Whether an agent answers; one that is just being restarted gets a few seconds."""
-    deadline = time.monotonic() + _ALIVE_SECONDS
+def _alive_in_the_end(pool: Pool, seconds: float) -> bool:
+    """Whether an agent answers; one that is just being restarted gets as long as during the replay."""
+    deadline = time.monotonic() + seconds
     while not pool.alive():
         if time.monotonic() > deadline:
             return False

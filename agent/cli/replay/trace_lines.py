@@ -46,8 +46,16 @@ class TraceRequest:
 
 def decode_line_untrusted(line: bytes) -> TraceRequest:
     """A request out of one line. Raises BrokenLine, and nothing else, for bad bytes."""
+    # json.loads takes bytes for UTF-16 or UTF-32 where some of them are NUL, and would complain about that.
+    at = line.find(b"\0")
+    if at >= 0:
+        raise BrokenLine(f"a NUL byte at column {at + 1}; traces are UTF-8 text")
     try:
-        found: Any = json.loads(line)
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise BrokenLine(f"no UTF-8 at column {error.start + 1}: {error.reason}") from None
+    try:
+        found: Any = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BrokenLine(f"no JSON: {error}") from None
     if not isinstance(found, dict):

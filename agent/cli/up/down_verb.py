@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -13,9 +14,10 @@ import typer
 
 from agent.cli.up.layout import Layout, default_state, is_alive
 from agent.errors import G35Error
-from agent.fs.mounting import clear_dead_mount
+from agent.fs.mounting import clear_dead_mount, is_mounted
 
 SECONDS = 45.0
+CHILDREN_SECONDS = 5.0
 
 
 def down(
@@ -25,24 +27,59 @@ def down(
     layout = Layout((state or default_state()).absolute())
     if not layout.state.is_dir():
         raise G35Error(f"there is no state folder {layout.state}", "name the one that g35 up was given")
-    running = layout.running()
-    if running is None:
-        leftover = layout.running_file.exists()
-        _clear(layout)
-        print("nothing was up" + ("; cleared away what a killed g35 up had left" if leftover else ""))
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(running.pid, signal.SIGTERM)
+    lock, was_up = _end_who_holds_it(layout)
+    try:
+        cleared = _clear(layout)
+    finally:
+        os.close(lock)
+    if was_up:
+        print("down")
+    else:
+        print("nothing was up" + ("; cleared away what a killed g35 up had left" if cleared else ""))
+
+
+def _end_who_holds_it(layout: Layout) -> tuple[int, bool]:
+    """The folder's lock, once whoever holds it has ended; and whether anybody did.
+
+    A `g35 up --detach` hands its lock to the process that stays, so the holder may change meanwhile: each
+    that signs it is asked once. The lock, and not up.json, is what counts: it is held while things come up
+    and go down, and by nobody after a kill.
+    """
+    asked: set[int] = set()
     end = time.monotonic() + SECONDS
-    while is_alive(running.pid):
+    was_held = False
+    while (lock := layout.try_lock()) is None:
+        was_held = True
+        holder = layout.lock_holder()
+        if holder is not None and holder not in asked:
+            asked.add(holder)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGTERM)
         if time.monotonic() > end:
-            raise G35Error(f"process {running.pid} does not end", f"look at {layout.log}, or kill it")
+            raise G35Error(f"process {holder} does not end", f"look at {layout.log}, or kill it")
         time.sleep(0.05)
-    _clear(layout)
-    print("down")
+    return lock, was_held
 
 
-def _clear(layout: Layout) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        clear_dead_mount(layout.default_mount())
-    layout.running_file.unlink(missing_ok=True)
+def _clear(layout: Layout) -> bool:
+    """Clear away what a killed `g35 up` leaves; whether there was anything."""
+    _wait_for_children(layout)
+    mounts = {layout.default_mount()}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        mounts.add(Path(json.loads(layout.running_file.read_text())["mount"]))
+    cleared = False
+    for mount in mounts:
+        if is_mounted(mount):
+            clear_dead_mount(mount)
+            cleared = True
+    return layout.remove_leftovers() or cleared
+
+
+def _wait_for_children(layout: Layout) -> None:
+    """The kernel kills them with their parent, which takes a moment; the mount is dead only after that."""
+    end = time.monotonic() + CHILDREN_SECONDS
+    for file in layout.state.glob("*.pid"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(file.read_text())
+            while is_alive(pid) and time.monotonic() < end:
+                time.sleep(0.02)

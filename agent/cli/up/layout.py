@@ -1,11 +1,13 @@
 """The state folder of `g35 up`: what lies where, and the configuration that it writes for the agent.
 
-up.json        who runs: process ids, the mount; present while the pool is up
+lock           locked for as long as a `g35 up` lives; in it, that one's process id
+up.json        what is served: process id, the mount; present while the pool is up
 up.log         what `g35 up --detach` would have said
 root.key       the pool's root key, made at the first start
 agent.toml     the agent's configuration, written anew at every start
 agent/         the agent's own state
 agent.pid      present while the mount is served
+jbof-N.address the address on loopback of enclosure N's RDMA device, where it has one
 jbof-N.json    where enclosure N listens; jbof-N.sock its control socket, jbof-N.log its words
 drives-N/      its drives, where they are files
 mnt/           the mount, unless --mount names another folder
@@ -13,15 +15,20 @@ mnt/           the mount, unless --mount names another folder
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.errors import G35Error
+from agent.errors import G35Error, UserError
+
+DIRECTORY_FRESH_MS = 1000
+"""With one agent on the pool, what it remembers of a directory is what is there; another one that somebody
+sets on it all the same is seen as late as this."""
 
 
 def default_state() -> Path:
@@ -79,24 +86,80 @@ class Layout:
     def drives(self, number: int) -> Path:
         return self.state / f"drives-{number}"
 
+    def has_drives(self) -> bool:
+        return any(self.state.glob("drives-*/*"))
+
     def default_mount(self) -> Path:
         return self.state / "mnt"
 
-    def take_lock(self) -> int:
-        """A lock on the folder for as long as the descriptor is open, by us or a child that has it from us.
+    @property
+    def lock(self) -> Path:
+        return self.state / "lock"
 
-        Raises G35Error where another `g35 up` holds it.
+    def try_lock(self) -> int | None:
+        """The lock on the folder, for as long as the descriptor is open, by us or a child that has it from
+        us; None where a `g35 up` or `g35 down` holds it.
         """
-        descriptor = os.open(self.state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise G35Error(
+            return None
+        os.ftruncate(descriptor, 0)  # whoever signed it last may be killed, and its id somebody else's
+        return descriptor
+
+    def take_lock(self) -> int:
+        """`try_lock` that raises UserError where another holds it."""
+        descriptor = self.try_lock()
+        if descriptor is None:
+            raise UserError(
                 f"a pool is up already in {self.state}, or is coming up or going down",
                 f"g35 down --state {self.state}",
-            ) from None
+            )
         return descriptor
+
+    def sign_lock(self, descriptor: int) -> None:
+        """Say in the lock that this process is the one to end; it listens to SIGTERM by now."""
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def sign_off(self, descriptor: int) -> None:
+        """The end of the lock."""
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+    def lock_holder(self) -> int | None:
+        """Who has signed the lock; nobody yet, where it was taken a moment ago."""
+        try:
+            return int(self.lock.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def remove_leftovers(self) -> bool:
+        """Remove what only a running `g35 up` has: who runs, and control sockets. Whether there was any."""
+        found = [
+            path
+            for pattern in ("up.json", "agent.pid", "agent-process.pid", "jbof-*.json", "jbof-*.sock",
+                            "jbof-*.pid", "*.part")
+            for path in self.state.glob(pattern)
+        ]  # fmt: skip
+        for path in found:
+            path.unlink(missing_ok=True)
+        return bool(found)
+
+    def files(self) -> set[Path]:
+        """Everything in the folder, but for logs, the lock and what is mounted."""
+        found = {path for pattern in ("*", "drives-*/*", "agent/*") for path in self.state.glob(pattern)}
+        return {path for path in found if path.suffix != ".log" and path != self.lock}
+
+    def remove_new(self, before: Set[Path]) -> None:
+        """Remove what has come since `files` was `before`; a folder only if it is empty."""
+        for path in sorted(self.files() - before, reverse=True):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
 
     def running(self) -> Running | None:
         """What is up in this folder; None where nothing is, or where what was has died."""
@@ -138,7 +201,11 @@ def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], opt
         f"door = {text(options.door)}",
         f"workers = {options.workers}",
         f"read_deadline_ms = {options.read_deadline_ms}",
+        f"directory_fresh_ms = {0 if options.shared else DIRECTORY_FRESH_MS}",
         f"metrics = {text(options.metrics)}",
+        "",
+        "[fabric]",
+        'verbs_provider = "emulator.roce.pyverbs"',
         "",
         "[pool]",
         f"allow_plain = {str(options.suite == 'plain+crc64').lower()}",
@@ -181,3 +248,4 @@ class AgentOptions:
     read_deadline_ms: float
     metrics: str
     files: bool
+    shared: bool = False

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Set
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,17 @@ from rich.console import Console
 from agent.cli.status_verb import read_status
 from agent.cli.up.children import Child, detach
 from agent.cli.up.layout import AgentOptions, Layout, Running, agent_toml, default_state, is_alive
-from agent.errors import G35Error, UserError
+from agent.cli.up.rdma_addresses import free_address_from
+from agent.cli.up.up_arguments import (
+    DoorName,
+    Media,
+    Suite,
+    check_room,
+    drive_size_option,
+    metrics_option,
+    value_size_option,
+)
+from agent.errors import G35Error
 from agent.fs.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
 
@@ -35,20 +46,14 @@ class TransportName(StrEnum):
     """The transports that an enclosure here can serve."""
 
     TCP = "tcp"
-
-
-class Media(StrEnum):
-    """Where the drives of the enclosures keep their bytes."""
-
-    FILES = "files"
-    MEMORY = "memory"
+    RDMA = "rdma"
 
 
 def up(
     transport: Annotated[TransportName, typer.Option(help="NVMe-oF transport.")] = TransportName.TCP,
     enclosures: Annotated[int, typer.Option(min=1, max=ENCLOSURES_MAX, help="How many enclosures.")] = 2,
     drives: Annotated[int, typer.Option(min=1, max=DRIVES_MAX, help="Drives in each.")] = 2,
-    drive_size: Annotated[str, typer.Option(help="Size of each drive.")] = "1G",
+    drive_size: Annotated[str, typer.Option(callback=drive_size_option, help="Size of each drive.")] = "1G",
     media: Annotated[
         Media, typer.Option(help="Sparse files survive a restart; memory is faster.")
     ] = Media.FILES,
@@ -57,25 +62,48 @@ def up(
     ] = False,
     mount: Annotated[Path | None, typer.Option(help="Where to mount; default: mnt in the state.")] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for everything that is kept.")] = None,
-    value_size: Annotated[str, typer.Option(help="Slots of the volume `kv` take values up to this.")] = "1M",
-    suite: Annotated[str, typer.Option(help="Cipher suite of a new pool.")] = "aes-256-gcm",
-    door: Annotated[str, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = "fuse",
+    value_size: Annotated[
+        str,
+        typer.Option(
+            callback=value_size_option, help="Slots of the volume `kv` take values up to this; 64K to 16M."
+        ),
+    ] = "1M",
+    suite: Annotated[Suite, typer.Option(help="Cipher suite of a new pool.")] = Suite.GCM,
+    door: Annotated[DoorName, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = DoorName.FUSE,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Threads of the agent.")] = 4,
-    read_deadline_ms: Annotated[float, typer.Option(help="A later /kv read is a miss.")] = 50.0,
+    read_deadline_ms: Annotated[
+        float, typer.Option(min=0.1, max=60_000, help="A later /kv read is a miss.")
+    ] = 50.0,
+    shared: Annotated[
+        bool, typer.Option(help="Other agents use the pool too: ask flash for what seems absent, each time.")
+    ] = False,
     files: Annotated[bool, typer.Option(help="A new pool has /fs; without it, /kv has all the room.")] = True,
-    metrics: Annotated[str, typer.Option(help="Address and port of the Prometheus metrics.")] = "",
+    metrics: Annotated[
+        str,
+        typer.Option(
+            callback=metrics_option,
+            help="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035.",
+        ),
+    ] = "",
     restart: Annotated[bool, typer.Option(help="Start again what dies.")] = True,
     detach_: Annotated[bool, typer.Option("--detach", help="Return once it is up; see g35 down.")] = False,
 ) -> None:
     """Bring a whole pool up on this machine. Says `ready` once the mount is there; Ctrl-C ends it."""
     layout = Layout((state or default_state()).absolute())
     where = (mount or layout.default_mount()).absolute()
-    running = layout.running()
-    if running is not None:
-        raise UserError(
-            f"a pool is up already in {layout.state}, mounted at {running.mount}",
-            f"g35 down --state {layout.state}",
-        )
+    options = AgentOptions(
+        transport.value,
+        door.value,
+        workers,
+        value_size,
+        suite.value,
+        read_deadline_ms,
+        metrics,
+        files,
+        shared,
+    )
+    if media is Media.MEMORY or not layout.has_drives():
+        check_room(enclosures, drives, drive_size, options)
     layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = int(os.environ.pop(_LOCK_FROM_PARENT, "-1"))
     if lock < 0:
@@ -83,27 +111,30 @@ def up(
     if detach_:
         _detached(layout, lock)
         return
-    options = AgentOptions(
-        transport.value, door, workers, value_size, suite, read_deadline_ms, metrics, files
-    )
     drives_each = ["--drives", str(drives), "--drive-size", drive_size]
     if prefault and media is Media.MEMORY:
         drives_each.append("--prefault")
+    before = layout.files()
     pool = _Pool(layout, where, options, drives_each, enclosures, media)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
+    layout.sign_lock(lock)
+    is_up = False
     try:
         pool.start(stop)
         if not stop.is_set():
             pool.warn_of_what_is_away()
+            is_up = True
             print("ready", flush=True)
         while not stop.wait(TEND_SECONDS) and not pool.was_unmounted():
             if restart:
                 pool.tend()
     finally:
         pool.stop()
-        os.close(lock)
+        if not is_up:
+            pool.remove_what_it_made(before)
+        layout.sign_off(lock)
 
 
 def _detached(layout: Layout, lock: int) -> None:
@@ -159,6 +190,8 @@ class _Pool:
         self._count = enclosures
         self._enclosures: list[Child] = []
         self._agent: Child | None = None
+        self._formatted = False
+        self._mount_is_new = False
         self._console = Console(stderr=True)
 
     def start(self, stop: threading.Event) -> None:
@@ -180,7 +213,9 @@ class _Pool:
         if stop.is_set():
             return
         clear_dead_mount(self._mount)
-        self._mount.mkdir(parents=True, exist_ok=True)
+        if not self._mount.exists():
+            self._mount.mkdir(parents=True)
+            self._mount_is_new = True
         layout.agent_ready.unlink(missing_ok=True)
         self._agent = Child(
             "the agent",
@@ -195,6 +230,18 @@ class _Pool:
         self._agent.start()
         self._agent.wait_ready(stop)
         layout.write_running(Running(os.getpid(), str(self._mount), self._count))
+
+    def remove_what_it_made(self, before: Set[Path]) -> None:
+        """After a start that failed: leave nothing in the state folder that was not there `before`.
+
+        But for logs, which say why. And nothing goes where a pool was made on drives that were there: without
+        its key, which is new as well, they would be lost to a pool that nobody can open.
+        """
+        if self._mount_is_new:
+            with contextlib.suppress(OSError):
+                self._mount.rmdir()
+        if not (self._formatted and any(path.parent.name.startswith("drives-") for path in before)):
+            self._layout.remove_new(before)
 
     def was_unmounted(self) -> bool:
         """Somebody has unmounted the pool, which ended the agent and so ends all of it."""
@@ -224,21 +271,22 @@ class _Pool:
                 clear_dead_mount(self._mount)
         for child in self._enclosures:
             child.stop()
-        for number in range(self._count):
-            self._layout.enclosure(number, "json").unlink(missing_ok=True)
-            self._layout.enclosure(number, "sock").unlink(missing_ok=True)
-        self._layout.running_file.unlink(missing_ok=True)
+        self._layout.remove_leftovers()
 
     def _enclosure(self, number: int) -> Child:
         layout = self._layout
         ready = layout.enclosure(number, "json")
         # A second start, and one after a kill, listens where the agent looks for it.
         port_file = layout.enclosure(number, "port")
-        port = _free_port_from(port_file)
+        if self._options.transport == "tcp":
+            where = ["--port", str(_free_port_from(port_file))]
+        else:
+            address = free_address_from(layout.enclosure(number, "address"))
+            where = ["--transport", "rdma", "--address", address]
         ready.unlink(missing_ok=True)
         command = [
             sys.executable, "-P", "-m", "emulator.jbof",
-            "--name", f"jbof-{number}", "--port", str(port), *self._drives,
+            "--name", f"jbof-{number}", *where, *self._drives,
             "--control", str(layout.enclosure(number, "sock")), "--ready-file", str(ready),
         ]  # fmt: skip
         if self._media is Media.FILES:
@@ -267,6 +315,7 @@ class _Pool:
             raise G35Error(f"cannot look at the drives: {shown.stderr.strip()}")
         if json.loads(shown.stdout)["pool"] is not None:
             return
+        self._formatted = True
         formatted = _run([*command, "format", *config])
         if formatted.returncode and not stop.is_set():
             raise G35Error(f"cannot format the pool: {formatted.stderr.strip()}")

@@ -115,7 +115,7 @@ def test_wrong_input_has_its_status(command: Command, status: Status) -> None:
 
 def test_many_at_once_and_no_more_than_the_depth() -> None:
     rig = Rig(Bench(chunk=5000), depth=8)
-    rig.storage.hung = True
+    rig.storage.held = True
     running = [commands.read(1, n, 1, memoryview(bytearray(LBA))) for n in range(8)]
     for command in running:
         rig.queue.submit(command, 0.0)
@@ -123,7 +123,7 @@ def test_many_at_once_and_no_more_than_the_depth() -> None:
     with pytest.raises(QueueFull):
         rig.queue.submit(commands.flush(1), 0.0)
     assert not any(command.done for command in running)
-    rig.storage.hung = False
+    rig.storage.held = False
     rig.bench.target.poke()
     rig.bench.settle(1.0)
     assert all(command.status == 0 for command in running)
@@ -131,7 +131,7 @@ def test_many_at_once_and_no_more_than_the_depth() -> None:
 
 def test_a_hung_command_is_aborted_through_the_admin_queue() -> None:
     rig = Rig(Bench())
-    rig.storage.hung = True
+    rig.storage.held = True
     command = commands.read(1, 0, 1, memoryview(bytearray(LBA)))
     rig.queue.submit(command, 0.0)
     rig.bench.settle()
@@ -143,7 +143,7 @@ def test_a_hung_command_is_aborted_through_the_admin_queue() -> None:
 
 def test_the_namespace_goes_away_under_io() -> None:
     rig = Rig(Bench())
-    rig.storage.hung = True
+    rig.storage.held = True
     command = commands.read(1, 0, 1, memoryview(bytearray(LBA)))
     rig.queue.submit(command, 0.0)
     rig.bench.settle()
@@ -159,7 +159,7 @@ def test_the_namespace_goes_away_under_io() -> None:
 
 def test_a_reset_ends_the_io_queues() -> None:
     rig = Rig(Bench())
-    rig.storage.hung = True
+    rig.storage.held = True
     command = commands.read(1, 0, 1, memoryview(bytearray(LBA)))
     rig.queue.submit(command, 0.0)
     rig.bench.settle()

@@ -8,7 +8,6 @@ different things.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict, deque
 from pathlib import Path
 
@@ -26,16 +25,16 @@ from nvmeof.tcp.pdu import (
     ICReq,
     ICResp,
     Pdu,
-    decode_frame_untrusted,
-    decode_pdu_untrusted,
 )
 from nvmeof.wire.fabrics import FabricsType, decode_connect_data_untrusted
 from nvmeof.wire.log_page import LogPage
 from nvmeof.wire.properties import decode_configuration
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.heap_storage import HeapStorage
 from tests.support.packet_capture import Connection, read_connections
-from tests.support.raw_host import HeapStorage, RawHost
+from tests.support.pdu_stream import take_pdu
+from tests.support.raw_host import RawHost
 
 CAPTURES = Path(__file__).parents[4] / "shared" / "wire" / "pcap"
 
@@ -43,11 +42,10 @@ CAPTURES = Path(__file__).parents[4] / "shared" / "wire" / "pcap"
 def pdus(stream: bytes, digests: Digests = NO_DIGESTS) -> list[tuple[Pdu, bytes]]:
     """A stream taken apart; digests begin after the initialization, which agrees on them."""
     found: list[tuple[Pdu, bytes]] = []
-    while stream:
-        frame = decode_frame_untrusted(stream, 0, digests)
-        raw, stream = stream[: frame.total], stream[frame.total :]
-        pdu = decode_pdu_untrusted(frame, raw[: frame.header_bytes])
-        found.append((pdu, raw[frame.data_offset : frame.data_offset + frame.data_length]))
+    rest = bytearray(stream)
+    while (taken := take_pdu(rest, digests)) is not None:
+        found.append(taken)
+        pdu, _ = taken
         if isinstance(pdu, ICReq | ICResp):
             digests = Digests(pdu.header_digest, pdu.data_digest)
     return found
@@ -97,7 +95,7 @@ def test_every_command_of_a_kernel_host(name: str) -> None:
                 (asked, _) = host.pdus.pop()
                 assert isinstance(asked, R2T)
                 assert (asked.cid, asked.offset, asked.length) == (pdu.cid, pdu.offset, pdu.data_length)
-                host.send_pdu(dataclasses.replace(pdu, ttag=asked.ttag), data)
+                host.send_pdu(pdu._replace(ttag=asked.ttag), data)
                 assert host.answer()[0].status == expected[pdu.cid].popleft()
                 continue
             assert isinstance(pdu, CapsuleCmd)

@@ -31,7 +31,8 @@ def test_the_cheapest_names_measured_for_a_moment(processes: Processes, tmp_path
         record = found[name]
         assert record["floor"] == "raw_tcp_64k"
         assert record["ratio"] == pytest.approx(record["value"] / found["raw_tcp_64k"]["value"], rel=1e-4)
-        assert record["bytes"] == record["operations"] * (64 << 10)
+        assert record["bytes"] % (64 << 10) == 0
+        assert record["bytes"] >= record["operations"] * (64 << 10)
     assert not list(tmp_path.glob("g35-bench-*"))
 
 

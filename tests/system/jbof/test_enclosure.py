@@ -287,13 +287,13 @@ def test_a_full_disk_is_a_status_and_the_old_blocks_stay(tmp_path: Path) -> None
         subprocess.run(["umount", "-l", str(flash)], check=True)
 
 
-def raw_connection(ready: dict[str, Any]) -> socket.socket:
-    """A socket on which Connect has succeeded on the admin queue."""
+def raw_connection(ready: dict[str, Any], *, kato: int = 0) -> socket.socket:
+    """A socket on which Connect has succeeded on the admin queue; `kato` in milliseconds."""
     sock = socket.create_connection((ready["address"], ready["port"]), timeout=10)
     sock.sendall(encode_header(ICReq()))
     assert sock.recv(128, socket.MSG_WAITALL)[0] == 1
     data = ConnectData(HOST_ID, 0xFFFF, ready["nqn"], HOST).encode()
-    sqe = Connect(0, 31, cattr=4).sqe(0)
+    sqe = Connect(0, 31, kato, cattr=4).sqe(0)
     sock.sendall(b"".join(encode_pdu(CapsuleCmd(sqe, len(data)), data=(data,))))
     assert sock.recv(24, socket.MSG_WAITALL)[0] == 5
     return sock
@@ -320,15 +320,7 @@ def test_a_host_that_sends_without_reading_is_read_all_the_same(tmp_path: Path) 
 
 def test_a_silent_host_is_dropped(tmp_path: Path) -> None:
     with enclosure(tmp_path) as running:
-        ready = running.ready
-        sock = socket.create_connection((ready["address"], ready["port"]), timeout=10)
-        with sock:
-            sock.sendall(encode_header(ICReq()))
-            assert sock.recv(128, socket.MSG_WAITALL)[0] == 1
-            data = ConnectData(HOST_ID, 0xFFFF, ready["nqn"], HOST).encode()
-            sqe = Connect(0, 31, kato=1000).sqe(0)
-            sock.sendall(b"".join(encode_pdu(CapsuleCmd(sqe, len(data)), data=(data,))))
-            assert sock.recv(24, socket.MSG_WAITALL)[0] == 5
+        with raw_connection(running.ready, kato=1000) as sock:
             assert len(running.ask("stats")["controllers"]) == 1
             assert sock.recv(1) == b"", "closed after a second of silence"
         wait_until(lambda: not running.ask("stats")["controllers"], 5)
@@ -397,7 +389,7 @@ def test_starting_and_stopping(tmp_path: Path, processes: Processes) -> None:
     line = first.wait_for_line("ready ")
     said = json.loads(line.removeprefix("ready "))
     assert said == json.loads(ready.read_text())
-    assert set(said) == {"address", "port", "nqn", "namespaces", "control"}
+    assert set(said) == {"address", "port", "transports", "nqn", "namespaces", "control"}
     assert set(said["namespaces"][0]) == {"nsid", "nguid", "size", "lba_bytes"}
     assert stat.S_IMODE(control.stat().st_mode) == 0o600
     with pytest.raises(ControlError):

@@ -234,3 +234,25 @@ def test_a_wrong_key_and_a_foreign_device_are_refused(
     assert formatting.process.wait(60) == 1
     assert "it was not touched" in formatting.output
     assert pool_up.answers()
+
+
+def test_a_pool_is_not_formatted_under_its_agent(
+    make_pool: Callable[..., PoolUp], processes: Processes, tmp_path: Path
+) -> None:
+    pool_up = make_pool("--drives", "1", "--enclosures", "1", "--no-restart")
+    # Another configuration, as of an operator who has forgotten that the agent runs.
+    config = tmp_path / "other.toml"
+    text = (pool_up.state / "agent.toml").read_text()
+    text = text.replace(f'state = "{pool_up.state / "agent"}"', f'state = "{tmp_path / "other"}"')
+    text = text.replace("share = 0.75", "share = 0.70")
+    config.write_text(text + '[[volumes]]\nname = "one"\nshare = 0.01\nvalue_size = "64K"\n')
+    with pool_up.pool() as pool:
+        assert pool.volume("kv").put(bytes(16), content(bytes(16)))
+        refused = processes.g35("pool", "format", "--force", "--config", config)
+        assert refused.process.wait(60) == 1
+        assert f"is being served, by process {pool_up.pid('agent-process')}" in refused.output
+        assert pool.volume("kv").get(bytes(16)) == content(bytes(16))
+    old = pool_up.kill("agent-process")
+    wait_until(lambda: not os.path.exists(f"/proc/{old}") or not pool_up.answers(), 20, "its end")
+    forced = processes.g35("pool", "format", "--force", "--config", config)
+    assert forced.process.wait(60) == 0, forced.output

@@ -68,6 +68,63 @@ def test_a_folder_with_something_in_it_is_not_covered(processes: Processes, tmp_
     assert up.process.wait(60) == 1
     assert "is not empty" in up.output
     assert (tmp_path / "precious/file").read_text() == "not to be hidden"
+    # It was the first start there, so all that it made goes, the pool on fresh drives included.
+    left = {path.name for path in (tmp_path / "state").iterdir()}
+    assert left == {"lock", "agent.log", "jbof-0.log", "jbof-1.log"}
+
+
+def test_a_start_that_fails_takes_away_only_what_it_made(
+    make_pool: Callable[..., PoolUp], processes: Processes, tmp_path: Path
+) -> None:
+    pool_up = make_pool("--drives", "1", "--enclosures", "1")
+    (pool_up.mount / "fs/file").write_bytes(b"stays")
+    assert pool_up.down() == 0
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").touch()
+    failing = processes.g35(
+        "up", "--state", pool_up.state, "--mount", tmp_path / "full", "--enclosures", "2", "--drives", "1",
+        "--drive-size", "256M",
+    )  # fmt: skip
+    assert failing.process.wait(60) == 1
+    assert (pool_up.state / "root.key").exists()
+    assert (pool_up.state / "drives-0").exists()
+    assert not (pool_up.state / "drives-1").exists()
+    pool_up.start_again()
+    assert (pool_up.mount / "fs/file").read_bytes() == b"stays"
+
+
+def test_down_clears_away_what_a_killed_up_has_left(
+    make_pool: Callable[..., PoolUp], processes: Processes
+) -> None:
+    pool_up = make_pool("--drives", "1", "--enclosures", "1")
+    (pool_up.mount / "fs/file").write_bytes(b"stays")
+    pool_up.process.process.kill()
+    pool_up.process.process.wait(20)
+    down = processes.g35("down", "--state", pool_up.state)
+    assert down.process.wait(60) == 0, down.output
+    assert "cleared away" in down.output
+    assert not os.path.ismount(pool_up.mount)
+    left = {
+        path.name for path in pool_up.state.iterdir() if path.suffix in (".pid", ".json", ".sock", ".part")
+    }
+    assert left == set()
+    again = processes.g35("down", "--state", pool_up.state)
+    assert again.process.wait(60) == 0
+    assert again.output == "nothing was up\n"
+    pool_up.start_again()
+    assert (pool_up.mount / "fs/file").read_bytes() == b"stays"
+
+
+def test_down_ends_a_pool_that_is_still_coming_up(processes: Processes, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    starting = processes.g35("up", "--state", state, "--drives", "1", "--drive-size", "256M", "--detach")
+    wait_until(lambda: (state / "jbof-0.pid").exists(), 30, "the first enclosure to be started")
+    down = processes.g35("down", "--state", state)
+    assert down.process.wait(60) == 0, down.output
+    assert down.output == "down\n"
+    assert starting.process.wait(60) == 1
+    assert not os.path.ismount(state / "mnt")
+    assert not list(state.glob("drives-*"))
 
 
 def test_fewer_drives_than_the_pool_has_are_said(

@@ -126,8 +126,9 @@ def test_batches_holes_prestage_pin_and_delete(pool_up: PoolUp, seed: int) -> No
 
 
 def test_two_agents_on_one_pool_both_serve_it(
-    pool_up: PoolUp, seed: int, tmp_path: Path, processes: object
+    make_pool: Callable[..., PoolUp], seed: int, tmp_path: Path, processes: object
 ) -> None:
+    pool_up = make_pool("--drives", "1", "--shared")
     other_mount = tmp_path / "other"
     text = (pool_up.state / "agent.toml").read_text()
     config = tmp_path / "second.toml"

@@ -16,7 +16,7 @@ import pytest
 
 from agent.cli.replay.trace_making import encode_line, made_trace
 from host_shim.block_key import key_of
-from host_shim.pool import Pool, UnknownVolume, ValueTooLong
+from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
 from tests.support.leaks import mounts_below, unmount_below
 from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
@@ -134,6 +134,11 @@ def test_the_client_against_the_real_agent(bench: Bench) -> None:
         assert volume.get_many(keys, buffers) == [len(value) for value in values]
         assert [bytes(buffer[: len(value)]) for buffer, value in zip(buffers, values, strict=True)] == values
         assert volume.get(keys[299]) == values[299]
+        assert volume.get_into(keys[299], bytearray(len(values[299]))) == len(values[299])
+        for room in (1, 4096, len(values[299]) - 1):
+            with pytest.raises(BufferTooSmall):
+                volume.get_into(keys[299], bytearray(room))
+        assert volume.stats()["value_bytes"] == 65536
         assert (bench.mount / "kv" / "kv" / "block 7").read_bytes() == values[7]
         assert volume.delete([keys[0], key_of("never")]) == [True, False]
         assert volume.get_into(keys[0], bytearray(10)) is None
@@ -180,9 +185,31 @@ def test_the_agent_killed_during_a_replay_comes_back_with_what_was_stored(bench:
     code, record = finished(playing)
     assert code == 0, playing.output
     assert record["wrong_bytes"] == 0
+    assert record["requests"] == 150
+    assert record["agent_waits"] >= 1
+    assert "the agent answers again" in playing.output
     found = [volume.get(key) for key in keys]
     assert found == [f"value {number}".encode() for number in range(50)]
     pool.close()
+
+
+def test_an_agent_that_stays_dead_ends_a_replay_with_1(
+    tmp_path: Path, trace: Path, processes: Processes
+) -> None:
+    up = processes.g35("up", "--state", tmp_path / "state", *UP, "--no-restart")
+    up.wait_for_line("ready", 60)
+    bench = Bench(tmp_path / "state", processes, up)
+    playing = bench.replay(trace, "--time-scale", "20", "--agent-wait", "0.5")
+    wait_until(lambda: _gets(bench) > 50, 30, "the replay to be under way")
+    bench.kill("agent-process.pid")
+    code, record = finished(playing, 30)
+    assert code == 1
+    assert record["wrong_bytes"] == 0
+    assert 0 < record["requests"] < 150
+    assert record["agent_waits"] == 1
+    assert "no agent answers; waiting up to 0.5 s" in playing.output
+    assert "error: the agent did not come back within 0.5 s; the replay ended after" in playing.output
+    assert up.stop(60) == 0
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, processes: Processes) -> None:

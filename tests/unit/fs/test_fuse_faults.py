@@ -20,54 +20,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.fs import fuse_requests
 from agent.fs.complaints import Complaints
 from agent.fs.fuse_abi import InHeader, Opcode
 from agent.fs.fuse_protocol import NO_ANSWER, FuseSession, errno_for_kernel
-from agent.fs.fuse_replies import EntryOut, OpenOut
-from agent.fs.fuse_requests import (
-    BatchForgetIn,
-    CreateIn,
-    FallocateIn,
-    FlushIn,
-    ForgetIn,
-    ForgetOne,
-    FsyncIn,
-    GetattrIn,
-    GetxattrIn,
-    LinkIn,
-    MkdirIn,
-    MknodIn,
-    OpenIn,
-    ReadIn,
-    ReleaseIn,
-    Rename2In,
-    RenameIn,
-    SetattrIn,
-    SetxattrIn,
-    WriteIn,
-)
 from agent.fs.interface import Attributes, Caller, DirectoryEntry, Entry, FsError
 from agent.pool.steps import Acquire, Outcome, Steps
 from tests.support.fuse_peer import FusePeer
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_filesystem import FaultyFileSystem, MemoryFileSystem
-
-
-@pytest.fixture
-def filesystem() -> MemoryFileSystem:
-    return MemoryFileSystem()
-
-
-@pytest.fixture
-def peer(filesystem: MemoryFileSystem) -> FusePeer:
-    peer = FusePeer(FuseSession(filesystem))
-    peer.init()
-    return peer
-
-
-def create(peer: FusePeer) -> tuple[EntryOut, OpenOut]:
-    answer = peer.ask(Opcode.CREATE, CreateIn(os.O_RDWR, stat.S_IFREG | 0o644, 0, 0).encode() + b"f\0")
-    return EntryOut.decode_untrusted(answer.body), OpenOut.decode_untrusted(answer.body, 128)
 
 
 class TestFaults:
@@ -79,15 +40,18 @@ class TestFaults:
         faulty = FaultyFileSystem(filesystem)
         peer = FusePeer(FuseSession(faulty))  # type: ignore[arg-type]
         peer.init()
-        made, opened = create(peer)
+        made, opened = peer.create(b"f")
         for name in ("getattr", "statfs", "read", "write", "forget", "create"):
             faulty.faults[name] = lambda: fault
-        assert peer.ask(Opcode.GETATTR, GetattrIn(0, 0).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.GETATTR, fuse_requests.GetattrIn(0, 0).encode()).errno == errno.EIO
         assert peer.ask(Opcode.STATFS).errno == errno.EIO
-        assert peer.ask(Opcode.READ, ReadIn(opened.handle, 0, 9).encode(), made.nodeid).errno == errno.EIO
-        data = WriteIn(opened.handle, 0, 1, 0).encode() + b"x"
+        assert (
+            peer.ask(Opcode.READ, fuse_requests.ReadIn(opened.handle, 0, 9).encode(), made.nodeid).errno
+            == errno.EIO
+        )
+        data = fuse_requests.WriteIn(opened.handle, 0, 1, 0).encode() + b"x"
         assert peer.ask(Opcode.WRITE, data, made.nodeid).errno == errno.EIO
-        assert peer.raw(peer.request(Opcode.FORGET, ForgetIn(1).encode(), made.nodeid)) is None
+        assert peer.raw(peer.request(Opcode.FORGET, fuse_requests.ForgetIn(1).encode(), made.nodeid)) is None
         assert faulty.raised == 5
         faulty.faults.clear()
         assert peer.ask(Opcode.STATFS).errno == 0
@@ -114,8 +78,10 @@ class TestFaults:
 
         peer = FusePeer(FuseSession(Counts()))
         peer.init()
-        assert peer.ask(Opcode.READ, ReadIn(1, 0, 9).encode()).errno == errno.EIO
-        assert peer.ask(Opcode.WRITE, WriteIn(1, 0, 9, 0).encode() + bytes(9)).errno == errno.EIO
+        assert peer.ask(Opcode.READ, fuse_requests.ReadIn(1, 0, 9).encode()).errno == errno.EIO
+        assert (
+            peer.ask(Opcode.WRITE, fuse_requests.WriteIn(1, 0, 9, 0).encode() + bytes(9)).errno == errno.EIO
+        )
 
     @pytest.mark.expects_log("answered EIO")
     def test_values_that_do_not_fit_their_fields(self) -> None:
@@ -132,8 +98,8 @@ class TestFaults:
         peer = FusePeer(FuseSession(Boundless()))
         peer.init()
         assert peer.ask(Opcode.LOOKUP, b"a\0").errno == errno.EIO
-        assert peer.ask(Opcode.GETATTR, GetattrIn(0, 0).encode()).errno == errno.EIO
-        assert peer.ask(Opcode.READDIR, ReadIn(0, 0, 4096).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.GETATTR, fuse_requests.GetattrIn(0, 0).encode()).errno == errno.EIO
+        assert peer.ask(Opcode.READDIR, fuse_requests.ReadIn(0, 0, 4096).encode()).errno == errno.EIO
 
     def test_steps_are_run_to_their_end(self) -> None:
         class Stepping(MemoryFileSystem):
@@ -148,12 +114,12 @@ class TestFaults:
 
         peer = FusePeer(FuseSession(Stepping()))
         peer.init()
-        assert peer.ask(Opcode.READ, ReadIn(1, 0, 100).encode()).body == b"done"
+        assert peer.ask(Opcode.READ, fuse_requests.ReadIn(1, 0, 100).encode()).body == b"done"
 
     def test_a_lost_reply_gives_back_what_it_carried(
         self, peer: FusePeer, filesystem: MemoryFileSystem
     ) -> None:
-        body = CreateIn(os.O_RDWR, stat.S_IFREG, 0, 0).encode() + b"f\0"
+        body = fuse_requests.CreateIn(os.O_RDWR, stat.S_IFREG, 0, 0).encode() + b"f\0"
         request = memoryview(peer.request(Opcode.CREATE, body))
         reply = peer.session.answer(request, len(request), memoryview(b""), peer.room, peer.runner)
         assert reply is not None
@@ -186,34 +152,34 @@ class TestComplaints:
 NAME = b"some name\0"
 WELL_FORMED: dict[Opcode, bytes] = {
     Opcode.LOOKUP: NAME,
-    Opcode.FORGET: ForgetIn(1).encode(),
-    Opcode.GETATTR: GetattrIn(0, 0).encode(),
-    Opcode.SETATTR: SetattrIn(1, 0, 0, 0, 0, 0, 0, 0, 0, 0o755, 0, 0).encode(),
+    Opcode.FORGET: fuse_requests.ForgetIn(1).encode(),
+    Opcode.GETATTR: fuse_requests.GetattrIn(0, 0).encode(),
+    Opcode.SETATTR: fuse_requests.SetattrIn(1, 0, 0, 0, 0, 0, 0, 0, 0, 0o755, 0, 0).encode(),
     Opcode.SYMLINK: NAME + NAME,
-    Opcode.MKNOD: MknodIn(stat.S_IFIFO, 0, 0).encode() + NAME,
-    Opcode.MKDIR: MkdirIn(0o755, 0).encode() + NAME,
+    Opcode.MKNOD: fuse_requests.MknodIn(stat.S_IFIFO, 0, 0).encode() + NAME,
+    Opcode.MKDIR: fuse_requests.MkdirIn(0o755, 0).encode() + NAME,
     Opcode.UNLINK: NAME,
     Opcode.RMDIR: NAME,
-    Opcode.RENAME: RenameIn(1).encode() + NAME + NAME,
-    Opcode.RENAME2: Rename2In(1, 0).encode() + NAME + NAME,
-    Opcode.LINK: LinkIn(1).encode() + NAME,
-    Opcode.OPEN: OpenIn(0, 0).encode(),
-    Opcode.READ: ReadIn(1, 0, 4096).encode(),
-    Opcode.WRITE: WriteIn(1, 0, 10, 0).encode() + bytes(10),
-    Opcode.RELEASE: ReleaseIn(1, 0, 0).encode(),
-    Opcode.FSYNC: FsyncIn(1, 0).encode(),
-    Opcode.SETXATTR: SetxattrIn(4, 0).encode() + b"user.x\0abcd",
-    Opcode.GETXATTR: GetxattrIn(0).encode() + b"user.x\0",
-    Opcode.LISTXATTR: GetxattrIn(0).encode(),
+    Opcode.RENAME: fuse_requests.RenameIn(1).encode() + NAME + NAME,
+    Opcode.RENAME2: fuse_requests.Rename2In(1, 0).encode() + NAME + NAME,
+    Opcode.LINK: fuse_requests.LinkIn(1).encode() + NAME,
+    Opcode.OPEN: fuse_requests.OpenIn(0, 0).encode(),
+    Opcode.READ: fuse_requests.ReadIn(1, 0, 4096).encode(),
+    Opcode.WRITE: fuse_requests.WriteIn(1, 0, 10, 0).encode() + bytes(10),
+    Opcode.RELEASE: fuse_requests.ReleaseIn(1, 0, 0).encode(),
+    Opcode.FSYNC: fuse_requests.FsyncIn(1, 0).encode(),
+    Opcode.SETXATTR: fuse_requests.SetxattrIn(4, 0).encode() + b"user.x\0abcd",
+    Opcode.GETXATTR: fuse_requests.GetxattrIn(0).encode() + b"user.x\0",
+    Opcode.LISTXATTR: fuse_requests.GetxattrIn(0).encode(),
     Opcode.REMOVEXATTR: b"user.x\0",
-    Opcode.FLUSH: FlushIn(1).encode(),
-    Opcode.OPENDIR: OpenIn(0, 0).encode(),
-    Opcode.READDIR: ReadIn(1, 0, 4096).encode(),
-    Opcode.RELEASEDIR: ReleaseIn(1, 0, 0).encode(),
-    Opcode.FSYNCDIR: FsyncIn(1, 0).encode(),
-    Opcode.CREATE: CreateIn(0, stat.S_IFREG, 0, 0).encode() + NAME,
-    Opcode.BATCH_FORGET: BatchForgetIn(1).encode() + ForgetOne(5, 1).encode(),
-    Opcode.FALLOCATE: FallocateIn(1, 0, 1, 0).encode(),
+    Opcode.FLUSH: fuse_requests.FlushIn(1).encode(),
+    Opcode.OPENDIR: fuse_requests.OpenIn(0, 0).encode(),
+    Opcode.READDIR: fuse_requests.ReadIn(1, 0, 4096).encode(),
+    Opcode.RELEASEDIR: fuse_requests.ReleaseIn(1, 0, 0).encode(),
+    Opcode.FSYNCDIR: fuse_requests.FsyncIn(1, 0).encode(),
+    Opcode.CREATE: fuse_requests.CreateIn(0, stat.S_IFREG, 0, 0).encode() + NAME,
+    Opcode.BATCH_FORGET: fuse_requests.BatchForgetIn(1).encode() + fuse_requests.ForgetOne(5, 1).encode(),
+    Opcode.FALLOCATE: fuse_requests.FallocateIn(1, 0, 1, 0).encode(),
 }
 
 
@@ -258,7 +224,7 @@ class TestMalformed:
     def test_any_bytes(self, opcode: int, node: int, words: int, body: bytes, lie: int) -> None:
         peer = FusePeer(FuseSession(MemoryFileSystem(capacity=4 << 20)), room_bytes=8192)
         peer.init()
-        create(peer)
+        peer.create(b"f")
         length = max(0, 40 + len(body) + lie)
         peer.raw(InHeader(length, opcode, 77, node, 1, 2, 3, words).encode() + body)
         assert peer.ask(Opcode.STATFS).errno == 0 or opcode == Opcode.DESTROY

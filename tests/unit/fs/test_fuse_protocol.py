@@ -39,27 +39,6 @@ from tests.support.fuse_peer import FusePeer
 from tests.support.memory_filesystem import MemoryFileSystem
 
 
-@pytest.fixture
-def filesystem() -> MemoryFileSystem:
-    return MemoryFileSystem()
-
-
-@pytest.fixture
-def peer(filesystem: MemoryFileSystem) -> FusePeer:
-    peer = FusePeer(FuseSession(filesystem))
-    assert peer.init().errno == 0
-    return peer
-
-
-def create(peer: FusePeer, name: bytes, mode: int = 0o644) -> tuple[EntryOut, OpenOut]:
-    answer = peer.ask(
-        Opcode.CREATE, CreateIn(os.O_RDWR, stat.S_IFREG | mode, 0o22, 0).encode() + name + b"\0"
-    )
-    assert answer.errno == 0
-    assert len(answer.body) == 144
-    return EntryOut.decode_untrusted(answer.body), OpenOut.decode_untrusted(answer.body, 128)
-
-
 def write(peer: FusePeer, node: int, handle: int, offset: int, data: bytes, flags: int = 0) -> int:
     answer = peer.ask(Opcode.WRITE, WriteIn(handle, offset, len(data), flags).encode() + data, node)
     assert answer.errno == 0
@@ -129,7 +108,7 @@ class TestInit:
 class TestNames:
     def test_lookup_and_forget(self, peer: FusePeer, filesystem: MemoryFileSystem) -> None:
         assert peer.ask(Opcode.LOOKUP, b"x\0").errno == errno.ENOENT
-        made, _ = create(peer, b"x")
+        made, _ = peer.create(b"x")
         found = EntryOut.decode_untrusted(peer.ask(Opcode.LOOKUP, b"x\0").body)
         assert found.nodeid == found.attributes.ino == made.nodeid
         assert filesystem.nodes[made.nodeid].lookups == 2
@@ -180,7 +159,7 @@ class TestNames:
         )
         assert stat.S_ISDIR(folder.attributes.mode)
         assert folder.attributes.uid == 1000
-        made, _ = create(peer, b"f")
+        made, _ = peer.create(b"f")
         assert peer.ask(Opcode.LINK, LinkIn(made.nodeid).encode() + b"g\0", folder.nodeid).errno == 0
         assert peer.ask(Opcode.RENAME, RenameIn(folder.nodeid).encode() + b"f\0g\0").errno == 0
         assert peer.ask(Opcode.RENAME2, Rename2In(1, 1).encode() + b"f\0d\0").errno == errno.EEXIST
@@ -201,7 +180,7 @@ class TestNames:
 
     def test_readdir_takes_what_fits_and_goes_on(self, peer: FusePeer) -> None:
         for index in range(40):
-            create(peer, b"file-%02d" % index)
+            peer.create(b"file-%02d" % index)
         handle = OpenOut.decode_untrusted(peer.ask(Opcode.OPENDIR, OpenIn(0, 0).encode()).body).handle
         names, cookie = [], 0
         while True:
@@ -223,7 +202,7 @@ class TestNames:
 
 class TestFiles:
     def test_read_answers_in_the_room_and_write_takes_from_the_data(self, peer: FusePeer) -> None:
-        made, opened = create(peer, b"f")
+        made, opened = peer.create(b"f")
         data = os.urandom(300_000)
         assert write(peer, made.nodeid, opened.handle, 5, data) == len(data)
         assert (
@@ -245,7 +224,7 @@ class TestFiles:
 
     def test_a_write_whose_data_lie_elsewhere(self, peer: FusePeer) -> None:
         """As virtio-fs has it: header and arguments in one buffer, data in another."""
-        made, opened = create(peer, b"f")
+        made, opened = peer.create(b"f")
         header = InHeader(80 + 9, Opcode.WRITE, 3, made.nodeid, 0, 0, 0).encode()
         head = memoryview(header + WriteIn(opened.handle, 0, 9, 0).encode())
         assert peer.session.answer(head, 89, memoryview(b"elsewhere"), peer.room, peer.runner) is not None
@@ -256,19 +235,19 @@ class TestFiles:
         [(0, (1 << 20) + 1, errno.EINVAL), (1 << 63, 1, errno.EINVAL), ((1 << 63) - 1, 1, errno.EINVAL)],
     )
     def test_a_read_beyond_all_bounds(self, peer: FusePeer, offset: int, size: int, code: int) -> None:
-        made, opened = create(peer, b"f")
+        made, opened = peer.create(b"f")
         assert peer.ask(Opcode.READ, ReadIn(opened.handle, offset, size).encode(), made.nodeid).errno == code
 
     @pytest.mark.expects_log("WRITE: malformed request")
     def test_a_write_beyond_all_bounds(self, peer: FusePeer) -> None:
-        made, opened = create(peer, b"f")
+        made, opened = peer.create(b"f")
         beyond = WriteIn(opened.handle, (1 << 63) - 2, 4, 0).encode() + b"data"
         assert peer.ask(Opcode.WRITE, beyond, made.nodeid).errno == errno.EFBIG
         lying = WriteIn(opened.handle, 0, 5, 0).encode() + b"data"
         assert peer.ask(Opcode.WRITE, lying, made.nodeid).errno == errno.EIO
 
     def test_attributes(self, peer: FusePeer) -> None:
-        made, opened = create(peer, b"f")
+        made, opened = peer.create(b"f")
         body = setattr_body(
             valid=1 | 2 | 4 | 8 | 16 | 32 | 64,
             handle=opened.handle,
@@ -295,7 +274,7 @@ class TestFiles:
         )
 
     def test_set_id_bits_go_when_the_kernel_says_so(self, peer: FusePeer) -> None:
-        made, opened = create(peer, b"f")
+        made, opened = peer.create(b"f")
 
         def mode() -> int:
             answer = peer.ask(Opcode.GETATTR, GetattrIn(0, 0).encode(), made.nodeid)
@@ -318,7 +297,7 @@ class TestFiles:
         assert mode() == 0o775
 
     def test_what_else_an_open_file_can_do(self, peer: FusePeer, filesystem: MemoryFileSystem) -> None:
-        made, opened = create(peer, b"f")
+        made, opened = peer.create(b"f")
         write(peer, made.nodeid, opened.handle, 0, b"abcdef")
         for opcode, body in (
             (Opcode.FLUSH, FlushIn(opened.handle).encode()),

@@ -14,7 +14,7 @@ import pytest
 
 from host_shim.block_key import key_of
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome
-from host_shim.pool import Pool, UnknownVolume, ValueTooLong, Volume
+from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong, Volume
 from host_shim.session import AGENT_GONE
 from tests.support.scripted_agent import ScriptedAgent
 
@@ -128,8 +128,8 @@ def test_causes_of_holes_cost_a_round_trip_only_where_there_are_holes(
 
 def test_stats(pool: Pool, volume: Volume) -> None:
     volume.put(KEY, b"v")
-    assert volume.stats() == {"volume": "kv", "values": 1}
-    assert pool.stats() == {"volume": "", "values": 1}
+    assert volume.stats() == {"name": "kv", "value_bytes": 1 << 20, "slots": 0}
+    assert pool.stats() == {"values": 1, "volumes": [volume.stats()]}
 
 
 @pytest.mark.parametrize("code", sorted(AGENT_GONE - {errno.EIO}), ids=lambda code: errno.errorcode[code])
@@ -214,6 +214,42 @@ def test_a_long_read_that_broke_off_is_a_miss_and_no_short_value(
     assert volume.get_into(KEY, buffer) is None
     assert volume.get(KEY) is None
     assert volume.fetch([KEY], [buffer])[0].outcome is Outcome.CORRUPT
+
+
+def test_a_buffer_that_is_too_small_is_said(agent: ScriptedAgent, volume: Volume) -> None:
+    volume.put(KEY, b"v" * 5000)
+    volume.put(OTHER, b"w" * 100)
+    for size in (1, 4096, 4999):
+        with pytest.raises(BufferTooSmall, match=f"longer than the buffer of {size} bytes"):
+            volume.get_into(KEY, bytearray(size))
+        with pytest.raises(BufferTooSmall, match=KEY.hex()):
+            volume.get_many([OTHER, KEY], [bytearray(100), bytearray(size)])
+    assert volume.get_into(KEY, bytearray(5000)) == 5000
+    assert volume.get_many([OTHER, KEY], [bytearray(100), bytearray(5000)]) == [100, 5000]
+    assert agent.opens == 1, "the session goes on"
+
+
+def test_a_buffer_as_long_as_the_slots_costs_no_second_read(agent: ScriptedAgent, volume: Volume) -> None:
+    volume.put(KEY, b"v" * (1 << 20))
+    buffer = bytearray(1 << 20)
+    assert volume.get_into(KEY, buffer) == 1 << 20
+    reads = agent.reads
+    for _ in range(5):
+        assert volume.get_into(KEY, buffer) == 1 << 20
+        assert volume.get_many([KEY], [buffer]) == [1 << 20]
+    assert agent.reads == reads + 10
+    asked = [request.operation for request in agent.requests]
+    assert asked.count(Operation.STATS) == 1
+
+
+def test_a_full_buffer_of_an_agent_that_died_is_a_miss(agent: ScriptedAgent, volume: Volume) -> None:
+    """Nobody can say whether it was the whole value."""
+    volume.put(KEY, b"v" * 5000)
+    for call in (2, 3):  # what asks how long a value may be, and its answer
+        _fail_at(agent, call, errno.ENOTCONN)
+        assert volume.get_into(KEY, bytearray(4096)) is None
+        _fail_at(agent, call, errno.ENOTCONN)
+        assert volume.get_many([KEY], [bytearray(4096)]) == [None]
 
 
 @pytest.mark.parametrize("size", [1, 4096, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 16 << 20])

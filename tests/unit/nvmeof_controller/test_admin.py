@@ -43,11 +43,11 @@ from nvmeof.wire.properties import (
 from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, IoOpcode, Sqe
 from nvmeof.wire.status import Status
+from tests.support.heap_storage import HeapStorage
 from tests.support.raw_host import (
     ENABLE,
     HOST,
     SUBSYSTEM,
-    HeapStorage,
     RawHost,
     make_target,
     open_admin,

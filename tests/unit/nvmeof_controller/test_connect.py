@@ -12,11 +12,11 @@ from nvmeof.wire.properties import Property
 from nvmeof.wire.sgl import transport
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import FabricsStatus, Status
+from tests.support.heap_storage import HeapStorage
 from tests.support.raw_host import (
     ENABLE,
     HOST,
     SUBSYSTEM,
-    HeapStorage,
     RawHost,
     make_target,
     open_admin,

@@ -10,7 +10,8 @@ from nvmeof.tcp.pdu import R2T, C2HData, CapsuleCmd, CapsuleResp, H2CData, encod
 from nvmeof.wire.sgl import SglDescriptor, in_capsule, keyed, transport
 from nvmeof.wire.sqe import AdminOpcode, DatasetRange, IoOpcode, Sqe
 from nvmeof.wire.status import Status
-from tests.support.raw_host import HeapStorage, RawHost, make_target, open_io
+from tests.support.heap_storage import HeapStorage
+from tests.support.raw_host import RawHost, make_target, open_io
 
 BLOCK = 4096
 

@@ -67,7 +67,7 @@ def test_a_request_asks_once_for_its_prefix_and_prestages_what_follows_its_first
         player.play(_request(1, 2, 3))
         agent.requests.clear()
         player.play(_request(1, 2, 3))
-    operations = [request.operation for request in agent.requests]
+    operations = [request.operation for request in agent.requests if request.operation is not Operation.STATS]
     assert operations == [Operation.EXISTS, Operation.PRESTAGE] + [Operation.GET] * 3
     assert agent.prestaged == [CONTENT.key(2), CONTENT.key(3)]
 
@@ -200,23 +200,76 @@ def test_wrong_bytes_make_a_replay_fail(tmp_path: Path) -> None:
     assert "wrong bytes were served" in report.troubles()[0]
 
 
-def test_a_mount_that_died_makes_a_replay_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.cli.replay.running._ALIVE_SECONDS", 0.05)
-    agent = ScriptedAgent()
+def _dying_after(agent: ScriptedAgent, requests: int, restart_s: float | None = None) -> None:
+    """Let the agent die at its `requests`-th request, and come back after `restart_s` seconds."""
     plain = agent._body
+    died: list[threading.Timer] = []
 
     def dying(file: object, request: object) -> bytes:
-        if len(agent.requests) > 50:
+        if len(agent.requests) > requests and not died:
             agent.kill()
+            died.append(threading.Timer(restart_s or 0.0, agent.restart))
+            if restart_s is not None:
+                died[0].start()
         return plain(file, request)  # type: ignore[arg-type]
 
     agent._body = dying  # type: ignore[method-assign, assignment]
-    report = run_replay(
-        _options(tmp_path, [encode_line(request) for request in made_trace(1, 100)]), _opener(agent)
-    )
-    assert report.sums.requests == 100
-    assert report.troubles() == ["no agent answers behind the mount any more"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 6])
+def test_an_agent_that_does_not_come_back_ends_a_replay(
+    tmp_path: Path, concurrency: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = ScriptedAgent()
+    _dying_after(agent, 50)
+    lines = [encode_line(request) for request in made_trace(1, 100)]
+    options = _options(tmp_path, lines, agent_wait=0.2, concurrency=concurrency)
+    report = run_replay(options, _opener(agent))
+    _checked(report.sums)
+    assert 0 < report.sums.requests < 100
+    assert len(report.troubles()) == 1
+    assert "did not come back within 0.2 s" in report.troubles()[0]
+    assert report.record()["agent_waits"] == 1
     assert report.sums.misses[Cause.AGENT_DOWN] > 0
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "no agent answers; waiting up to 0.2 s for it",
+        "the agent has not come back within 0.2 s; the replay ends",
+    ]
+
+
+@pytest.mark.parametrize("concurrency", [1, 6])
+def test_an_agent_that_comes_back_costs_time_and_no_request(
+    tmp_path: Path, concurrency: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = ScriptedAgent()
+    _dying_after(agent, 50, restart_s=0.3)
+    lines = [encode_line(request) for request in made_trace(1, 100)]
+    report = run_replay(_options(tmp_path, lines, agent_wait=30.0, concurrency=concurrency), _opener(agent))
+    sums = _checked(report.sums)
+    assert report.good
+    assert sums.requests == 100
+    assert sums.misses[Cause.AGENT_DOWN] == 0, "every call was made again"
+    assert sums.puts_refused == 0
+    assert report.agent_waits == 1
+    assert report.agent_wait_seconds >= 0.2
+    assert "waited for the agent" in dict(report.rows())
+    assert "the agent answers again" in capsys.readouterr().err
+
+
+def test_an_agent_that_dies_at_the_very_end_makes_a_replay_fail(tmp_path: Path) -> None:
+    agent = ScriptedAgent()
+    lines = [encode_line(_request(1))]
+    plain = agent._write_value
+
+    def last(*words: object) -> None:
+        plain(*words)  # type: ignore[arg-type]
+        agent.kill()
+
+    agent._write_value = last  # type: ignore[method-assign, assignment]
+    report = run_replay(_options(tmp_path, lines, agent_wait=0.1), _opener(agent))
+    assert report.sums.requests == 1
+    assert report.troubles() == ["no agent answers behind the mount any more"]
 
 
 def test_no_mount_no_replay(tmp_path: Path) -> None:

@@ -36,7 +36,12 @@ def test_the_last_block_is_rarely_full() -> None:
     ("line", "why"),
     [
         (b"{", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
+        (b"\xff\xfe", "no UTF-8 at column 1"),
+        (GOOD.replace(b"46", b"\xc3("), "no UTF-8 at column"),
+        (b"\0" * 90, "a NUL byte at column 1;"),
+        (GOOD[:40] + b"\0" + GOOD[41:], "a NUL byte at column 41;"),
+        (GOOD.decode().encode("utf-16"), "a NUL byte|no UTF-8"),
+        (GOOD.decode().encode("utf-32-le"), "a NUL byte at column 2;"),
         (b"[" * 5000, "no JSON"),
         (b"[1, 2]", "no JSON object"),
         (b"{}", "timestamp is missing"),
@@ -91,6 +96,12 @@ def test_broken_lines_are_counted_with_their_numbers_and_skipped(tmp_path: Path)
     assert trace.broken_lines == 2
     assert [complaint.partition(":")[0] for complaint in trace.complaints] == ["line 3", "line 5"]
     assert trace.finished
+
+
+def test_a_torn_block_of_zeros_is_said_with_its_line(tmp_path: Path) -> None:
+    trace = TraceFile(_trace(tmp_path, GOOD + b"\n", bytes(512) + b"\n", GOOD + b"\n"))
+    assert len(list(trace)) == 2
+    assert trace.complaints == ["line 2: a NUL byte at column 1; traces are UTF-8 text"]
 
 
 def test_strict_stops_at_the_first_broken_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The TCP adapters over real sockets: our enclosure behind them, or a peer that misbehaves."""
+"""The transports over sockets and emulated devices: our enclosure behind them, or a peer that misbehaves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import trio
@@ -27,27 +28,25 @@ from nvmeof.host.command import Command
 from nvmeof.host.controller_session import NamespacesChanged
 from nvmeof.host.reconnect import ReconnectPolicy
 from nvmeof.transport import HostQueue, connect_io_queue
-from nvmeof.transport.keeper import Connected, Disconnected, GivenUp
-from nvmeof.transport.tcp import (
-    NO_DIGESTS,
-    Controller,
-    Digests,
-    discover,
-    keep_controller,
-    open_controller,
-)
+from nvmeof.transport.keeper import Connected, Disconnected, GivenUp, keep_controller
+from nvmeof.transport.tcp import Controller, open_controller
 from nvmeof.wire.identify import IdentifyCns
 from nvmeof.wire.status import FabricsStatus, Status
 from tests.support.nvme_ends import HOST, HOST_ID, same
+from tests.support.transport_ways import WAYS, Way
 from tests.support.waiting import wait_until
 
-BOTH = Digests(True, True)
 LBA = 4096
 DRIVE = 64 << 20
 
 
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    return Way(request.param)
+
+
 @pytest.fixture
-def enclosure() -> Iterator[Enclosure]:
+def enclosure(way: Way) -> Iterator[Enclosure]:
     settings = EnclosureSettings(
         drives=2,
         drive_bytes=DRIVE,
@@ -55,19 +54,19 @@ def enclosure() -> Iterator[Enclosure]:
         allowed_hosts=frozenset({HOST}),
         controller=ControllerSettings(max_transfer_bytes=4 << 20, async_event_limit=64),
         tcp=TcpSettings(max_h2c_data=256 << 10),
+        transports=way.transports,
+        address=way.address,
     )
     with Enclosure(settings) as served:
         yield served
 
 
-def opener(enclosure: Enclosure, digests: Digests = NO_DIGESTS, host: str = HOST, keep_alive_s: float = 5.0):  # type: ignore[no-untyped-def]
-    return open_controller(
-        "127.0.0.1",
+def opener(way: Way, enclosure: Enclosure, host: str = HOST, keep_alive_s: float = 5.0):  # type: ignore[no-untyped-def]
+    return way.open_controller(
         enclosure.port,
         enclosure.settings.subsystem_nqn,
         host,
         HOST_ID,
-        digests=digests,
         keep_alive_s=keep_alive_s,
         io_queues=4,
         connect_timeout_s=10.0,
@@ -77,18 +76,18 @@ def opener(enclosure: Enclosure, digests: Digests = NO_DIGESTS, host: str = HOST
 class Attached:
     """An I/O queue, used in the test's thread, with its controller held by trio in another."""
 
-    def __init__(self, enclosure: Enclosure, digests: Digests = NO_DIGESTS) -> None:
+    def __init__(self, way: Way, enclosure: Enclosure) -> None:
         self._ready = threading.Event()
         self._stop: trio.Event | None = None
         self._token: trio.lowlevel.TrioToken | None = None
-        self._enclosure, self._digests = enclosure, digests
+        self._way, self._enclosure = way, enclosure
         self._thread = threading.Thread(target=trio.run, args=(self._hold,))
         self.controller: Controller
 
     async def _hold(self) -> None:
         self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()
         try:
-            async with opener(self._enclosure, self._digests) as self.controller:
+            async with opener(self._way, self._enclosure) as self.controller:
                 self._ready.set()
                 await self._stop.wait()
         finally:
@@ -120,9 +119,8 @@ def finish(queue: HostQueue, command: Command) -> Command:
     return command
 
 
-@pytest.mark.parametrize("digests", [NO_DIGESTS, BOTH])
-def test_io_of_all_sizes(enclosure: Enclosure, digests: Digests) -> None:
-    with Attached(enclosure, digests) as attached:
+def test_io_of_all_sizes(way: Way, enclosure: Enclosure) -> None:
+    with Attached(way, enclosure) as attached:
         queue = attached.queue()
         assert queue.max_transfer == 4 << 20
         for blocks in (1, 4, 5, 256, 1024):
@@ -148,9 +146,9 @@ def test_io_of_all_sizes(enclosure: Enclosure, digests: Digests) -> None:
             queue.submit(commands.flush(1))
 
 
-def test_both_directions_at_once_do_not_lock_up(enclosure: Enclosure) -> None:
+def test_both_directions_at_once_do_not_lock_up(way: Way, enclosure: Enclosure) -> None:
     """Many large writes and reads in flight: more than the socket buffers of both sides hold."""
-    with Attached(enclosure) as attached:
+    with Attached(way, enclosure) as attached:
         queue = attached.queue(depth=32)
         data = random.Random(1).randbytes(4 << 20)
         blocks = len(data) // LBA
@@ -169,8 +167,8 @@ def test_both_directions_at_once_do_not_lock_up(enclosure: Enclosure) -> None:
         queue.close()
 
 
-def test_deadline_abandon_and_late_answer(enclosure: Enclosure) -> None:
-    with Attached(enclosure) as attached:
+def test_deadline_abandon_and_late_answer(way: Way, enclosure: Enclosure) -> None:
+    with Attached(way, enclosure) as attached:
         queue = attached.queue(depth=2)
         drive = enclosure.drive(0)
         drive.set_hung(True)
@@ -200,8 +198,8 @@ def test_deadline_abandon_and_late_answer(enclosure: Enclosure) -> None:
         queue.close()
 
 
-def test_the_enclosure_dies_with_commands_in_flight(enclosure: Enclosure) -> None:
-    with Attached(enclosure) as attached:
+def test_the_enclosure_dies_with_commands_in_flight(way: Way, enclosure: Enclosure) -> None:
+    with Attached(way, enclosure) as attached:
         queue = attached.queue()
         enclosure.drive(0).set_hung(True)
         enclosure.target.poke()
@@ -220,8 +218,8 @@ def test_the_enclosure_dies_with_commands_in_flight(enclosure: Enclosure) -> Non
         assert isinstance(attached.controller.error, ConnectionLost)
 
 
-def test_queue_ids_and_second_use(enclosure: Enclosure) -> None:
-    with Attached(enclosure) as attached:
+def test_queue_ids_and_second_use(way: Way, enclosure: Enclosure) -> None:
+    with Attached(way, enclosure) as attached:
         for qid in (0, 5, -1):
             with pytest.raises(LocalProtocolError):
                 attached.queue(qid)
@@ -245,9 +243,9 @@ def _connects(attached: Attached, qid: int) -> bool:
 # --- the admin side ------------------------------------------------------------------
 
 
-def test_admin(enclosure: Enclosure) -> None:
+def test_admin(way: Way, enclosure: Enclosure) -> None:
     async def main() -> None:
-        async with opener(enclosure) as controller:
+        async with opener(way, enclosure) as controller:
             assert controller.cntlid == controller.identify.cntlid
             found = {namespace.nsid: namespace for namespace in controller.namespaces()}
             assert sorted(found) == [1, 2]
@@ -274,11 +272,11 @@ def test_admin(enclosure: Enclosure) -> None:
     trio.run(main)
 
 
-def test_cancelled_admin_commands_keep_their_place(enclosure: Enclosure) -> None:
+def test_cancelled_admin_commands_keep_their_place(way: Way, enclosure: Enclosure) -> None:
     """Giving up on commands that are not answered never overruns the admin queue."""
 
     async def main() -> None:
-        async with opener(enclosure) as controller:
+        async with opener(way, enclosure) as controller:
             for _ in range(30):
                 with trio.move_on_after(0.005):
                     # The controller holds these until something happens.
@@ -288,13 +286,13 @@ def test_cancelled_admin_commands_keep_their_place(enclosure: Enclosure) -> None
     trio.run(main)
 
 
-def test_what_the_block_raises_comes_out_as_it_is(enclosure: Enclosure) -> None:
+def test_what_the_block_raises_comes_out_as_it_is(way: Way, enclosure: Enclosure) -> None:
     async def main() -> None:
         with pytest.raises(KeyError):
-            async with opener(enclosure):
+            async with opener(way, enclosure):
                 raise KeyError("x")
         with trio.move_on_after(0.1) as scope:
-            async with opener(enclosure):
+            async with opener(way, enclosure):
                 await trio.sleep_forever()
         assert scope.cancelled_caught
 
@@ -302,10 +300,10 @@ def test_what_the_block_raises_comes_out_as_it_is(enclosure: Enclosure) -> None:
     wait_until(lambda: not enclosure.target.controllers, what="the controllers to be gone")
 
 
-def test_refusals(enclosure: Enclosure) -> None:
+def test_refusals(way: Way, enclosure: Enclosure) -> None:
     async def main() -> None:
         with pytest.raises(ConnectRefused) as caught:
-            async with opener(enclosure, host="nqn.2026-01.io.g35:stranger"):
+            async with opener(way, enclosure, host="nqn.2026-01.io.g35:stranger"):
                 pass
         assert caught.value.status == FabricsStatus.CONNECT_INVALID_HOST
         with pytest.raises(LocalProtocolError):
@@ -315,11 +313,11 @@ def test_refusals(enclosure: Enclosure) -> None:
     trio.run(main)
 
 
-def test_discover(enclosure: Enclosure) -> None:
+def test_discover(way: Way, enclosure: Enclosure) -> None:
     async def main() -> None:
-        entries = await discover("127.0.0.1", enclosure.port, HOST, HOST_ID)
+        entries = await way.discover(enclosure.port, HOST, HOST_ID)
         found = {(entry.subsystem_nqn, entry.address, entry.service) for entry in entries}
-        assert (enclosure.settings.subsystem_nqn, "127.0.0.1", str(enclosure.port)) in found
+        assert (enclosure.settings.subsystem_nqn, way.address, str(enclosure.port)) in found
 
     trio.run(main)
 
@@ -350,27 +348,29 @@ def test_a_peer_that_is_no_controller(talk: bytes) -> None:
         assert not thread.is_alive()
 
 
-def test_nobody_listens() -> None:
+def test_nobody_listens(way: Way) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         with pytest.raises(ConnectionLost):
-            async with open_controller("127.0.0.1", port, "nqn.a", HOST, HOST_ID):
+            async with way.open_controller(port, "nqn.a", HOST, HOST_ID, connect_timeout_s=0.5):
                 pass
 
     trio.run(main)
 
 
 @pytest.mark.expects_log("a controller is given up")
-def test_the_keeper_connects_again_and_gives_up_in_the_end() -> None:
+def test_the_keeper_connects_again_and_gives_up_in_the_end(way: Way) -> None:
     async def main() -> None:
-        settings = EnclosureSettings(drives=1, drive_bytes=1 << 20, name="kept")
+        settings = EnclosureSettings(
+            drives=1, drive_bytes=1 << 20, name="kept", transports=way.transports, address=way.address
+        )
         enclosure = Enclosure(settings)
         enclosure.start()
         port = enclosure.port
         policy = ReconnectPolicy(first_s=0.01, most_s=0.05, loss_s=2.0)
         try:
-            async with keep_controller(lambda: opener(enclosure), policy) as keeper:
+            async with keep_controller(lambda: opener(way, enclosure), policy) as keeper:
                 with trio.fail_after(20):
                     first = await keeper.events.receive()
                     assert isinstance(first, Connected)
@@ -383,7 +383,7 @@ def test_the_keeper_connects_again_and_gives_up_in_the_end() -> None:
                     enclosure.close()
                     assert isinstance(await keeper.events.receive(), Disconnected)
                     assert keeper.controller is None
-                    back = Enclosure(EnclosureSettings(drives=1, drive_bytes=1 << 20, name="kept", port=port))
+                    back = Enclosure(replace(settings, port=port))
                     back.start()
                     try:
                         event: object = None

@@ -1,0 +1,81 @@
+"""Waiting for an agent that has died: one wait for all players, bounded, and said.
+
+A player whose call found nobody asks `is_back`. The first that asks looks for the agent, at growing
+intervals; the others wait for what it finds. An agent that is away for longer than the operator allows ends
+the replay: from then on the answer is no, at once, and every player finishes the request that it is in.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+FIRST_LOOK_SECONDS = 0.05
+LAST_LOOK_SECONDS = 1.0
+"""Looks are this far apart at the most; each is one open(2) that fails while there is no agent."""
+ANSWERED_MAX = 3
+"""Times that one call is tried again while an agent answers: what it does not get then, it does not get."""
+
+
+def say_on_stderr(what: str) -> None:
+    """Where the replay reports what it waits for."""
+    print(what, file=sys.stderr, flush=True)
+
+
+class Absence:
+    """Whether the agent is there, and for how long the replay has waited for it."""
+
+    def __init__(
+        self,
+        alive: Callable[[], bool],
+        stopping: threading.Event,
+        seconds_max: float,
+        say: Callable[[str], None] = say_on_stderr,
+    ) -> None:
+        self.say = say
+        self.waits = 0
+        self.seconds = 0.0
+        self.gave_up = False
+        self.seconds_max = seconds_max
+        self._alive = alive
+        self._stopping = stopping
+        self._lock = threading.Lock()
+
+    def is_back(self) -> bool:
+        """Whether an agent answers, waiting for one up to the bound. No: the replay is over."""
+        with self._lock:
+            if self.gave_up:
+                return False
+            if self._alive():
+                return True
+            return self._wait()
+
+    def answers(self) -> bool:
+        """Whether an agent answers now; no waiting."""
+        return not self.gave_up and self._alive()
+
+    def _wait(self) -> bool:
+        began = time.monotonic()
+        end = began + self.seconds_max
+        self.waits += 1
+        if self.seconds_max:
+            self.say(f"no agent answers; waiting up to {self.seconds_max:g} s for it")
+        pause = FIRST_LOOK_SECONDS
+        found = False
+        while not found and time.monotonic() < end:
+            if self._stopping.wait(min(pause, max(0.0, end - time.monotonic()))):
+                break
+            pause = min(2 * pause, LAST_LOOK_SECONDS)
+            found = self._alive()
+        took = time.monotonic() - began
+        self.seconds += took
+        if found:
+            self.say(f"the agent answers again, after {took:.1f} s")
+            return True
+        if not self._stopping.is_set():
+            self.say(f"the agent has not come back within {self.seconds_max:g} s; the replay ends")
+        self.gave_up = True
+        self._stopping.set()
+        return False

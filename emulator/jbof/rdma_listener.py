@@ -1,0 +1,268 @@
+"""NVMe/RDMA at an enclosure: one thread with an emulated RoCE device, its queue pairs and their queues.
+
+One thread, because the device has one UDP port: whoever waits on it receives for everybody, so a thread for
+each connection would only take turns. It takes completions of all queue pairs from one completion queue and
+connection events from one channel, carries out what they ask for, and waits until there is more, or a
+deadline comes. Other threads (the control socket, a drive that was healed) reach it by `wake`.
+
+The passive side of the connection manager needs to know which connection an event is about, which pyverbs 44
+does not tell; so an enclosure needs `emulator.roce`, and hosts may use what they like.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from emulator.jbof.rdma_connection import RdmaConnection
+from nvmeof.controller.rdma_rules import RdmaSettings, judge_request, send_room
+from nvmeof.controller.subsystem import Target
+from nvmeof.errors import NvmeofError
+from nvmeof.rdma.buffers import RegisteredBuffers
+from nvmeof.rdma.work import Access
+from nvmeof.transport.rdma_pair import Domain, poll, verbs_errors
+from nvmeof.transport.verbs_provider import Completions, Verbs, load_verbs
+from nvmeof.wire.rdma import (
+    ConnectReject,
+    RejectStatus,
+    UnacceptableRequest,
+    decode_connect_request_untrusted,
+)
+
+log = logging.getLogger(__name__)
+
+PROVIDER: Final = "emulator.roce.pyverbs"
+
+COMPLETIONS: Final = 32768
+"""Entries of the completion queue, which bounds the queue pairs: each may fill what its queues hold."""
+
+BACKLOG: Final = 128
+
+WAKE_S: Final = 0.02
+"""How soon a wake-up from another thread is noticed while the device is waited for."""
+
+STOP_S: Final = 5.0
+
+
+class RdmaListener:
+    """Listens from `start` to `close`. Raises `ConnectionLost` or `VerbsUnavailable` where it cannot."""
+
+    def __init__(self, target: Target, settings: RdmaSettings, address: str, port: int) -> None:
+        self._target = target
+        self._settings = settings
+        self._address = address
+        self.port = port
+        self.accepted = 0
+        self.refused = 0
+        self._verbs: Verbs = load_verbs(PROVIDER)
+        self._verbs.ensure_device(address)
+        self._stopping = False
+        self._woken: deque[RdmaConnection] = deque()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._by_pair: dict[int, RdmaConnection] = {}
+        self._by_cmid: dict[Any, RdmaConnection] = {}
+        self._entries_used = 0
+        self._close: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._serve, name="rdma", daemon=True)
+
+    @property
+    def connections(self) -> int:
+        """Queue pairs that are served."""
+        return len(self._by_pair)
+
+    # --- from other threads -------------------------------------------------------------------------------
+
+    def start(self, media: Iterable[memoryview]) -> None:
+        """Listen, and serve in a thread of our own; payload moves straight from and to `media`."""
+        verbs, cm = self._verbs, self._verbs.cm_enums
+        try:
+            with verbs_errors(verbs, f"cannot listen on {self._address} port {self.port}"):
+                self._events = verbs.make_channel(verbs.cmid.CMEventChannel)
+                self._close.append(self._events.channel.close)
+                self._cmid = verbs.cmid.CMID(creator=self._events.channel, port_space=cm.RDMA_PS_TCP)
+                self._close.append(self._cmid.close)
+                where = verbs.cmid.AddrInfo(
+                    src=self._address,
+                    src_service=str(self.port),
+                    port_space=cm.RDMA_PS_TCP,
+                    flags=cm.RAI_PASSIVE,
+                )
+                self._cmid.bind_addr(where)
+                self._cmid.listen(BACKLOG)
+                name = self._cmid.dev_name
+            device = name.decode() if isinstance(name, bytes) else str(name)
+            self._context = verbs.open_context(device)
+            self._close.append(lambda: verbs.release_context(device))
+            self._domain = Domain(verbs, self._context)
+            self._close.append(self._domain.close)
+            self._buffers = RegisteredBuffers(self._domain, Access.LOCAL_WRITE)
+            self._completions = Completions(verbs, self._context, COMPLETIONS)
+            self._close.append(self._completions.close)
+            for view in media:
+                self._buffers.register(view)
+        except BaseException:
+            self._give_back()
+            raise
+        self._thread.start()
+
+    def add_medium(self, view: memoryview) -> None:
+        """A drive was put in whose memory is `view`."""
+        self._jobs.append(lambda: self._register(view))
+
+    def _register(self, view: memoryview) -> None:
+        self._buffers.register(view)
+
+    def close(self) -> None:
+        """Stop serving and give everything back. Idempotent."""
+        self._stopping = True
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        steps, self._close = self._close, []
+        for step in reversed(steps):
+            try:
+                step()
+            except self._verbs.error as error:
+                log.debug("closing: %s", error)
+
+    # --- the thread ---------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopping:
+                self._round()
+        except Exception:
+            # The last line of defence; without its thread the enclosure answers nobody, and says why.
+            log.exception("the RDMA thread of the enclosure ends")
+        finally:
+            for connection in list(self._by_pair.values()):
+                connection.end()
+            self._by_pair.clear()
+            self._by_cmid.clear()
+
+    def _round(self) -> None:
+        """Everything that is there now, then wait for more."""
+        while self._jobs:
+            self._jobs.popleft()()
+        if self._events.waits():
+            self._take_event()
+        touched: dict[RdmaConnection, None] = {}
+        found = poll(self._verbs, self._completions.queue)
+        now = time.monotonic()
+        for number, done in found:
+            connection = self._by_pair.get(number)
+            if connection is not None:
+                connection.completed(done, now)
+                touched[connection] = None
+        while self._woken:
+            touched[self._woken.popleft()] = None
+        due = now + WAKE_S
+        for connection in self._by_pair.values():
+            if connection.due <= now:
+                touched[connection] = None
+            elif connection.due < due:
+                due = connection.due
+        for connection in touched:
+            self._go_on(connection, now)
+        if not found and not touched:
+            self._completions.wait(due, lambda: self._events.waits() or self._woken)
+
+    def _go_on(self, connection: RdmaConnection, now: float) -> None:
+        try:
+            connection.go_on(now)
+        except Exception:
+            # A bug ends one connection, not the enclosure.
+            log.exception("%s", connection.name)
+            connection.end()
+        if connection.over:
+            self._forget(connection)
+
+    def _forget(self, connection: RdmaConnection) -> None:
+        if self._by_pair.pop(connection.pair.number, None) is not None:
+            self._entries_used -= _entries(connection.queue.entries)
+        self._by_cmid.pop(connection.cmid, None)
+
+    def _take_event(self) -> None:
+        verbs, cm = self._verbs, self._verbs.cm_enums
+        with verbs_errors(verbs, "connection events"):
+            event = verbs.cmid.CMEvent(self._events.channel)
+        try:
+            kind, cmid = int(event.event_type), event.id
+            if kind == cm.RDMA_CM_EVENT_CONNECT_REQUEST:
+                self._request(cmid, bytes(event.private_data or b""), event)
+                return
+        finally:
+            event.close()
+        connection = self._by_cmid.get(cmid)
+        if connection is not None and kind != cm.RDMA_CM_EVENT_ESTABLISHED:
+            connection.queue.session.close(f"connection manager event {kind}")
+            connection.end()
+            self._forget(connection)
+
+    def _request(self, cmid: Any, private: bytes, event: Any) -> None:
+        """A host wants a queue pair: judged, then accepted or refused."""
+        host_reads = event.param.initiator_depth
+        try:
+            request = decode_connect_request_untrusted(private)
+            limit = self._target.settings.max_io_queues
+            judge_request(request, self._settings, max_io_queues=limit, host_reads=host_reads)
+            if self._entries_used + _entries(request.host_send_entries) > COMPLETIONS:
+                raise UnacceptableRequest(RejectStatus.NO_RESOURCES, "there are as many queue pairs as fit")
+        except UnacceptableRequest as refusal:
+            log.debug("refused: %s", refusal)
+            self._reject(cmid, refusal.status)
+            return
+        try:
+            connection = self._accept(cmid, request, host_reads)
+        except NvmeofError as error:
+            log.debug("not accepted: %s", error)
+            self._reject(cmid, RejectStatus.NO_RESOURCES)
+            return
+        self.accepted += 1
+        self._entries_used += _entries(request.host_send_entries)
+        self._by_pair[connection.pair.number] = connection
+        self._by_cmid[cmid] = connection
+
+    def _accept(self, cmid: Any, request: Any, host_reads: int) -> RdmaConnection:
+        made: list[RdmaConnection] = []
+
+        def wake() -> None:
+            # Nobody wakes a connection before `_by_pair` has it, but its own Connect may.
+            self._woken.extend(made)
+
+        connection = RdmaConnection.accept(
+            self._verbs,
+            self._context,
+            self._domain,
+            self._completions.queue,
+            cmid,
+            request,
+            host_reads=host_reads,
+            target=self._target,
+            buffers=self._buffers,
+            settings=self._settings,
+            now=time.monotonic(),
+            wake=wake,
+            name=f"rdma queue {request.qid}",
+        )
+        made.append(connection)
+        return connection
+
+    def _reject(self, cmid: Any, status: RejectStatus) -> None:
+        self.refused += 1
+        try:
+            cmid.reject(ConnectReject(status).encode())
+            cmid.close()
+        except self._verbs.error as error:
+            log.debug("rejecting: %s", error)
+
+
+def _entries(host_send_entries: int) -> int:
+    """Completions that one queue pair may have at once."""
+    return send_room(host_send_entries) + host_send_entries

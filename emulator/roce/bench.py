@@ -1,0 +1,337 @@
+"""What the emulated NIC moves between two processes, beside what bare UDP moves on the same machine.
+
+    python -m emulator.roce.bench                 all records, one JSON line each
+    python -m emulator.roce.bench roce_write_1m   one
+
+    udp_gso                 GiB/s: datagrams of the same size, 15 to a `sendmsg` with UDP_SEGMENT, received
+                            with UDP_GRO and looked at by nobody: the floor of all that follows
+    roce_write_1m           GiB/s: RDMA WRITEs of 1 MiB, two in flight
+    roce_read_1m            GiB/s: RDMA READs of 1 MiB, two in flight
+    roce_send_64b_p50_us    us: half of SENDs of 64 bytes to and fro (a round trip is both)
+
+The peer is a process of its own, started here and gone when the measurement is over. Contents are compared
+once, outside the time that is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from emulator.roce.cm.attributes import queue_pair_attributes
+from emulator.roce.cm.connection import Connection
+from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.link.udp import UdpLink
+from emulator.roce.nic.queue_pair import QueuePair
+from emulator.roce.nic.verbs import (
+    Access,
+    Address,
+    Burst,
+    QpCapabilities,
+    QpState,
+    QpType,
+    ReceiveRequest,
+    SendFlags,
+    SendOpcode,
+    SendRequest,
+    Sge,
+    WcStatus,
+)
+from emulator.roce.runtime.device import Device
+from emulator.roce.wire.cm_ip import PortSpace
+
+OWN_IP: Final = "127.0.35.2"
+PEER_IP: Final = "127.0.35.3"
+"""Addresses that nothing else uses; all of 127.0.0.0/8 is this machine's."""
+
+PORT: Final = 4420
+MIB: Final = 1 << 20
+SECONDS: Final = 2.0
+IN_FLIGHT: Final = 2
+SMALL: Final = 64
+PING_PONGS: Final = 4000
+WAIT_S: Final = 10.0
+
+SEGMENT: Final = 4096 + 16
+SEGMENTS: Final = 15
+
+_REGION: Final = struct.Struct(">IQ")
+_COUNT: Final = struct.Struct("=Qd")
+_ACCESS: Final = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One number, with its unit."""
+
+    name: str
+    value: float
+    unit: str
+
+
+class _Party:
+    """A device with one queue pair, 2 MiB of memory and the events of its connection manager."""
+
+    def __init__(self, ip: str) -> None:
+        self.device = Device("bench", ip)
+        nic = self.device.nic
+        self.memory = bytearray(IN_FLIGHT * MIB)
+        self.events: list[CmEvent] = []
+        with self.device.turn():
+            self.pd = nic.alloc_pd()
+            self.cq = nic.create_cq(256)
+            self.region = nic.reg_mr(self.pd, memoryview(self.memory), 0x10000, _ACCESS)
+            self.qp: QueuePair = nic.create_qp(
+                self.pd, QpType.RC, self.cq, self.cq, QpCapabilities(64, 64, 1, 1, 0)
+            )
+
+    def sge(self, offset: int, length: int) -> Sge:
+        return Sge(self.region.address + offset, length, self.region.lkey)
+
+    def move(self, connection: Connection, *states: QpState) -> None:
+        for state in states:
+            self.qp.modify(*queue_pair_attributes(connection, state))
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        if not self.device.drive_until(condition, time.monotonic() + WAIT_S):
+            raise TimeoutError(f"nothing for {WAIT_S:g} s")
+
+    def wait_for(self, kind: CmEventType) -> CmEvent:
+        self.wait(lambda: self.events)
+        event = self.events.pop(0)
+        if event.type is not kind:
+            raise ConnectionError(f"{event.type.name}, not {kind.name}")
+        return event
+
+    def completions(self) -> int:
+        """How many there are, after waiting for one."""
+        self.wait(lambda: len(self.cq))
+        with self.device.turn():
+            done = self.cq.poll(64)
+        for completion in done:
+            if completion.status is not WcStatus.SUCCESS:
+                raise ConnectionError(f"a request ended with {completion.status.name}")
+        return len(done)
+
+    def post_receives(self, count: int) -> None:
+        for _ in range(count):
+            self.qp.post_recv(ReceiveRequest(0, (self.sge(0, SMALL),)))
+
+    def send_small(self) -> None:
+        self.qp.post_send(SendRequest(1, SendOpcode.SEND, SendFlags(0), (self.sge(SMALL, SMALL),)))
+
+
+# --- the peer ----------------------------------------
+
+
+def _serve() -> None:
+    """The passive side: accepts one connection and sends back what it gets, until it is disconnected."""
+    party = _Party(PEER_IP)
+    try:
+        party.memory[:] = bytes(range(256)) * (len(party.memory) // 256)
+        with party.device.turn():
+            party.device.cm.listen(PortSpace.TCP, PORT, party.events.append)
+        print("ready", flush=True)
+        connection = party.wait_for(CmEventType.CONNECT_REQUEST).connection
+        with party.device.turn():
+            party.move(connection, QpState.INIT, QpState.RTR, QpState.RTS)
+            party.post_receives(32)
+            private = _REGION.pack(party.region.rkey, party.region.address)
+            connection.accept(ConnectionParameters(party.qp.number, private, 16, 16), time.monotonic())
+        party.wait_for(CmEventType.ESTABLISHED)
+        while not party.events:
+            party.device.drive_until(lambda: len(party.cq) or party.events)
+            with party.device.turn():
+                for completion in party.cq.poll(64):
+                    if completion.status is WcStatus.SUCCESS:
+                        party.post_receives(1)
+                        party.send_small()
+    finally:
+        party.device.close()
+
+
+def _receive_datagrams() -> None:
+    """The floor's other end: counts bytes and says how long they took, until nothing has come for 0.5 s."""
+    link = UdpLink(PEER_IP)
+    print("ready", flush=True)
+    sock = socket.socket(fileno=os.dup(link.fileno()))
+    sock.settimeout(0.5)
+    received, first, last = 0, 0.0, 0.0
+    buffers = [bytearray(1 << 16)]
+    try:
+        while True:
+            count = sock.recvmsg_into(buffers, 64)[0]
+            last = time.perf_counter()
+            first = first or last
+            received += count
+    except TimeoutError:
+        pass
+    finally:
+        sock.close()
+        link.close()
+    sys.stdout.buffer.write(_COUNT.pack(received, last - first))
+
+
+@contextmanager
+def _peer(role: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The other process, ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "emulator.roce.bench", role],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise ConnectionError("the peer process did not start")
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@contextmanager
+def _connected() -> Iterator[tuple[_Party, int, int]]:
+    """A connection to a peer process; the R_Key and the address of its memory."""
+    with _peer("serve"):
+        party = _Party(OWN_IP)
+        try:
+            with party.device.turn():
+                connection = party.device.cm.create(party.events.append)
+                connection.resolve_address(PEER_IP, PORT)
+                connection.resolve_route()
+                party.events.clear()
+                connection.connect(ConnectionParameters(party.qp.number, b"", 16, 16), time.monotonic())
+            answer = party.wait_for(CmEventType.CONNECT_RESPONSE)
+            rkey, address = _REGION.unpack_from(answer.private_data)
+            with party.device.turn():
+                party.move(connection, QpState.INIT, QpState.RTR, QpState.RTS)
+                connection.establish(time.monotonic())
+            yield party, rkey, address
+            with party.device.turn():
+                connection.disconnect(time.monotonic())
+            party.wait_for(CmEventType.DISCONNECTED)
+        finally:
+            party.device.close()
+
+
+# --- measurements ----------------------------------------
+
+
+def udp_gso(seconds: float = SECONDS) -> Record:
+    """Bare datagrams in bursts, from one process to another."""
+    with _peer("receive") as peer:
+        link = UdpLink(OWN_IP)
+        try:
+            burst = Burst(memoryview(bytes(SEGMENT * SEGMENTS)), SEGMENT, Address(PEER_IP))
+            end = time.perf_counter() + seconds
+            while time.perf_counter() < end:
+                for _ in range(16):
+                    link.send(burst)
+        finally:
+            link.close()
+        assert peer.stdout is not None
+        received, took = _COUNT.unpack(peer.stdout.read(_COUNT.size))
+    return Record("udp_gso", received / took / (1 << 30), "GiB/s")
+
+
+def _one_sided(name: str, opcode: SendOpcode, seconds: float) -> Record:
+    with _connected() as (party, rkey, address):
+        qp = party.qp
+
+        def post(slot: int) -> None:
+            local = party.sge(slot * MIB, MIB)
+            request = SendRequest(slot, opcode, SendFlags.SIGNALED, (local,))
+            request.remote_address, request.rkey = address + slot * MIB, rkey
+            qp.post_send(request)
+
+        with party.device.turn():
+            for slot in range(IN_FLIGHT):
+                post(slot)
+        start = time.perf_counter()
+        end = start + seconds
+        done = 0
+        slot = 0
+        while True:
+            fresh = party.completions()
+            done += fresh
+            now = time.perf_counter()
+            if now > end:
+                break
+            with party.device.turn():
+                for _ in range(fresh):
+                    post(slot)
+                    slot = (slot + 1) % IN_FLIGHT
+        took = now - start
+        left = IN_FLIGHT - fresh
+        while left > 0:
+            left -= party.completions()
+        if opcode is SendOpcode.RDMA_READ and party.memory != bytes(range(256)) * (len(party.memory) >> 8):
+            raise ValueError("what was read is not what was there")
+    return Record(name, done * MIB / took / (1 << 30), "GiB/s")
+
+
+def roce_write_1m(seconds: float = SECONDS) -> Record:
+    """RDMA WRITEs of 1 MiB."""
+    return _one_sided("roce_write_1m", SendOpcode.RDMA_WRITE, seconds)
+
+
+def roce_read_1m(seconds: float = SECONDS) -> Record:
+    """RDMA READs of 1 MiB."""
+    return _one_sided("roce_read_1m", SendOpcode.RDMA_READ, seconds)
+
+
+def roce_send_64b_p50_us(rounds: int = PING_PONGS) -> Record:
+    """Half a round trip of two SENDs."""
+    with _connected() as (party, _, _):
+        times = []
+        with party.device.turn():
+            party.post_receives(32)
+        for _ in range(rounds):
+            start = time.perf_counter()
+            with party.device.turn():
+                party.send_small()
+            party.completions()
+            times.append(time.perf_counter() - start)
+            with party.device.turn():
+                party.post_receives(1)
+    return Record("roce_send_64b_p50_us", statistics.median(times) / 2 * 1e6, "us")
+
+
+RECORDS: Final[dict[str, Callable[[], Record]]] = {
+    "udp_gso": udp_gso,
+    "roce_write_1m": roce_write_1m,
+    "roce_read_1m": roce_read_1m,
+    "roce_send_64b_p50_us": roce_send_64b_p50_us,
+}
+_ROLES: Final[dict[str, Callable[[], None]]] = {"serve": _serve, "receive": _receive_datagrams}
+
+
+def main(words: list[str]) -> int:
+    """Run what was asked for."""
+    if len(words) == 1 and words[0] in _ROLES:
+        _ROLES[words[0]]()
+        return 0
+    unknown = [word for word in words if word not in RECORDS]
+    if unknown:
+        print(f"no record {unknown[0]!r}; there are {', '.join(RECORDS)}", file=sys.stderr)
+        return 2
+    for name in words or RECORDS:
+        print(json.dumps(asdict(RECORDS[name]())), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

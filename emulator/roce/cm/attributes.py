@@ -1,0 +1,74 @@
+"""What a connection's queue pair is to be set to, state by state: rdma_init_qp_attr, with its masks.
+
+Before anything is agreed, INIT gives no access right; after REQ or REP it does. So programs that set their
+queue pair to INIT before `connect` have to do it again before RTR, here as with the kernel; else the peer's
+READs are answered with a NAK.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from emulator.roce.cm.connection import Connection
+from emulator.roce.cm.states import CmState
+from emulator.roce.nic.verbs import Access, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
+
+RNR_TIMER: Final = 12
+"""0.64 ms: what a peer is asked to wait when no receive is posted. Linux leaves 0, which is 655 ms."""
+
+_AGREED = {
+    CmState.REQ_RECEIVED, CmState.REP_RECEIVED, CmState.REP_SENT, CmState.ESTABLISHED,
+}  # fmt: skip
+
+
+def queue_pair_attributes(connection: Connection, state: QpState) -> tuple[QpAttributes, QpAttr]:
+    """Attributes and mask for `modify`. EINVAL where the connection does not know enough yet."""
+    agreed = connection.state in _AGREED
+    match state:
+        case QpState.INIT:
+            if connection.state in (CmState.TIME_WAIT, CmState.CLOSED, CmState.DREQ_SENT):
+                raise _unknown(connection, state)
+            access = Access(0)
+            if agreed or connection.state is CmState.REQ_SENT:
+                access |= Access.REMOTE_WRITE
+                if connection.responder_resources:
+                    access |= Access.REMOTE_READ | Access.REMOTE_ATOMIC
+            attributes = QpAttributes(state=state, access=access, pkey_index=0, port_num=1)
+            return attributes, QpAttr.STATE | QpAttr.ACCESS_FLAGS | QpAttr.PKEY_INDEX | QpAttr.PORT
+        case QpState.RTR if agreed:
+            attributes = QpAttributes(
+                state=state,
+                av=AddressVector(connection.remote_ip, flow_label=connection.flow_label),
+                path_mtu=connection.path_mtu,
+                dest_qpn=connection.remote_qpn,
+                rq_psn=connection.rq_psn,
+                max_dest_rd_atomic=connection.responder_resources,
+                min_rnr_timer=RNR_TIMER,
+            )
+            mask = (
+                QpAttr.STATE | QpAttr.AV | QpAttr.PATH_MTU | QpAttr.DEST_QPN | QpAttr.RQ_PSN
+                | QpAttr.MAX_DEST_RD_ATOMIC | QpAttr.MIN_RNR_TIMER
+            )  # fmt: skip
+            return attributes, mask
+        case QpState.RTS if agreed:
+            attributes = QpAttributes(
+                state=state,
+                sq_psn=connection.sq_psn,
+                retry_count=connection.retry_count,
+                rnr_retry=connection.rnr_retry_count,
+                max_rd_atomic=connection.initiator_depth,
+                timeout=connection.ack_exponent,
+            )
+            mask = (
+                QpAttr.STATE | QpAttr.SQ_PSN | QpAttr.RETRY_CNT | QpAttr.RNR_RETRY
+                | QpAttr.MAX_QP_RD_ATOMIC | QpAttr.TIMEOUT
+            )  # fmt: skip
+            return attributes, mask
+    raise _unknown(connection, state)
+
+
+def _unknown(connection: Connection, state: QpState) -> VerbsError:
+    return VerbsError(
+        errno.EINVAL, f"a connection that is {connection.state.value} knows nothing for {state.name}"
+    )

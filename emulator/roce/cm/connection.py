@@ -1,0 +1,495 @@
+"""One connection: its user's calls and the peer's messages in; messages, a deadline and events out.
+
+What drives it: the user (`connect`, `establish`; `accept`, `reject`; `disconnect`, `destroy`), the messages
+that `manager.py` finds to be its own, and the time. Both sides are here, since all but the first exchange is
+the same for both (IBTA volume 1, 12.9.6 and 12.9.7). Read `states.py` first.
+
+REQ, REP and DREQ are sent again until they are answered; RTU, DREP and REJ are sent again when the message
+that they answer comes again. So each loss, and each duplicate, meets an answer.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.limits import MAX_SERVICE_WAIT_S, MRA_EXPONENT, REQ_CONSUMER_BYTES, seconds
+from emulator.roce.cm.states import LEGAL, CmState
+from emulator.roce.nic.gid import gid_of
+from emulator.roce.nic.verbs import PSN_MASK, Mtu, VerbsError
+from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service_id
+from emulator.roce.wire.cm_messages import (
+    PRIVATE_BYTES,
+    CmMessage,
+    ConnectReject,
+    ConnectReply,
+    ConnectRequest,
+    DisconnectReply,
+    DisconnectRequest,
+    MessageKind,
+    MessageReceipt,
+    ReadyToUse,
+    encode_cm,
+)
+from emulator.roce.wire.cm_path import CmPath
+from emulator.roce.wire.cm_reject import RejectReason
+from emulator.roce.wire.flow import packed_address
+from emulator.roce.wire.mad import Attribute
+
+if TYPE_CHECKING:
+    from emulator.roce.cm.manager import ConnectionManager, Listener
+
+EventSink = Callable[[CmEvent], None]
+"""Where events go: a channel's `push`, or a list's `append`."""
+
+MAX_ATOMIC_DEPTH = 255
+"""Responder resources and initiator depth are one byte each."""
+
+
+def told_by(message: ConnectRequest | ConnectReply, private_data: bytes) -> ConnectionParameters:
+    """What a program is told of the other side's wishes: resources and depth are crossed."""
+    return ConnectionParameters(
+        qp_num=message.queue_pair,
+        private_data=private_data,
+        responder_resources=message.initiator_depth,
+        initiator_depth=message.responder_resources,
+        flow_control=message.end_to_end_flow_control,
+        rnr_retry_count=message.rnr_retry_count,
+        srq=message.srq,
+    )
+
+
+class Connection:
+    """See the top of this file. Made by `ConnectionManager.create`, or by a REQ.
+
+    Calls that the state does not allow raise `VerbsError` with EINVAL; nothing has happened then.
+    """
+
+    def __init__(self, manager: ConnectionManager, sink: EventSink, local_id: int) -> None:
+        self.manager = manager
+        self.sink = sink
+        """May be changed at any time: rdma_migrate_id."""
+        self.context: object = None
+        """Its user's own, as `struct rdma_cm_id`'s context."""
+        self.state = CmState.IDLE
+        self.local_id = local_id
+        self.remote_id = 0
+        self.active = True
+        self.port_space = PortSpace.TCP
+        self.local_port = 0
+        self.remote_port = 0
+        self.remote_ip = ""
+        self.local_qpn = 0
+        self.remote_qpn = 0
+        self.remote_guid = 0
+        self.rq_psn = manager.random_psn()
+        """What this side expects to receive first; the peer is told."""
+        self.sq_psn = 0
+        """With what this side has to begin."""
+        self.path_mtu = manager.mtu
+        self.ack_exponent = manager.times.ack_exponent
+        self.retry_count = 7
+        self.rnr_retry_count = 7
+        self.responder_resources = 0
+        """READs and atomics of the peer that this side must be able to keep; 0: it gets no right to any."""
+        self.initiator_depth = 0
+        """READs and atomics of this side that may be outstanding."""
+        self.flow_label = 0
+        self.listener: Listener | None = None
+        """On the passive side, until the request is answered."""
+        self.deadline: float | None = None
+        self.orphan = False
+        """Destroyed by its user: there is nobody to tell."""
+        self._transaction = 0
+        self._again = b""
+        """The message that is sent until it is answered."""
+        self._answer = b""
+        """What the peer gets when it repeats its last message."""
+        self._tries = 0
+        self._wait_s = seconds(manager.times.response_exponent)
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.local_id:#010x} to {self.remote_ip}: {self.state.value}>"
+
+    # --- calls of both sides --------------------------------------------------------
+
+    def resolve_address(self, ip: str, port: int, space: PortSpace = PortSpace.TCP) -> None:
+        """rdma_resolve_addr: ADDR_RESOLVED follows. EINVAL where `ip` is no address of our family."""
+        self._expect("resolve an address", CmState.IDLE)
+        try:
+            same_family = len(packed_address(ip)) == len(packed_address(self.manager.ip))
+            service_id(space, port)
+        except ValueError as error:
+            raise VerbsError(errno.EINVAL, str(error)) from None
+        if not same_family:
+            raise VerbsError(errno.EINVAL, f"no way from {self.manager.ip} to {ip}")
+        self.remote_ip, self.remote_port, self.port_space = ip, port, space
+        self._tell(CmEventType.ADDR_RESOLVED)
+
+    def resolve_route(self) -> None:
+        """rdma_resolve_route: ROUTE_RESOLVED follows; the kernel's routes are all there is to know."""
+        self._expect("resolve a route", CmState.IDLE)
+        if not self.remote_ip:
+            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+        self._tell(CmEventType.ROUTE_RESOLVED)
+
+    def disconnect(self, now: float) -> None:
+        """rdma_disconnect: DISCONNECTED follows, when the peer confirms or is given up.
+
+        Nothing happens where the connection is ending or over already. EINVAL before it began.
+        """
+        if self.state in (CmState.DREQ_SENT, CmState.TIME_WAIT, CmState.CLOSED):
+            return
+        self._expect("disconnect", CmState.ESTABLISHED, CmState.REP_SENT, CmState.REP_RECEIVED)
+        self._become(CmState.DREQ_SENT)
+        message = DisconnectRequest(self.local_id, self.remote_id, self.remote_qpn)
+        self._ask(message, self.manager.new_transaction(), now, self.manager.times.disconnect_tries)
+
+    def destroy(self, now: float) -> None:
+        """rdma_destroy_id: no event follows. The peer is told what it has to know."""
+        self.orphan = True
+        match self.state:
+            case CmState.REQ_SENT:
+                self._send_reject(RejectReason.TIMEOUT, MessageKind.OTHER)
+                self._close()
+            case CmState.REQ_RECEIVED:
+                self._send_reject(RejectReason.CONSUMER_DEFINED, MessageKind.REQ)
+                self._close()
+            case CmState.REP_RECEIVED:
+                self._send_reject(RejectReason.CONSUMER_DEFINED, MessageKind.REP)
+                self._wait_out(now)
+            case CmState.REP_SENT | CmState.ESTABLISHED:
+                self.disconnect(now)
+            case CmState.IDLE:
+                self._close()
+            case _:
+                pass  # the end is on its way already
+
+    # --- calls of the active side -----------------------------------------------------
+
+    def connect(self, parameters: ConnectionParameters, now: float) -> None:
+        """Send a REQ. CONNECT_RESPONSE, REJECTED or UNREACHABLE follows."""
+        self._expect("connect", CmState.IDLE)
+        if not self.remote_ip:
+            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+        manager = self.manager
+        self._take(parameters, REQ_CONSUMER_BYTES)
+        self.responder_resources = parameters.responder_resources
+        self.initiator_depth = parameters.initiator_depth
+        if not self.local_port:
+            self.local_port = manager.ephemeral_port()
+        header = IpCmHeader(packed_address(manager.ip), packed_address(self.remote_ip), self.local_port)
+        times = manager.times
+        request = ConnectRequest(
+            local_id=self.local_id,
+            service_id=service_id(self.port_space, self.remote_port),
+            ca_guid=manager.guid,
+            queue_pair=self.local_qpn,
+            starting_psn=self.rq_psn,
+            primary=CmPath(gid_of(manager.ip), gid_of(self.remote_ip), local_ack_timeout=self.ack_exponent),
+            path_mtu=self.path_mtu,
+            responder_resources=parameters.responder_resources,
+            initiator_depth=parameters.initiator_depth,
+            retry_count=self.retry_count,
+            rnr_retry_count=self.rnr_retry_count,
+            remote_response_timeout=times.response_exponent,
+            local_response_timeout=times.response_exponent,
+            max_cm_retries=times.tries,
+            end_to_end_flow_control=parameters.flow_control,
+            srq=parameters.srq,
+            private_data=header.encode() + parameters.private_data,
+        )
+        self._become(CmState.REQ_SENT)
+        self._transaction = manager.new_transaction()
+        self._ask(request, self._transaction, now, times.tries)
+
+    def establish(self, now: float, private_data: bytes = b"") -> None:
+        """rdma_establish: send the RTU, once the queue pair is ready to receive. No event follows."""
+        self._expect("establish", CmState.REP_RECEIVED)
+        self._check_private(private_data, PRIVATE_BYTES[Attribute.RTU])
+        self._become(CmState.ESTABLISHED)
+        self._reply(ReadyToUse(self.local_id, self.remote_id, private_data))
+
+    # --- calls of the passive side ------------------------------------------------------
+
+    def accept(self, parameters: ConnectionParameters, now: float) -> None:
+        """Send a REP, once the queue pair is ready to receive. ESTABLISHED, REJECTED or UNREACHABLE follows.
+
+        Of `responder_resources` and `initiator_depth` the connection gets no more than the peer offered.
+        """
+        self._expect("accept", CmState.REQ_RECEIVED)
+        self._take(parameters, PRIVATE_BYTES[Attribute.REP])
+        self.responder_resources = min(parameters.responder_resources, self.responder_resources)
+        self.initiator_depth = min(parameters.initiator_depth, self.initiator_depth)
+        self._answered()
+        self._become(CmState.REP_SENT)
+        reply = ConnectReply(
+            local_id=self.local_id,
+            remote_id=self.remote_id,
+            queue_pair=self.local_qpn,
+            starting_psn=self.rq_psn,
+            ca_guid=self.manager.guid,
+            responder_resources=self.responder_resources,
+            initiator_depth=self.initiator_depth,
+            end_to_end_flow_control=parameters.flow_control,
+            rnr_retry_count=parameters.rnr_retry_count,
+            srq=parameters.srq,
+            private_data=parameters.private_data,
+        )
+        self._ask(reply, self._transaction, now, self._tries)
+
+    def reject(
+        self, now: float, private_data: bytes = b"", reason: int = RejectReason.CONSUMER_DEFINED
+    ) -> None:
+        """rdma_reject, of a request on the passive side or a reply on the active one; no event follows."""
+        self._expect("reject", CmState.REQ_RECEIVED, CmState.REP_RECEIVED)
+        self._check_private(private_data, PRIVATE_BYTES[Attribute.REJ])
+        if self.state is CmState.REQ_RECEIVED:
+            self._send_reject(reason, MessageKind.REQ, private_data)
+            self._close()
+        else:
+            self._send_reject(reason, MessageKind.REP, private_data)
+            self._wait_out(now)
+
+    def communication_established(self) -> None:
+        """A packet has come to the queue pair before the RTU (verbs' COMM_EST): that says as much."""
+        if self.state is CmState.REP_SENT:
+            self._be_established(b"")
+
+    # --- messages of the peer --------------------------------------------------------------
+
+    def begin(self, request: ConnectRequest, transaction: int, ip: str, listener: Listener) -> None:
+        """A REQ that was found fit makes this a passive connection; its user hears of it."""
+        self.active = False
+        self.listener = listener
+        self.port_space, self.local_port = listener.port_space, listener.port
+        self.remote_port = int.from_bytes(request.private_data[2:4], "big")
+        self.remote_ip = ip
+        self.remote_id = request.local_id
+        self.remote_qpn = request.queue_pair
+        self.remote_guid = request.ca_guid
+        self.sq_psn = request.starting_psn
+        self.path_mtu = Mtu(request.path_mtu)
+        self.ack_exponent = request.primary.local_ack_timeout
+        self.flow_label = request.primary.flow_label
+        self.retry_count = request.retry_count
+        self.rnr_retry_count = request.rnr_retry_count
+        self.responder_resources = request.initiator_depth
+        self.initiator_depth = request.responder_resources
+        self._transaction = transaction
+        self._tries = request.max_cm_retries
+        self._wait_s = seconds(min(request.local_response_timeout, self.manager.times.response_exponent))
+        self._become(CmState.REQ_RECEIVED)
+        private = request.private_data[IP_CM_BYTES:]
+        told = replace(told_by(request, private), retry_count=request.retry_count)
+        self._tell(CmEventType.CONNECT_REQUEST, private_data=private, parameters=told, listener=listener)
+
+    def repeated_request(self) -> None:
+        """The REQ that began this connection, once more."""
+        if self.state is CmState.REQ_RECEIVED:
+            self._send(
+                MessageReceipt(self.local_id, self.remote_id, MessageKind.REQ, MRA_EXPONENT),
+                self._transaction,
+            )
+        elif self.state is CmState.REP_SENT:
+            self.manager.send(self._again, self.remote_ip)
+
+    def reply_received(self, reply: ConnectReply, transaction: int) -> bool:
+        """REP. False where it makes no sense in this state."""
+        if self.state is CmState.REP_RECEIVED:
+            receipt = MessageReceipt(self.local_id, self.remote_id, MessageKind.REP, MRA_EXPONENT)
+            self._send(receipt, transaction)
+            return True
+        if self.state is CmState.ESTABLISHED and self.active and reply.local_id == self.remote_id:
+            self.manager.send(self._answer, self.remote_ip)
+            return True
+        if self.state is not CmState.REQ_SENT:
+            return False
+        self.remote_id = reply.local_id
+        self.remote_qpn = reply.queue_pair
+        self.remote_guid = reply.ca_guid
+        self.sq_psn = reply.starting_psn
+        # Crossed, and no more than we asked for whatever the peer says.
+        self.responder_resources = min(self.responder_resources, reply.initiator_depth)
+        self.initiator_depth = min(self.initiator_depth, reply.responder_resources)
+        self.rnr_retry_count = reply.rnr_retry_count
+        self._transaction = transaction
+        self._set_deadline(None)
+        self._become(CmState.REP_RECEIVED)
+        private = reply.private_data
+        self._tell(CmEventType.CONNECT_RESPONSE, private_data=private, parameters=told_by(reply, private))
+        return True
+
+    def ready_received(self, message: ReadyToUse) -> bool:
+        """RTU. False where it makes no sense in this state; one more is no mistake."""
+        if self.state is CmState.REP_SENT:
+            self._be_established(message.private_data)
+            return True
+        return self.state in (CmState.ESTABLISHED, CmState.DREQ_SENT, CmState.TIME_WAIT)
+
+    def receipt_received(self, message: MessageReceipt, now: float) -> bool:
+        """MRA: the peer has our message and takes its time."""
+        waiting_for = {CmState.REQ_SENT: MessageKind.REQ, CmState.REP_SENT: MessageKind.REP}
+        if waiting_for.get(self.state) != message.message:
+            return False
+        service = min(seconds(message.service_timeout), MAX_SERVICE_WAIT_S)
+        self._set_deadline(now + self._wait_s + service)
+        return True
+
+    def reject_received(self, message: ConnectReject, now: float) -> bool:
+        """REJ. It ends everything that has not ended yet; False where it has."""
+        if self.state in (CmState.IDLE, CmState.TIME_WAIT, CmState.CLOSED):
+            return False
+        early = self.state in (CmState.REQ_SENT, CmState.REP_SENT)
+        self._answered()
+        if self.state is CmState.REQ_RECEIVED or (early and message.reason != RejectReason.STALE_CONNECTION):
+            self._close()
+        else:
+            self._wait_out(now)
+        self._tell(CmEventType.REJECTED, status=message.reason, private_data=message.private_data)
+        return True
+
+    def disconnect_received(self, message: DisconnectRequest, transaction: int, now: float) -> bool:
+        """DREQ: answered at once, whatever the user does."""
+        if message.remote_queue_pair != self.local_qpn or message.local_id != self.remote_id:
+            return False
+        if self.state is CmState.TIME_WAIT:
+            self._send(DisconnectReply(self.local_id, self.remote_id), transaction)
+            return True
+        if self.state not in (
+            CmState.ESTABLISHED, CmState.REP_SENT, CmState.REP_RECEIVED, CmState.DREQ_SENT,
+        ):  # fmt: skip
+            return False
+        self._send(DisconnectReply(self.local_id, self.remote_id), transaction)
+        self._wait_out(now)
+        self._tell(CmEventType.DISCONNECTED, private_data=message.private_data)
+        return True
+
+    def disconnected(self, message: DisconnectReply, now: float) -> bool:
+        """DREP."""
+        if self.state is not CmState.DREQ_SENT:
+            return self.state is CmState.TIME_WAIT
+        self._wait_out(now)
+        self._tell(CmEventType.DISCONNECTED, private_data=message.private_data)
+        return True
+
+    def superseded(self, now: float) -> None:
+        """The peer asks for a new connection with the queue pair of this one, so for it this one is over."""
+        if self.state in (CmState.ESTABLISHED, CmState.REP_SENT, CmState.REP_RECEIVED):
+            self._wait_out(now)
+            self._tell(CmEventType.DISCONNECTED)
+
+    # --- time ---------------------------------------------------------------------------------
+
+    def time_over(self, now: float) -> None:
+        """The deadline has passed."""
+        self.deadline = None
+        if self.state is CmState.TIME_WAIT:
+            self._close()
+            self._tell(CmEventType.TIMEWAIT_EXIT)
+        elif self._tries > 0:
+            self._tries -= 1
+            self.manager.send(self._again, self.remote_ip)
+            self._set_deadline(now + self._wait_s)
+        elif self.state is CmState.DREQ_SENT:
+            self._wait_out(now)
+            self._tell(CmEventType.DISCONNECTED, status=-errno.ETIMEDOUT)
+        elif self.state in (CmState.REQ_SENT, CmState.REP_SENT):
+            kind = MessageKind.OTHER if self.state is CmState.REQ_SENT else MessageKind.REQ
+            self._send_reject(RejectReason.TIMEOUT, kind)
+            self._close()
+            self._tell(CmEventType.UNREACHABLE, status=-errno.ETIMEDOUT)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _expect(self, what: str, *states: CmState) -> None:
+        if self.state not in states:
+            raise VerbsError(errno.EINVAL, f"a connection that is {self.state.value} cannot {what}")
+
+    def _become(self, state: CmState) -> None:
+        if state not in LEGAL[self.state]:
+            raise AssertionError(f"a bug: no way from {self.state.value} to {state.value}")
+        self.state = state
+
+    def _check_private(self, private_data: bytes, most: int) -> None:
+        if len(private_data) > most:
+            raise VerbsError(errno.EINVAL, f"{len(private_data)} bytes of private data, more than {most}")
+
+    def _take(self, parameters: ConnectionParameters, most_private: int) -> None:
+        """Note what the user says of its queue pair; EINVAL where it cannot be said to the peer."""
+        self._check_private(parameters.private_data, most_private)
+        if not 1 < parameters.qp_num <= PSN_MASK:
+            raise VerbsError(errno.EINVAL, f"{parameters.qp_num} is no queue pair")
+        if not (
+            0 <= parameters.responder_resources <= MAX_ATOMIC_DEPTH
+            and 0 <= parameters.initiator_depth <= MAX_ATOMIC_DEPTH
+            and 0 <= parameters.retry_count <= 7
+            and 0 <= parameters.rnr_retry_count <= 7
+        ):
+            raise VerbsError(errno.EINVAL, f"no peer can be told {parameters}")
+        self.local_qpn = parameters.qp_num
+        if self.active:
+            self.retry_count = parameters.retry_count
+            self.rnr_retry_count = parameters.rnr_retry_count
+
+    def _tell(
+        self,
+        kind: CmEventType,
+        *,
+        status: int = 0,
+        private_data: bytes = b"",
+        parameters: ConnectionParameters | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        if not self.orphan:
+            self.sink(CmEvent(kind, self, status, private_data, parameters, listener))
+
+    def _send(self, message: CmMessage, transaction: int) -> None:
+        self.manager.send(encode_cm(message, transaction), self.remote_ip)
+
+    def _ask(self, message: CmMessage, transaction: int, now: float, tries: int) -> None:
+        """Send a message that wants an answer."""
+        self._again = encode_cm(message, transaction)
+        self._tries = tries
+        self.manager.send(self._again, self.remote_ip)
+        self._set_deadline(now + self._wait_s)
+
+    def _reply(self, message: CmMessage) -> None:
+        """Send a message that answers; it is sent again if the question comes again."""
+        self._answer = encode_cm(message, self._transaction)
+        self.manager.send(self._answer, self.remote_ip)
+
+    def _send_reject(self, reason: int, kind: MessageKind, private_data: bytes = b"") -> None:
+        # Who gives up is known to the peer by its GUID and its ID, in case that it never heard the peer's.
+        information = self.manager.guid.to_bytes(8, "big") if reason == RejectReason.TIMEOUT else b""
+        message = ConnectReject(self.local_id, self.remote_id, kind, reason, information, private_data)
+        self._send(message, self._transaction)
+
+    def _be_established(self, private_data: bytes) -> None:
+        self._set_deadline(None)
+        self._become(CmState.ESTABLISHED)
+        self._tell(CmEventType.ESTABLISHED, private_data=private_data)
+
+    def _answered(self) -> None:
+        """A request of the peer no longer waits for its listener's user."""
+        if self.listener is not None:
+            self.listener.waiting -= 1
+            self.listener = None
+
+    def _set_deadline(self, deadline: float | None) -> None:
+        self.deadline = deadline
+        if deadline is not None:
+            self.manager.arm(self, deadline)
+
+    def _wait_out(self, now: float) -> None:
+        self._become(CmState.TIME_WAIT)
+        self._set_deadline(now + self.manager.times.time_wait_s)
+
+    def _close(self) -> None:
+        self._answered()
+        self._set_deadline(None)
+        self._become(CmState.CLOSED)
+        self.manager.forget(self)

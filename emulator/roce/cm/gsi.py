@@ -1,0 +1,167 @@
+"""Queue pair 1 of a `Nic` as the connection manager's way into the network, and both as one station.
+
+The connection manager is an ordinary user of the device: it posts receives for management datagrams and sends
+its own inline. An `Endpoint` is a device with its connection manager: still without I/O, and what both a
+network in memory and the threads of `emulator.roce.runtime` drive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from emulator.roce.cm.manager import ConnectionManager
+from emulator.roce.nic.memory import AddressHandle
+from emulator.roce.nic.nic import Nic
+from emulator.roce.nic.verbs import (
+    GRH_BYTES,
+    GSI_QKEY,
+    GSI_QPN,
+    Access,
+    Address,
+    AddressVector,
+    AsyncEvent,
+    Burst,
+    EventType,
+    QpAttr,
+    QpAttributes,
+    QpCapabilities,
+    QpState,
+    ReceiveRequest,
+    SendFlags,
+    SendRequest,
+    Sge,
+    VerbsError,
+    WcStatus,
+)
+from emulator.roce.wire.mad import MAD_BYTES
+
+SLOTS: Final = 64
+"""Receives posted; each is posted again before the next burst is looked at."""
+
+MAX_SENDS: Final = 1024
+"""Messages that wait in the send queue; more are dropped, as if the network had lost them."""
+
+MAX_HANDLES: Final = 1024
+"""Addresses that were written to and are remembered."""
+
+_READY: Final = (
+    (QpState.INIT, QpAttr.STATE | QpAttr.PKEY_INDEX | QpAttr.PORT | QpAttr.QKEY),
+    (QpState.RTR, QpAttr.STATE),
+    (QpState.RTS, QpAttr.STATE | QpAttr.SQ_PSN),
+)
+
+
+class GeneralServices:
+    """The receives and sends of queue pair 1."""
+
+    def __init__(self, nic: Nic) -> None:
+        self.waiting = False
+        """Something has arrived."""
+        self.dropped = 0
+        self._nic = nic
+        self._pd = nic.alloc_pd()
+        # As large as a datagram can be: one that finds too little room would end the queue pair.
+        self._slot_bytes = GRH_BYTES + nic.port_mtu.bytes
+        self._memory = memoryview(bytearray(SLOTS * self._slot_bytes))
+        self._region = nic.reg_mr(self._pd, self._memory, 0, Access.LOCAL_WRITE)
+        self._arrived = nic.create_cq(SLOTS)
+        self._sent = nic.create_cq(MAX_SENDS)
+        self._qp = nic.create_gsi_qp(
+            self._pd, self._sent, self._arrived, QpCapabilities(MAX_SENDS, SLOTS, 1, 1, MAD_BYTES)
+        )
+        for state, mask in _READY:
+            self._qp.modify(QpAttributes(state=state, port_num=1, qkey=GSI_QKEY), mask)
+        self._handles: dict[str, AddressHandle] = {}
+        self._arrived.on_entry = self._has_arrived
+        for slot in range(SLOTS):
+            self._post(slot)
+
+    def _has_arrived(self) -> None:
+        self.waiting = True
+
+    def _post(self, slot: int) -> None:
+        sge = Sge(slot * self._slot_bytes, self._slot_bytes, self._region.lkey)
+        self._qp.post_recv(ReceiveRequest(slot, (sge,)))
+
+    def take(self, receive: Callable[[memoryview, str, float], None], now: float) -> None:
+        """Give what has arrived to `receive`: payload, the sender's address, and `now`."""
+        self.waiting = False
+        for done in self._arrived.poll(SLOTS):
+            if done.status is not WcStatus.SUCCESS:
+                continue
+            start = done.wr_id * self._slot_bytes
+            receive(self._memory[start + GRH_BYTES : start + done.byte_len], done.source, now)
+            self._post(done.wr_id)
+
+    def send(self, ip: str, mad: bytes) -> None:
+        """Post a management datagram to queue pair 1 of an address; dropped and counted where that fails."""
+        try:
+            handle = self._handles.get(ip)
+            if handle is None:
+                if len(self._handles) >= MAX_HANDLES:
+                    self._forget_handles()
+                handle = self._handles[ip] = self._nic.create_ah(self._pd, AddressVector(ip))
+            request = SendRequest(
+                flags=SendFlags.INLINE, ah=handle, remote_qpn=GSI_QPN, remote_qkey=GSI_QKEY, inline=mad
+            )
+            self._qp.post_send(request)
+        except VerbsError:
+            self.dropped += 1
+
+    def _forget_handles(self) -> None:
+        # Requests that still wait keep theirs; only the device's table of handles is relieved.
+        for handle in self._handles.values():
+            self._nic.destroy_ah(handle)
+        self._handles.clear()
+
+
+class Endpoint:
+    """A device and its connection manager as one protocol object. Whoever calls holds the device's lock."""
+
+    def __init__(self, nic: Nic, cm: ConnectionManager) -> None:
+        self.nic = nic
+        self.cm = cm
+        self.on_async_event: Callable[[AsyncEvent], None] = nic.async_events.append
+        """Where asynchronous events go that the program may want."""
+        self._gsi = GeneralServices(nic)
+        nic.on_async_event = self._async_event
+
+    def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
+        """Datagrams have arrived."""
+        self.nic.receive(burst, segment_size, source, now)
+        if self._gsi.waiting:
+            self._gsi.take(self.cm.receive, now)
+
+    def deadline(self) -> float | None:
+        """When `advance` must be called, if nothing happens before."""
+        mine, other = self.nic.deadline(), self.cm.deadline()
+        if mine is None or other is None:
+            return other if mine is None else mine
+        return min(mine, other)
+
+    def advance(self, now: float) -> None:
+        """It is `now`."""
+        self.nic.advance(now)
+        self.cm.advance(now)
+
+    def next_burst(self, now: float) -> Burst | None:
+        """What to send next, to be sent or copied before any other call; None when that is all."""
+        if self.cm.has_output:
+            for ip, mad in self.cm.take_output():
+                self._gsi.send(ip, mad)
+        return self.nic.next_burst(now)
+
+    def take_output(self) -> list[Burst]:
+        """All that is to be sent, copied: for networks in memory."""
+        for ip, mad in self.cm.take_output():
+            self._gsi.send(ip, mad)
+        return self.nic.take_output()
+
+    def _async_event(self) -> None:
+        event = self.nic.async_events.pop()
+        if event.type is EventType.COMM_EST:
+            connection = self.cm.find(getattr(event.element, "number", 0))
+            if connection is not None:
+                connection.communication_established()
+        self.on_async_event(event)

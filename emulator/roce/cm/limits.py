@@ -1,0 +1,59 @@
+"""Every bound and time of the connection manager in one place, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MAX_CONNECTIONS: Final = 4096
+"""Connections of one NIC in any state, time-wait included; as many as it has queue pairs."""
+
+MAX_LISTENERS: Final = 1024
+
+MAX_BACKLOG: Final = 1024
+"""Requests that one listener lets wait for `accept` or `reject`; more are dropped, and come again."""
+
+MAX_OUTPUT: Final = 4096
+"""Messages that wait to be sent; more are dropped, as if the network had lost them."""
+
+MAX_SERVICE_WAIT_S: Final = 16.0
+"""How far an MRA is believed. Linux says 68 s in each; to send the message again meanwhile does no harm."""
+
+MRA_EXPONENT: Final = 22
+"""What we ask for in an MRA: 17 s."""
+
+EPHEMERAL_PORTS: Final = range(32768, 61000)
+"""Ports of those who do not ask for one, as Linux deals them."""
+
+REQ_CONSUMER_BYTES: Final = 56
+"""Private data of a REQ, less the header of the RDMA IP CM service (annex A11)."""
+
+_UNIT_S: Final = 4.096e-6
+
+
+def seconds(exponent: int) -> float:
+    """The time that five bits of a CM message stand for: 4.096 us * 2^exponent (IBTA 12.7)."""
+    return _UNIT_S * (1 << exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class CmTimes:
+    """How patient one NIC is. Linux takes 20 and 15: a minute until a silent peer is given up.
+
+    Ours are shorter, as a lost message is likelier than a peer that needs seconds, and who needs them can
+    say so by an MRA.
+    """
+
+    response_exponent: int = 17
+    """4.096 us * 2^17 = 0.54 s to wait for each answer."""
+    tries: int = 15
+    """How often a message is sent again; four bits."""
+    ack_exponent: int = 16
+    """Local ACK time-out that the queue pairs get: 0.27 s. With seven retries, two seconds to give up."""
+    disconnect_tries: int = 4
+    """DREQ is sent again so often. A peer that is gone should not be waited for."""
+
+    @property
+    def time_wait_s(self) -> float:
+        """Until nothing of an old connection can still be on its way (IBTA 12.9.8.4)."""
+        return 2 * seconds(self.ack_exponent)

@@ -1,0 +1,405 @@
+"""All connections of one NIC: tables, listeners and timers. Read `connection.py` first.
+
+    manager = ConnectionManager("10.0.0.1", guid, random.Random(seed))
+    manager.listen(PortSpace.TCP, 4420, events.append)
+    connection = manager.create(events.append)
+    manager.receive(mad, source_ip, now); manager.advance(now)
+    for ip, mad in manager.take_output(): ...
+
+Bytes that are no message are dropped and counted by cause, and so is each message that fits no connection or
+not its state; what the specification wants answered is answered. Every table is bounded (`limits.py`).
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import itertools
+import random
+from collections import Counter
+from typing import Final, TypeAlias
+
+from emulator.roce.cm.connection import Connection, EventSink
+from emulator.roce.cm.limits import (
+    EPHEMERAL_PORTS,
+    MAX_BACKLOG,
+    MAX_CONNECTIONS,
+    MAX_LISTENERS,
+    MAX_OUTPUT,
+    CmTimes,
+)
+from emulator.roce.cm.states import CmState
+from emulator.roce.nic.gid import gid_of
+from emulator.roce.nic.verbs import PSN_MASK, Mtu, VerbsError
+from emulator.roce.wire.cm_ip import PortSpace, decode_ip_cm_untrusted, port_of
+from emulator.roce.wire.cm_messages import (
+    ConnectReject,
+    ConnectReply,
+    ConnectRequest,
+    DisconnectReply,
+    DisconnectRequest,
+    MessageKind,
+    MessageReceipt,
+    ReadyToUse,
+    ServiceReply,
+    ServiceRequest,
+    SidrStatus,
+    TransportType,
+    attribute_of,
+    decode_cm_untrusted,
+    encode_cm,
+)
+from emulator.roce.wire.cm_reject import RejectReason
+from emulator.roce.wire.flow import packed_address
+from emulator.roce.wire.malformed import MalformedPacket
+
+_ID_BITS: Final = 32
+
+_OfConnection: TypeAlias = (
+    ConnectReply | ConnectReject | ReadyToUse | MessageReceipt | DisconnectRequest | DisconnectReply
+)
+
+
+class Listener:
+    """One port that connections are requested of; `events` gets their CONNECT_REQUESTs."""
+
+    def __init__(
+        self, manager: ConnectionManager, port_space: PortSpace, port: int, sink: EventSink, backlog: int
+    ) -> None:
+        self.port_space = port_space
+        self.port = port
+        self.sink = sink
+        self.backlog = backlog
+        self.waiting = 0
+        """Requests that have not been answered."""
+        self.context: object = None
+        """Its user's own."""
+        self._manager = manager
+
+    def close(self) -> None:
+        """No more requests; those that wait stay. Closing twice is fine."""
+        self._manager.stop_listening(self)
+
+
+class ConnectionManager:
+    """See the top of this file. Has no lock: whoever calls holds its device's."""
+
+    def __init__(
+        self,
+        ip: str,
+        guid: int,
+        chance: random.Random,
+        *,
+        mtu: Mtu = Mtu.MTU_4096,
+        times: CmTimes | None = None,
+    ) -> None:
+        self.ip = ip
+        self.guid = guid
+        self.mtu = mtu
+        self.times = times if times is not None else CmTimes()
+        self.counters: Counter[str] = Counter()
+        """What was dropped, by cause, and what was sent and received, by message (`sent REQ`)."""
+        self._chance = chance
+        self._listeners: dict[tuple[PortSpace, int], Listener] = {}
+        self._connections: dict[int, Connection] = {}
+        self._by_request: dict[tuple[str, int], Connection] = {}
+        """Passive connections by the peer's address and communication ID, to know a REQ again."""
+        self._by_queue_pair: dict[tuple[int, int], Connection] = {}
+        """Connections by the peer's GUID and queue pair, to know a stale one."""
+        self._timers: list[tuple[float, int, Connection]] = []
+        self._timer_numbers = itertools.count()
+        self._output: list[tuple[str, bytes]] = []
+        self._ports = itertools.cycle(EPHEMERAL_PORTS)
+        for _ in range(chance.randrange(len(EPHEMERAL_PORTS))):
+            next(self._ports)
+
+    # --- what users do -------------------------------------------------------------
+
+    def create(self, sink: EventSink) -> Connection:
+        """A connection that does nothing yet. ENOMEM where there are too many."""
+        if len(self._connections) >= MAX_CONNECTIONS:
+            raise VerbsError(errno.ENOMEM, f"{MAX_CONNECTIONS} connections exist")
+        connection = Connection(self, sink, self._unused_id())
+        self._connections[connection.local_id] = connection
+        return connection
+
+    def listen(
+        self, port_space: PortSpace, port: int, sink: EventSink, backlog: int = MAX_BACKLOG
+    ) -> Listener:
+        """Take requests for a port; 0 asks for any. EADDRINUSE where somebody listens, EINVAL for no port."""
+        if not 0 <= port <= 0xFFFF:
+            raise VerbsError(errno.EINVAL, f"{port} is no port")
+        if port == 0:
+            port = self.ephemeral_port(port_space)
+        if (port_space, port) in self._listeners:
+            raise VerbsError(errno.EADDRINUSE, f"somebody listens on port {port}")
+        if len(self._listeners) >= MAX_LISTENERS:
+            raise VerbsError(errno.ENOMEM, f"{MAX_LISTENERS} listeners exist")
+        # rdma_listen's 0 and less mean "as many as possible".
+        most = backlog if 0 < backlog <= MAX_BACKLOG else MAX_BACKLOG
+        listener = self._listeners[port_space, port] = Listener(self, port_space, port, sink, most)
+        return listener
+
+    def stop_listening(self, listener: Listener) -> None:
+        """See `Listener.close`."""
+        if self._listeners.get((listener.port_space, listener.port)) is listener:
+            del self._listeners[listener.port_space, listener.port]
+
+    def find(self, local_qpn: int) -> Connection | None:
+        """The connection that uses this queue pair of ours."""
+        return next((c for c in self._connections.values() if c.local_qpn == local_qpn), None)
+
+    def close(self, now: float) -> None:
+        """The end of the device: all connections are destroyed, and their peers are told, once."""
+        self._listeners.clear()
+        for connection in list(self._connections.values()):
+            connection.destroy(now)
+
+    @property
+    def connections(self) -> int:
+        """How many there are, time-wait included."""
+        return len(self._connections)
+
+    # --- what drives it --------------------------------------------------------------
+
+    def deadline(self) -> float | None:
+        """When `advance` has to be called."""
+        timers = self._timers
+        while timers and timers[0][2].deadline != timers[0][0]:
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None
+
+    def advance(self, now: float) -> None:
+        """It is `now`."""
+        while (deadline := self.deadline()) is not None and deadline <= now:
+            _, _, connection = heapq.heappop(self._timers)
+            connection.time_over(now)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `take_output` has something."""
+        return bool(self._output)
+
+    def take_output(self) -> list[tuple[str, bytes]]:
+        """Address and management datagram of each message that is to be sent."""
+        if not self._output:
+            return []
+        output, self._output = self._output, []
+        return output
+
+    def receive(self, raw: bytes | bytearray | memoryview, ip: str, now: float) -> None:
+        """A datagram for queue pair 1 has come from `ip`. Nothing is raised, whatever it is."""
+        try:
+            message, transaction = decode_cm_untrusted(raw)
+        except MalformedPacket as error:
+            self.counters[error.cause] += 1
+            return
+        self.counters[f"received {attribute_of(message).name}"] += 1
+        match message:
+            case ConnectRequest():
+                self._request(message, transaction, ip, now)
+            case ServiceRequest():
+                self._service_request(message, transaction, ip)
+            case ServiceReply():
+                self.counters["unasked"] += 1
+            case _:
+                self._for_connection(message, transaction, ip, now)
+
+    def _for_connection(self, message: _OfConnection, transaction: int, ip: str, now: float) -> None:
+        connection = self._connections.get(message.remote_id)
+        if connection is None and isinstance(message, ConnectReject) and not message.remote_id:
+            # The peer gave up its REQ before it had learnt of our ID.
+            connection = self._by_request.get((ip, message.local_id))
+        if connection is not None and connection.remote_ip != ip:
+            # Somebody else's: to answer it would tell a stranger of our IDs.
+            self.counters["wrong address"] += 1
+            return
+        if connection is None or not self._fits(connection, message):
+            self._unknown(message, transaction, ip)
+            return
+        match message:
+            case ConnectReply():
+                known = self._reply(connection, message, transaction, ip)
+            case ConnectReject():
+                known = connection.reject_received(message, now)
+            case ReadyToUse():
+                known = connection.ready_received(message)
+            case MessageReceipt():
+                known = connection.receipt_received(message, now)
+            case DisconnectRequest():
+                known = connection.disconnect_received(message, transaction, now)
+            case DisconnectReply():
+                known = connection.disconnected(message, now)
+        if not known:
+            self.counters["out of state"] += 1
+
+    def _fits(self, connection: Connection, message: _OfConnection) -> bool:
+        """Whether the peer's ID is the one that this connection knows.
+
+        The first answer to a REQ brings an ID that is new. A late REJ of one more copy of the REQ brings a
+        wrong one or none, and must not end what a REP has begun meanwhile.
+        """
+        if connection.state is CmState.REQ_SENT or message.local_id == connection.remote_id:
+            return True
+        return (
+            isinstance(message, ConnectReject)
+            and (message.local_id, message.message) == (0, MessageKind.REP)
+            and connection.state is CmState.REP_SENT
+        )
+
+    def _unknown(self, message: _OfConnection, transaction: int, ip: str) -> None:
+        """No connection of ours: what would leave the peer waiting is answered (IBTA 12.9.8.3)."""
+        self.counters["unknown connection"] += 1
+        match message:
+            case ConnectReply():
+                self._reject(
+                    message.local_id, MessageKind.REP, RejectReason.INVALID_COMMUNICATION_ID, transaction, ip
+                )
+            case DisconnectRequest():
+                self.send(encode_cm(DisconnectReply(message.remote_id, message.local_id), transaction), ip)
+
+    # --- requests ----------------------------------------------------------------------
+
+    def _request(self, request: ConnectRequest, transaction: int, ip: str, now: float) -> None:
+        known = self._by_request.get((ip, request.local_id))
+        if known is not None:
+            known.repeated_request()
+            return
+        if request.primary.local_gid != gid_of(ip):
+            # It claims to be another than it is; the answer would go to an innocent.
+            self.counters["wrong address"] += 1
+            return
+        refusal = self._refusal(request)
+        port = port_of(request.service_id)
+        listener = None if port is None else self._listeners.get(port)
+        if refusal is None and listener is None:
+            refusal = RejectReason.INVALID_SERVICE_ID
+        stale = self._by_queue_pair.get((request.ca_guid, request.queue_pair))
+        if refusal is None and stale is not None:
+            refusal = RejectReason.STALE_CONNECTION
+            if stale.remote_ip == ip:
+                stale.superseded(now)
+        if refusal is None and len(self._connections) >= MAX_CONNECTIONS:
+            refusal = RejectReason.NO_RESOURCES
+        if refusal is not None or listener is None:
+            self.counters["refused"] += 1
+            information = bytes([self.mtu << 4]) if refusal is RejectReason.INVALID_PATH_MTU else b""
+            self._reject(
+                request.local_id, MessageKind.REQ, refusal or RejectReason.INVALID_SERVICE_ID,
+                transaction, ip, information,
+            )  # fmt: skip
+            return
+        if listener.waiting >= listener.backlog:
+            # As a TCP listener does: the request comes again when there may be room.
+            self.counters["backlog full"] += 1
+            return
+        listener.waiting += 1
+        connection = Connection(self, listener.sink, self._unused_id())
+        self._connections[connection.local_id] = connection
+        self._by_request[ip, request.local_id] = connection
+        self._by_queue_pair[request.ca_guid, request.queue_pair] = connection
+        connection.begin(request, transaction, ip, listener)
+
+    def _refusal(self, request: ConnectRequest) -> RejectReason | None:
+        """What makes a request unfit by itself, whoever listens."""
+        if request.transport_type != TransportType.RC:
+            return RejectReason.INVALID_TRANSPORT_SERVICE_TYPE
+        if request.primary.remote_gid != gid_of(self.ip):
+            return RejectReason.PRIMARY_GID_REJECTED
+        if not Mtu.MTU_256 <= request.path_mtu <= self.mtu:
+            return RejectReason.INVALID_PATH_MTU
+        if request.queue_pair < 2 or port_of(request.service_id) is None:
+            return (
+                RejectReason.INVALID_SERVICE_ID
+                if port_of(request.service_id) is None
+                else RejectReason.NO_QUEUE_PAIR
+            )
+        try:
+            header = decode_ip_cm_untrusted(request.private_data)
+        except MalformedPacket as error:
+            self.counters[error.cause] += 1
+            return RejectReason.UNSUPPORTED_REQUEST
+        if header.destination != packed_address(self.ip):
+            return RejectReason.UNSUPPORTED_REQUEST
+        return None
+
+    def _reply(self, connection: Connection, reply: ConnectReply, transaction: int, ip: str) -> bool:
+        if connection.state is CmState.REQ_SENT:
+            key = (reply.ca_guid, reply.queue_pair)
+            if key in self._by_queue_pair or reply.queue_pair < 2:
+                self._reject(
+                    reply.local_id, MessageKind.REP, RejectReason.STALE_CONNECTION, transaction, ip,
+                    local_id=connection.local_id,
+                )  # fmt: skip
+                return False
+            self._by_queue_pair[key] = connection
+        return connection.reply_received(reply, transaction)
+
+    def _service_request(self, request: ServiceRequest, transaction: int, ip: str) -> None:
+        """Datagram services are resolved by SIDR; there is none here, and the peer is told so."""
+        answer = ServiceReply(
+            request.request_id, SidrStatus.UNSUPPORTED_SERVICE_ID, service_id=request.service_id
+        )
+        self.send(encode_cm(answer, transaction), ip)
+
+    def _reject(
+        self,
+        remote_id: int,
+        kind: MessageKind,
+        reason: RejectReason,
+        transaction: int,
+        ip: str,
+        information: bytes = b"",
+        local_id: int = 0,
+    ) -> None:
+        message = ConnectReject(local_id, remote_id, kind, reason, information)
+        self.send(encode_cm(message, transaction), ip)
+
+    # --- for connections -----------------------------------------------------------------
+
+    def send(self, mad: bytes, ip: str) -> None:
+        """Put a message into the output."""
+        if len(self._output) >= MAX_OUTPUT:
+            self.counters["output full"] += 1
+            return
+        self.counters["sent"] += 1
+        self._output.append((ip, mad))
+
+    def arm(self, connection: Connection, deadline: float) -> None:
+        """The connection's deadline has become this one; an earlier entry is found to be void later."""
+        if len(self._timers) > 4 * MAX_CONNECTIONS:
+            self._timers = [timer for timer in self._timers if timer[2].deadline == timer[0]]
+            heapq.heapify(self._timers)
+        heapq.heappush(self._timers, (deadline, next(self._timer_numbers), connection))
+
+    def forget(self, connection: Connection) -> None:
+        """The connection is closed."""
+        self._connections.pop(connection.local_id, None)
+        request = (connection.remote_ip, connection.remote_id)
+        if self._by_request.get(request) is connection:
+            del self._by_request[request]
+        queue_pair = (connection.remote_guid, connection.remote_qpn)
+        if self._by_queue_pair.get(queue_pair) is connection:
+            del self._by_queue_pair[queue_pair]
+
+    def random_psn(self) -> int:
+        """Where a sequence of packets begins: nothing of an older connection may fit in by chance."""
+        return self._chance.randrange(PSN_MASK + 1)
+
+    def new_transaction(self) -> int:
+        """A transaction ID."""
+        return self._chance.getrandbits(64)
+
+    def ephemeral_port(self, port_space: PortSpace = PortSpace.TCP) -> int:
+        """A port that nobody listens on. EADDRINUSE when all are taken."""
+        for _ in EPHEMERAL_PORTS:
+            port = next(self._ports)
+            if (port_space, port) not in self._listeners:
+                return port
+        raise VerbsError(errno.EADDRINUSE, "no port is left")
+
+    def _unused_id(self) -> int:
+        while True:
+            number = self._chance.getrandbits(_ID_BITS)
+            if number and number not in self._connections:
+                return number

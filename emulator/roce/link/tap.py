@@ -1,0 +1,82 @@
+"""A link that writes a capture of everything that passes another link; Wireshark opens the file.
+
+Captured is what is sent and what arrives, each datagram by itself with the identification for which its ICRC
+was made, as far as a socket knows it: that of an arriving datagram is not seen, so there it is what our own
+kind sends. Packets of a kernel may so be shown with a wrong identification, and a wrong ICRC.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Final
+
+from emulator.roce.link.base import Link, LinkCounters, Received
+from emulator.roce.nic.verbs import Address, Burst
+from emulator.roce.wire.flow import flow_of
+from emulator.roce.wire.pcap import PcapWriter
+
+BUFFER_BYTES: Final = 1 << 20
+
+
+class TappedLink:
+    """`Link` round a link, which it closes. Raises OSError where the file cannot be written."""
+
+    def __init__(self, link: Link, path: Path) -> None:
+        self._link = link
+        self._file = path.open("wb", buffering=BUFFER_BYTES)
+        self._writer = PcapWriter(self._file)
+
+    @property
+    def counters(self) -> LinkCounters:
+        """Those of the link inside."""
+        return self._link.counters
+
+    @property
+    def address(self) -> Address:
+        """See `Link`."""
+        return self._link.address
+
+    @property
+    def backlog(self) -> int:
+        """See `Link`."""
+        return self._link.backlog
+
+    def numbers_segments(self, ip: str) -> bool:
+        """See `Link`."""
+        return self._link.numbers_segments(ip)
+
+    def receive(self) -> Received | None:
+        """See `Link`."""
+        received = self._link.receive()
+        if received is not None:
+            self._write(received.source, self._link.address, received.data, received.segment_size)
+        return received
+
+    def send(self, burst: Burst) -> None:
+        """See `Link`. A burst is captured when it is given, also where it has to wait or is lost."""
+        self._write(self._link.address, burst.destination, burst.data, burst.segment_size)
+        self._link.send(burst)
+
+    def flush(self) -> None:
+        """See `Link`."""
+        self._link.flush()
+
+    def fileno(self) -> int:
+        """See `Link`."""
+        return self._link.fileno()
+
+    def close(self) -> None:
+        """See `Link`; the file is complete afterwards."""
+        self._link.close()
+        self._file.close()
+
+    def _write(self, source: Address, destination: Address, data: memoryview, segment_size: int) -> None:
+        flow = flow_of(source.ip, destination.ip, source.port)
+        now = time.time()
+        peer = destination.ip if source.ip == self._link.address.ip else source.ip
+        if self._link.numbers_segments(peer):
+            self._writer.write_burst(flow, data, segment_size, now)
+            return
+        for start in range(0, len(data), segment_size):
+            self._writer.write(flow, data[start : start + segment_size], now)

@@ -1,0 +1,312 @@
+"""A plain UDP socket as a RoCEv2 port, with segmentation offload both ways. Read `base.py` first.
+
+Which IPv4 identification a datagram gets matters, because the ICRC covers it and is computed before the
+kernel writes the header. An unconnected socket with IP_MTU_DISCOVER = IP_PMTUDISC_DO sends identification 0
+with DF set (Linux: `__ip_select_ident` is skipped for such packets of unconnected sockets), so a datagram by
+itself is always right. A burst sent with UDP_SEGMENT is one packet of identification 0 until somebody cuts
+it; whoever cuts (`inet_gso_segment`, in the kernel's own path, or a NIC) numbers the pieces 0, 1, 2, ... So:
+
+* from a loopback address to another nobody cuts before the receiver's socket, where identifications are out
+  of sight: all are 0, as the one packet that a sniffer sees has it too;
+* to every other address, segment i of a burst carries identification i. A kernel's rxe sees it so wherever
+  the burst is cut: by the sender's stack or NIC, or, where veth passes it on whole, by the receiving kernel
+  before rxe's tunnel socket, which does not announce that it takes GSO packets (`udp_rcv_segment`). An
+  emulated peer that gets the burst whole (UDP_GRO) sees no identifications, and solves the ICRC for them.
+
+A destination that refuses the offload (no checksum offload on its interface, a segment larger than its MTU)
+loses that one burst, which the transport sends again, and gets single datagrams of identification 0 from then
+on. Over IPv6 there is no identification and nothing of this matters.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from emulator.roce.link.base import LinkCounters, Received
+from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
+
+SOL_UDP: Final = 17
+UDP_SEGMENT: Final = 103
+UDP_GRO: Final = 104
+IP_MTU_DISCOVER: Final = 10
+IPV6_MTU_DISCOVER: Final = 23
+PMTUDISC_DO: Final = 2
+IP_RECVERR: Final = 11
+IPV6_RECVERR: Final = 25
+SO_SNDBUFFORCE: Final = 32
+SO_RCVBUFFORCE: Final = 33
+"""Of linux/udp.h, linux/in.h, linux/in6.h and asm-generic/socket.h; Python's socket module lacks them."""
+
+SOCKET_BUFFER_BYTES: Final = 16 << 20
+"""Asked for in both directions. Root gets it; others get what net.core.rmem_max and wmem_max allow."""
+
+MAX_BACKLOG: Final = 256
+"""Bursts kept while the socket takes none, so at most 16 MiB; the transport's windows are far below."""
+
+MAX_SEGMENTS: Final = 64
+"""Datagrams of one burst: UDP_MAX_SEGMENTS of the kernels before 6.9."""
+
+MAX_DESTINATIONS: Final = 4096
+"""Destinations remembered as refusing the offload."""
+
+_SIZE = struct.Struct("=H")
+_GRO_SIZE = struct.Struct("=i")
+_CONTROL_BYTES: Final = socket.CMSG_SPACE(_GRO_SIZE.size)
+_BUFFER_BYTES: Final = 1 << 16
+
+_NOBODY_THERE = {
+    errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN,
+    errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES,
+}  # fmt: skip
+_OFFLOAD_REFUSED = {errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
+
+
+class UdpLink:
+    """The UDP port 4791 of one address. `offload` False sends every datagram by itself.
+
+    Raises OSError where the address cannot be bound (it is not this machine's, another NIC or the kernel's
+    rxe has the port).
+    """
+
+    def __init__(self, ip: str, port: int = ROCE_PORT, *, offload: bool = True) -> None:
+        self.counters = LinkCounters()
+        self.on_no_offload: Callable[[str], None] | None = None
+        """Called when `numbers_segments` has changed for an address: it takes no segmentation offload."""
+        self._offload = offload
+        self._waiting: deque[tuple[bytes, int, Address]] = deque()
+        self._controls: dict[int, list[tuple[int, int, bytes]]] = {}
+        self._no_offload: set[str] = set()
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._buffers = [self._buffer]
+        self._last_source: tuple[str, int] = ("", 0)
+        self._source = Address("", 0)
+        self._ipv6 = ":" in ip
+        self._socket = socket.socket(socket.AF_INET6 if self._ipv6 else socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._configure(self._socket)
+            self._socket.bind((ip, port))
+            bound = self._socket.getsockname()
+        except BaseException:
+            self._socket.close()
+            raise
+        self._address = Address(bound[0], bound[1])
+        self._numbers = offload and not self._ipv6 and not ipaddress.ip_address(ip).is_loopback
+
+    def _configure(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if self._ipv6:
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_DO)
+            sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
+            sock.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+        sock.setsockopt(SOL_UDP, UDP_GRO, 1)
+        for forced, plain in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, forced, SOCKET_BUFFER_BYTES)
+            except PermissionError:
+                sock.setsockopt(socket.SOL_SOCKET, plain, SOCKET_BUFFER_BYTES)
+
+    def __repr__(self) -> str:
+        return f"<UdpLink {self._address.ip} port {self._address.port}>"
+
+    @property
+    def address(self) -> Address:
+        """See `Link`."""
+        return self._address
+
+    @property
+    def receive_buffer_bytes(self) -> int:
+        """What the kernel keeps for us, its own overhead included; more than this in flight is lost."""
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+    @property
+    def backlog(self) -> int:
+        """See `Link`."""
+        return len(self._waiting)
+
+    def fileno(self) -> int:
+        """See `Link`."""
+        return self._socket.fileno()
+
+    def numbers_segments(self, ip: str) -> bool:
+        """See `Link`, and the top of this file."""
+        return self._numbers and ip not in self._no_offload
+
+    # --- receiving -------------------------------------------------------------
+
+    def receive(self) -> Received | None:
+        """See `Link`. A report that some datagram of ours found nobody is counted on the way."""
+        counters = self.counters
+        while True:
+            try:
+                count, control, flags, source = self._socket.recvmsg_into(self._buffers, _CONTROL_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    return None
+                self._read_errors(error)
+                continue
+            if flags & socket.MSG_TRUNC:
+                counters.truncated += 1
+                continue
+            segment_size = count or 1
+            for level, kind, value in control:
+                if level == SOL_UDP and kind == UDP_GRO:
+                    segment_size = _GRO_SIZE.unpack(value)[0]
+            if source != self._last_source:
+                self._last_source = source
+                self._source = Address(source[0], source[1])
+            counters.bursts_received += 1
+            counters.bytes_received += count
+            return Received(self._buffer[:count], segment_size, self._source)
+
+    def _read_errors(self, error: OSError) -> None:
+        if error.errno in _NOBODY_THERE:
+            self.counters.unreachable += 1
+        else:
+            self.counters.refused += 1
+        self._empty_error_queue()
+
+    def _empty_error_queue(self) -> None:
+        """Else poll reports it for ever."""
+        while True:
+            try:
+                self._socket.recvmsg(0, 512, socket.MSG_ERRQUEUE)
+            except OSError:
+                return
+
+    # --- sending ---------------------------------------------------------------
+
+    def send(self, burst: Burst) -> None:
+        """See `Link`."""
+        data, segment_size, destination = burst
+        if self._waiting:
+            self._keep(data, segment_size, destination)
+            return
+        sent = self._send_now(data, segment_size, destination)
+        if sent < len(data):
+            self.counters.waited += 1
+            self._keep(data[sent:], segment_size, destination)
+
+    def flush(self) -> None:
+        """See `Link`."""
+        while self._waiting:
+            data, segment_size, destination = self._waiting[0]
+            sent = self._send_now(memoryview(data), segment_size, destination)
+            if sent < len(data):
+                self._waiting[0] = (data[sent:], segment_size, destination)
+                return
+            self._waiting.popleft()
+
+    def _keep(self, data: memoryview, segment_size: int, destination: Address) -> None:
+        if len(self._waiting) >= MAX_BACKLOG:
+            self.counters.backlog_full += 1
+        else:
+            self._waiting.append((bytes(data), segment_size, destination))
+
+    def _send_now(self, data: memoryview, segment_size: int, destination: Address) -> int:
+        """Bytes that need no further thought: sent, or lost and counted."""
+        size = len(data)
+        if size <= segment_size:
+            return self._one(data, destination)
+        if self._offload and destination.ip not in self._no_offload:
+            return self._many(data, segment_size, destination)
+        sent = 0
+        while sent < size:
+            part = data[sent : sent + segment_size]
+            if not self._one(part, destination):
+                break
+            sent += len(part)
+        return sent
+
+    def _one(self, data: memoryview, destination: Address, again: bool = True) -> int:
+        try:
+            self._socket.sendto(data, destination)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if again and error.errno == errno.ECONNREFUSED:
+                # It is about an earlier datagram, and maybe another peer; this one was not sent.
+                self._read_errors(error)
+                return self._one(data, destination, again=False)
+            self._lost(error)
+        else:
+            self.counters.bursts_sent += 1
+            self.counters.bytes_sent += len(data)
+        return len(data)
+
+    def _many(self, data: memoryview, segment_size: int, destination: Address, again: bool = True) -> int:
+        control = self._controls.get(segment_size)
+        if control is None:
+            if len(self._controls) >= MAX_SEGMENTS:
+                self._controls.clear()
+            control = [(SOL_UDP, UDP_SEGMENT, _SIZE.pack(segment_size))]
+            self._controls[segment_size] = control
+        try:
+            self._socket.sendmsg([data], control, 0, destination)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            if again and error.errno == errno.ECONNREFUSED:
+                self._read_errors(error)
+                return self._many(data, segment_size, destination, again=False)
+            if error.errno in _OFFLOAD_REFUSED:
+                self._empty_error_queue()
+                self.counters.offload_refused += 1
+                self._without_offload(destination.ip)
+            else:
+                self._lost(error)
+        else:
+            self.counters.bursts_sent += 1
+            self.counters.bytes_sent += len(data)
+        return len(data)
+
+    def _without_offload(self, ip: str) -> None:
+        if len(self._no_offload) >= MAX_DESTINATIONS:
+            self._no_offload.clear()
+        self._no_offload.add(ip)
+        if self.on_no_offload is not None:
+            self.on_no_offload(ip)
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno != errno.EBADF:
+            self._read_errors(error)
+
+    def close(self) -> None:
+        """See `Link`."""
+        self._waiting.clear()
+        self._socket.close()
+
+
+def interface_mtu(ip: str) -> int | None:
+    """The MTU of the network interface that has this IPv4 address; None where it cannot be found.
+
+    All of 127.0.0.0/8 belongs to the loopback interface, whose own address is but one of them.
+    """
+    if ":" in ip:
+        return None
+    packed = socket.inet_aton(ip)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("16s24x", os.fsencode(name))
+            try:
+                found = fcntl.ioctl(sock, _SIOCGIFADDR, request)[20:24]
+                if found == packed or (found[0] == packed[0] == 127):
+                    return int(struct.unpack_from("=i", fcntl.ioctl(sock, _SIOCGIFMTU, request), 16)[0])
+            except OSError:
+                continue
+    return None
+
+
+_SIOCGIFADDR: Final = 0x8915
+_SIOCGIFMTU: Final = 0x8921

@@ -1,0 +1,46 @@
+"""What a device counts: packets that it dropped, by cause, and what it had to repeat.
+
+Causes that a packet's form shows are those of `wire/malformed.py`; these here take a queue pair to see.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Count(StrEnum):
+    """The names in `Nic.counters`."""
+
+    PACKETS_IN = "packets in"
+    BURSTS_OUT = "bursts out"
+    ROW_PACKETS = "packets in rows"
+    """Of those that came in, how many took the fast path."""
+
+    STRANGE_SOURCE = "strange source"
+    """No address that a queue pair could have for its peer."""
+    NO_QUEUE_PAIR = "no queue pair"
+    WRONG_SERVICE = "wrong service"
+    """An RC packet for a UD queue pair, or the other way round."""
+    NOT_READY = "queue pair not ready"
+    """Its state does not let it receive."""
+    WRONG_PEER = "wrong peer"
+    """An RC packet from another address than the peer's."""
+    WRONG_PKEY = "wrong p_key"
+    WRONG_QKEY = "wrong q_key"
+    MTU = "longer than the path mtu"
+    NO_RECEIVE = "no receive posted"
+    BUFFER_TOO_SMALL = "receive buffer too small"
+    DUPLICATE = "duplicate request"
+    OUT_OF_SEQUENCE = "request out of sequence"
+    GHOST = "ghost answer"
+    """An answer to nothing that is under way."""
+    NO_RESOURCE = "duplicate without its resource"
+    LOST_RESPONSE = "response missing"
+    EVENTS_LOST = "asynchronous events lost"
+
+    NAK_SENT = "nak sent"
+    RNR_NAK_SENT = "rnr nak sent"
+    NAK_RECEIVED = "nak received"
+    RNR_NAK_RECEIVED = "rnr nak received"
+    TIMEOUTS = "time-outs"
+    PROBES = "early retransmissions"

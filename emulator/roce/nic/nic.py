@@ -1,0 +1,220 @@
+"""The emulated RDMA device: one IP address, its objects, and the packets that come and go. No I/O, no locks.
+
+    nic = Nic("127.0.0.2", rng=random.Random())
+    nic.receive(data, segment_size, source, now)        a datagram, or a row of them as UDP_GRO gives it
+    while (burst := nic.next_burst(now)) is not None:   one sendmsg each, with UDP_SEGMENT
+        send(burst)
+    nic.advance(now)                                    at nic.deadline(), and at any other time
+
+Whoever uses it from several threads holds one lock around every call, polling included. Nothing that arrives
+raises anything: what is no good is dropped and counted by its cause in `counters`.
+
+Read `queue_pair.py` next, then `requester.py` and `responder.py`; `packets_out.py` and `packets_in.py` are
+the fast path of both.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from emulator.roce.nic.counters import Count
+from emulator.roce.nic.objects import Objects
+from emulator.roce.nic.packets_in import identification_of, match_row
+from emulator.roce.nic.packets_out import ROW_OVERHEAD, PacketWriter, rows_of
+from emulator.roce.nic.path import Path, incoming_flow
+from emulator.roce.nic.verbs import Address, Burst, Limits
+from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
+from emulator.roce.wire.flow import Flow
+from emulator.roce.wire.malformed import Cause, MalformedPacket
+from emulator.roce.wire.opcodes import Opcode, Service, class_of
+from emulator.roce.wire.packet import decode_transport_untrusted
+
+WINDOW_BYTES: Final = 320 << 10
+"""What one connection has under way. Small, because all of it has to fit into the peer's socket buffer (416
+KiB without privilege, and payload counts for some more), and what is larger falls out of the cache."""
+
+MAX_PATHS: Final = 4096
+
+_ROW_OPCODES: Final = frozenset({Opcode.SEND_MIDDLE, Opcode.WRITE_MIDDLE, Opcode.READ_RESPONSE_MIDDLE})
+_NO_FLAGS: Final = ~MIGRATION_REQUEST & 0xFF
+
+
+class Nic(Objects):
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        rng: random.Random,
+        guid: int = 0,
+        mtu: int = 4096,
+        limits: Limits | None = None,
+        window_bytes: int = WINDOW_BYTES,
+    ) -> None:
+        super().__init__(address, rng, guid, mtu, limits)
+        self.window_bytes = window_bytes
+        self.segments_numbered = False
+        self.solve_identification = False
+        self.writer = PacketWriter()
+        self.now = 0.0
+        self._paths: dict[str, Path] = {}
+
+    def _device(self) -> Nic:
+        return self
+
+    # --- paths --------------------------------------------------------------------------------------------
+
+    def path_to(self, ip: str) -> Path:
+        """The way to an address, made once."""
+        path = self._paths.get(ip)
+        if path is None:
+            if len(self._paths) >= MAX_PATHS:
+                self._paths.clear()
+            path = self._paths[ip] = Path(self.address, ip, self.segments_numbered)
+        return path
+
+    def number_segments(self, ip: str, yes: bool) -> None:
+        """Whether segment i of a burst to `ip` will carry IP identification i; `segments_numbered` is what
+        holds for addresses that nothing was said about."""
+        self.path_to(ip).numbered = yes
+
+    def window_packets(self, mtu: int) -> int:
+        """Packets that a connection may have under way."""
+        return max(8, self.window_bytes // mtu)
+
+    def piece_packets(self, mtu: int) -> int:
+        """Packets of the answer to one READ request. The first and the last of them go by themselves (they
+        alone carry an AETH), the others in rows: as many full rows as leave room in the window for the next
+        request to be under way."""
+        window, rows = self.window_packets(mtu), rows_of(mtu)
+        full = (window * 4 // 5 - 2) // rows
+        return full * rows + 2 if full else window // 2
+
+    # --- packets ------------------------------------------------------------------------------------------
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `next_burst` may have something."""
+        return bool(self.ready)
+
+    def next_burst(self, now: float) -> Burst | None:
+        """The next packets to send, queue pair by queue pair in turn; None when there is nothing now. What it
+        gives is good until the next call."""
+        self.now = now
+        ready = self.ready
+        while ready:
+            qp = ready[0]
+            burst = qp.next_burst(now)
+            if burst is not None:
+                ready.rotate(-1)
+                self.counters[Count.BURSTS_OUT] += 1
+                return burst
+            ready.popleft()
+            qp.scheduled = False
+        return None
+
+    def take_output(self, now: float | None = None) -> list[Burst]:
+        """All that `next_burst` gives, copied: for links in memory. Without a time it is the latest known."""
+        result = []
+        at = self.now if now is None else now
+        while (burst := self.next_burst(at)) is not None:
+            result.append(burst._replace(data=memoryview(bytes(burst.data))))
+        return result
+
+    def deadline(self) -> float | None:
+        """When `advance` is due, if nothing happens before."""
+        deadlines = [qp.requester.clock.deadline for qp in self._qps.values()]
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def advance(self, now: float) -> None:
+        """It is `now`: time-outs, the end of a wait for a receiver."""
+        self.now = now
+        for qp in list(self._qps.values()):
+            at = qp.requester.clock.deadline
+            if at is not None and at <= now:
+                qp.requester.advance(now)
+
+    def receive(
+        self, data: memoryview, segment_size: int, source: Address | tuple[str, int], now: float
+    ) -> None:
+        """Datagrams of `segment_size` bytes each (the last may be shorter) have come from `source`. The
+        memory is the caller's again afterwards."""
+        self.now = now
+        try:
+            flow = incoming_flow(self.address, source[0], source[1])
+        except ValueError:
+            self.counters[Count.STRANGE_SOURCE] += 1
+            return
+        at, index, size = 0, 0, len(data)
+        while at < size:
+            whole = (size - at) // segment_size
+            count = (
+                self._receive_row(data, at, segment_size, whole, flow, source[0], index) if whole > 1 else 0
+            )
+            if not count:
+                count = 1
+                self._receive_single(data[at : at + segment_size], flow, source[0], index)
+            self.counters[Count.PACKETS_IN] += count
+            at += count * segment_size
+            index += count
+
+    def _receive_row(
+        self, data: memoryview, at: int, segment_size: int, most: int, flow: Flow, ip: str, index: int
+    ) -> int:
+        """Take as many packets as are a plain row of one message, and say how many; 0 for anything else."""
+        mtu = segment_size - ROW_OVERHEAD
+        if mtu < 256:
+            return 0
+        opcode, flags, p_key, queue_pair, sequence = BTH.unpack_from(data, at)
+        if opcode not in _ROW_OPCODES or flags & _NO_FLAGS or p_key != DEFAULT_P_KEY:
+            return 0
+        qp = self._qps.get(queue_pair)
+        if qp is None or qp.datagrams is not None or not qp.receiving or qp.mtu != mtu or qp.path.ip != ip:
+            return 0
+        answer = opcode == Opcode.READ_RESPONSE_MIDDLE
+        psn = sequence & LOW_24_BITS
+        place = qp.requester.row_target(psn, most) if answer else qp.responder.row_target(opcode, psn, most)
+        if place is None or place[0] < 2:
+            return 0
+        row = match_row(data, at, mtu, place[0], flow, index, self.solve_identification)
+        if row is None:
+            return 0
+        if answer:
+            qp.requester.take_row(row, place[1], self.now)
+        else:
+            qp.responder.take_row(row, place[1])
+        self.counters[Count.ROW_PACKETS] += row.count
+        return row.count
+
+    def _receive_single(self, datagram: memoryview, flow: Flow, ip: str, index: int) -> None:
+        counters = self.counters
+        try:
+            packet = decode_transport_untrusted(datagram)
+        except MalformedPacket as error:
+            counters[error.cause] += 1
+            return
+        known = class_of(packet.opcode)
+        qp = self._qps.get(packet.queue_pair)
+        if qp is None:
+            counters[Count.NO_QUEUE_PAIR] += 1
+        elif (known.service is Service.UD) != (qp.datagrams is not None):
+            counters[Count.WRONG_SERVICE] += 1
+        elif not qp.receiving:
+            counters[Count.NOT_READY] += 1
+        elif qp.datagrams is None and qp.path.ip != ip:
+            counters[Count.WRONG_PEER] += 1
+        elif packet.p_key & 0x7FFF != DEFAULT_P_KEY & 0x7FFF:
+            counters[Count.WRONG_PKEY] += 1
+        elif identification_of(datagram, flow, index, self.solve_identification) is None:
+            counters[Cause.ICRC] += 1
+        elif len(packet.payload) > qp.mtu and qp.datagrams is not None:
+            counters[Count.MTU] += 1
+        elif qp.datagrams is not None:
+            qp.datagrams.receive(packet, datagram, flow)
+        elif known.request:
+            qp.communication_seen()
+            qp.responder.receive(packet)
+        else:
+            qp.requester.receive(packet, self.now)

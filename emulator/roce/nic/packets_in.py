@@ -1,0 +1,122 @@
+"""Packets as they arrive: is the ICRC right, and how many of a burst are a plain row of one message?
+
+A row is accepted as far as every packet of it has the header that is expected and a right ICRC; what is left,
+if only the packet after the row's end, takes the way of single packets, which knows all cases. So this file
+needs to know none of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Final
+
+import numpy as np
+
+from emulator.roce.nic.memory import Bytes
+from emulator.roce.nic.packets_out import ROW_OVERHEAD, SAME_BYTES
+from emulator.roce.wire.bth import ACKNOWLEDGE_REQUEST, LOW_24_BITS
+from emulator.roce.wire.flow import Flow
+from emulator.roce.wire.icrc import (
+    BTH_RESERVED_OFFSET,
+    ICRC_BYTES,
+    RESERVED_CORRECTION,
+    crc32,
+    prefix_crc,
+    solved_ip_id,
+)
+from emulator.roce.wire.opcodes import BTH_BYTES
+
+RESIDUE: Final = 0x2144DF1C
+"""A CRC-32 that runs on over its own value, stored little-endian, ends in this."""
+
+
+def identification_of(datagram: memoryview, flow: Flow, index: int, solve: bool) -> int | None:
+    """The IP identification with which a UDP payload (a BTH and an ICRC at least) has the right ICRC, or
+    None.
+
+    It may be 0, or `index`, the position in a burst. With `solve` any will do, which leaves 16 bits of
+    strength to the check (see `wire/icrc.py`): a burst that lost a segment on its way, and what a kernel
+    sends, is numbered from anywhere.
+    """
+    size = len(datagram)
+    correction = RESERVED_CORRECTION[datagram[BTH_RESERVED_OFFSET]]
+    covered = datagram[: size - ICRC_BYTES]
+    received = int.from_bytes(datagram[size - ICRC_BYTES :], "little")
+    difference = crc32(covered, prefix_crc(flow, size) ^ correction) ^ received
+    if not difference:
+        return 0
+    if flow.is_ipv6:
+        return None
+    if index and crc32(covered, prefix_crc(flow, size, index) ^ correction) == received:
+        return index
+    return solved_ip_id(difference, size) if solve else None
+
+
+_HEAD = struct.Struct(">QI")
+"""The BTH as what is equal in a row, and what is not."""
+
+
+class Row:
+    """The packets of a burst that follow each other as they should: `count` of them, of `mtu` bytes each.
+
+    `asked` is the position of the last one that asks for an acknowledgement, or -1.
+    """
+
+    __slots__ = ("_data", "_start", "asked", "count", "mtu")
+
+    def __init__(self, data: memoryview, start: int, mtu: int, count: int, asked: int) -> None:
+        self._data = data
+        self._start = start
+        self.mtu = mtu
+        self.count = count
+        self.asked = asked
+
+    def place(self, target: Bytes) -> None:
+        """Copy the payload, all of it, in one go."""
+        size = self.mtu + ROW_OVERHEAD
+        table = np.frombuffer(self._data, np.uint8, self.count * size, self._start).reshape(self.count, size)
+        target[: self.count * self.mtu].reshape(self.count, self.mtu)[...] = table[
+            :, BTH_BYTES : BTH_BYTES + self.mtu
+        ]
+
+
+def match_row(
+    data: memoryview, start: int, mtu: int, most: int, flow: Flow, index: int, solve: bool
+) -> Row | None:
+    """The row that begins with the packet at byte `start`, whose header the caller has looked at; None for
+    less than two packets. `index` is that packet's position in the burst. BTH byte 4 is 0."""
+    size = mtu + ROW_OVERHEAD
+    same = data[start : start + SAME_BYTES]
+    value = crc32(same, prefix_crc(flow, size))
+    count, asked = _run(data, start, size, most, repeat(value))
+    if count < 2 and not flow.is_ipv6:
+        number = identification_of(data[start : start + size], flow, index, solve)
+        if number is not None:
+            numbers = range(number, number + most)
+            values = (crc32(same, prefix_crc(flow, size, i & 0xFFFF)) for i in numbers)
+            count, asked = _run(data, start, size, most, values)
+    return Row(data, start, mtu, count, asked) if count > 1 else None
+
+
+def _run(data: memoryview, start: int, size: int, most: int, values: Iterable[int]) -> tuple[int, int]:
+    """How many packets follow each other with equal headers and right ICRCs, which go on from `values`; and
+    the last of them that asks for an acknowledgement."""
+    unpack = _HEAD.unpack_from
+    same, expected = unpack(data, start)
+    expected &= LOW_24_BITS
+    asked, count = -1, 0
+    for at, value in zip(range(start, start + most * size, size), values, strict=False):
+        head, word = unpack(data, at)
+        if head != same:
+            break
+        if word != expected:
+            if word != expected | ACKNOWLEDGE_REQUEST:
+                break
+            asked = count
+        if crc32(data[at + SAME_BYTES : at + size], value) != RESIDUE:
+            break
+        count += 1
+        expected = expected + 1 & LOW_24_BITS
+    return count, asked if asked < count else -1

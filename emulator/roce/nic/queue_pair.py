@@ -1,0 +1,375 @@
+"""A queue pair as the verbs see it: states, posting, and the services behind it (IBTA 10.3, 11.2.5, 11.4).
+
+`RcService` and `DatagramService` do the talking; what is common to both is here. A request that was posted is
+completed exactly once, if it asked for it or fails, unless the queue pair is reset or destroyed before.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from emulator.roce.nic.completion import CompletionQueue
+from emulator.roce.nic.datagram import DatagramService
+from emulator.roce.nic.memory import InlineData, ProtectionDomain, ProtectionFault, Span, SpanList
+from emulator.roce.nic.path import Path
+from emulator.roce.nic.requester import Requester
+from emulator.roce.nic.responder import Responder
+from emulator.roce.nic.shared_receive import ReceiveQueue, SharedReceiveQueue
+from emulator.roce.nic.states import MAY_POST_RECEIVE, MAY_POST_SEND, RECEIVING, next_state
+from emulator.roce.nic.verbs import (
+    MAX_MESSAGE,
+    AsyncEvent,
+    Burst,
+    EventType,
+    QpAttr,
+    QpAttributes,
+    QpCapabilities,
+    QpState,
+    QpType,
+    ReceiveRequest,
+    SendFlags,
+    SendOpcode,
+    SendRequest,
+    VerbsError,
+    WcOpcode,
+    WcStatus,
+    WorkCompletion,
+)
+from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, completion_opcode
+from emulator.roce.wire.bth import LOW_24_BITS
+
+if TYPE_CHECKING:
+    from emulator.roce.nic.memory import KeyTable
+    from emulator.roce.nic.nic import Nic
+
+_INLINE: Final = int(SendFlags.INLINE)
+
+_OPCODES: Final = {
+    QpType.RC: frozenset(SendOpcode),
+    QpType.UD: frozenset({SendOpcode.SEND, SendOpcode.SEND_WITH_IMM}),
+}
+_MAY_BE_INLINE: Final = frozenset(
+    {
+        SendOpcode.SEND,
+        SendOpcode.SEND_WITH_IMM,
+        SendOpcode.SEND_WITH_INV,
+        SendOpcode.RDMA_WRITE,
+        SendOpcode.RDMA_WRITE_WITH_IMM,
+    }
+)
+
+_BOUNDS: Final = {
+    QpAttr.TIMEOUT: ("timeout", 31),
+    QpAttr.RETRY_CNT: ("retry_count", 7),
+    QpAttr.RNR_RETRY: ("rnr_retry", 7),
+    QpAttr.MIN_RNR_TIMER: ("min_rnr_timer", 31),
+    QpAttr.RQ_PSN: ("rq_psn", 0xFFFFFFFF),
+    QpAttr.SQ_PSN: ("sq_psn", 0xFFFFFFFF),
+    QpAttr.DEST_QPN: ("dest_qpn", LOW_24_BITS),
+    QpAttr.PKEY_INDEX: ("pkey_index", 0),
+}
+"""The largest value of an attribute; there is one P_Key. Of PSNs the lower 24 bits count, as in the
+kernel."""
+
+_FIELDS: Final = {
+    QpAttr.ACCESS_FLAGS: "access",
+    QpAttr.PKEY_INDEX: "pkey_index",
+    QpAttr.PORT: "port_num",
+    QpAttr.QKEY: "qkey",
+    QpAttr.AV: "av",
+    QpAttr.PATH_MTU: "path_mtu",
+    QpAttr.TIMEOUT: "timeout",
+    QpAttr.RETRY_CNT: "retry_count",
+    QpAttr.RNR_RETRY: "rnr_retry",
+    QpAttr.RQ_PSN: "rq_psn",
+    QpAttr.SQ_PSN: "sq_psn",
+    QpAttr.MAX_QP_RD_ATOMIC: "max_rd_atomic",
+    QpAttr.MAX_DEST_RD_ATOMIC: "max_dest_rd_atomic",
+    QpAttr.MIN_RNR_TIMER: "min_rnr_timer",
+    QpAttr.DEST_QPN: "dest_qpn",
+    QpAttr.EN_SQD_ASYNC_NOTIFY: "enable_sqd_notify",
+}
+"""Attributes that are simply kept. Alternate paths and migration are accepted and have no effect."""
+
+
+class QueuePair:
+    """See the module's docstring. Made by `Nic.create_qp`."""
+
+    def __init__(
+        self,
+        device: Nic,
+        number: int,
+        kind: QpType,
+        pd: ProtectionDomain,
+        send_cq: CompletionQueue,
+        recv_cq: CompletionQueue,
+        capabilities: QpCapabilities,
+        signal_all: bool,
+        srq: SharedReceiveQueue | None,
+    ) -> None:
+        self.device = device
+        self.keys: KeyTable = device.keys
+        self.number = number
+        self.type = kind
+        self.pd = pd
+        self.send_cq = send_cq
+        self.recv_cq = recv_cq
+        self.capabilities = capabilities
+        self.signal_all = signal_all
+        self.srq = srq
+        self.state = QpState.RESET
+        self.attributes = QpAttributes(capabilities=capabilities)
+        self.mtu = device.port_mtu.bytes
+        self.scheduled = False
+        self._last_wqe_told = False
+        self._path: Path | None = None
+        self._communicating = self._answers_first = False
+        self._own_receives = ReceiveQueue(capabilities.max_recv_wr, capabilities.max_recv_sge)
+        self.receives: ReceiveQueue = srq if srq is not None else self._own_receives
+        self.datagrams = DatagramService(self) if kind is QpType.UD else None
+        self.requester = Requester(self)
+        self.responder = Responder(self)
+
+    # --- states -------------------------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The way to the peer of a connection."""
+        assert self._path is not None
+        return self._path
+
+    def query(self) -> QpAttributes:
+        """ibv_query_qp: a copy of what is set, and the PSNs as they are now."""
+        result = replace(self.attributes, state=self.state, current_state=self.state)
+        result.capabilities = replace(self.capabilities)
+        result.sq_draining = self.state is QpState.SQD and not self.requester.drained
+        if self.state not in (QpState.RESET, QpState.INIT) and self.datagrams is None:
+            result.rq_psn = self.responder.expected & LOW_24_BITS
+            result.sq_psn = self.requester.psn & LOW_24_BITS
+        return result
+
+    def modify(self, attributes: QpAttributes, mask: QpAttr) -> None:
+        """ibv_modify_qp. VerbsError(EINVAL) for an illegal move or value; nothing has changed then."""
+        target = next_state(
+            self.type, self.number, self.state, mask, attributes.state, attributes.current_state
+        )
+        self._check_values(attributes, mask)
+        if target is QpState.RESET:
+            self._reset()
+            return
+        if target is QpState.ERR:
+            self.enter_error()
+            return
+        for flag, name in _FIELDS.items():
+            if mask & flag:
+                setattr(self.attributes, name, getattr(attributes, name))
+        if mask & QpAttr.AV:
+            assert attributes.av is not None
+            self._path = self.device.path_to(attributes.av.ip)
+        if mask & QpAttr.PATH_MTU:
+            self.mtu = attributes.path_mtu.bytes
+        if mask & QpAttr.RQ_PSN:
+            self.responder.start(attributes.rq_psn & LOW_24_BITS)
+        if mask & QpAttr.SQ_PSN:
+            sender = self.requester if self.datagrams is None else self.datagrams
+            sender.start(attributes.sq_psn & LOW_24_BITS)
+        previous, self.state = self.state, target
+        if target is QpState.SQD and previous is not QpState.SQD and self.requester.drained:
+            self.send_queue_drained()
+        self.schedule()
+
+    def _check_values(self, attributes: QpAttributes, mask: QpAttr) -> None:
+        for flag, (name, most) in _BOUNDS.items():
+            if mask & flag and not 0 <= getattr(attributes, name) <= most:
+                raise VerbsError(errno.EINVAL, f"{name} is {getattr(attributes, name)}, {most} at most")
+        if mask & QpAttr.PORT and attributes.port_num != 1:
+            raise VerbsError(errno.EINVAL, f"there is no port {attributes.port_num}")
+        if mask & QpAttr.AV:
+            if attributes.av is None:
+                raise VerbsError(errno.EINVAL, "no address vector is given")
+            self.device.check_address(attributes.av)
+        if mask & QpAttr.PATH_MTU and not 1 <= attributes.path_mtu <= self.device.port_mtu:
+            raise VerbsError(errno.EINVAL, f"the path MTU is beyond the port's, {self.device.port_mtu.bytes}")
+        most = self.device.limits.max_qp_rd_atom
+        for flag in (QpAttr.MAX_QP_RD_ATOMIC, QpAttr.MAX_DEST_RD_ATOMIC):
+            if mask & flag and not 0 <= getattr(attributes, _FIELDS[flag]) <= most:
+                raise VerbsError(errno.EINVAL, f"{_FIELDS[flag]} is beyond {most}")
+
+    def _reset(self) -> None:
+        self.state = QpState.RESET
+        self.attributes = QpAttributes(capabilities=self.capabilities)
+        self._path = None
+        self._last_wqe_told = self._communicating = False
+        self._own_receives.row.clear()
+        self.send_cq.forget(self.number)
+        self.recv_cq.forget(self.number)
+        self.requester.start(0)
+        self.responder.start(0)
+        if self.datagrams is not None:
+            self.datagrams.start(0)
+        self.keys.unbind_windows_of(self.number)
+
+    def abandon(self) -> None:
+        """It is destroyed: nothing of it is completed or sent any more."""
+        self._reset()
+
+    def enter_error(self) -> None:
+        """Everything that is queued completes with WR_FLUSH_ERR, once."""
+        if self.state is QpState.ERR:
+            return
+        self.state = QpState.ERR
+        self.responder.responses.clear()
+        self._flush()
+
+    def responder_failed(self) -> None:
+        """As `enter_error`, but what the responder has said before, its NAK above all, still goes out."""
+        self.state = QpState.ERR
+        self._flush()
+
+    def _flush(self) -> None:
+        self.requester.flush()
+        self.responder.flush()
+        if self.datagrams is not None:
+            self.datagrams.flush()
+        while self._own_receives.row:
+            self._flush_receive(self._own_receives.row.popleft())
+        if self.srq is not None and not self._last_wqe_told:
+            self._last_wqe_told = True
+            self.tell(EventType.QP_LAST_WQE_REACHED)
+
+    def send_queue_failed(self) -> None:
+        """A datagram could not be sent: sends end, receives go on (SQE, IBTA 10.3.1.6)."""
+        self.state = QpState.SQE
+        assert self.datagrams is not None
+        self.datagrams.flush()
+
+    def send_queue_drained(self) -> None:
+        """In SQD: all that had begun is complete."""
+        if self.attributes.enable_sqd_notify:
+            self.attributes.enable_sqd_notify = False
+            self.tell(EventType.SQ_DRAINED)
+
+    def tell(self, what: EventType) -> None:
+        """An asynchronous event of this queue pair."""
+        self.device.raise_event(AsyncEvent(what, self))
+
+    # --- posting ------------------------------------------------------------------------------------------
+
+    def post_send(self, request: SendRequest) -> None:
+        """ibv_post_send of one request. EINVAL where it makes no sense, ENOMEM where the queue is full."""
+        if self.state not in MAY_POST_SEND:
+            raise VerbsError(errno.EINVAL, f"nothing can be sent in {self.state.name}")
+        self._check_send(request)
+        queue = self.requester if self.datagrams is None else self.datagrams
+        if len(queue) >= self.capabilities.max_send_wr:
+            raise VerbsError(errno.ENOMEM, "the send queue is full")
+        if int(request.flags) & _INLINE and request.inline is None:
+            request.inline = self._gathered(request)
+        if self.state in (QpState.ERR, QpState.SQE):
+            self.complete_send(request, WcStatus.WR_FLUSH_ERR)
+            return
+        queue.post(request)
+        self.schedule()
+
+    def _check_send(self, request: SendRequest) -> None:
+        opcode = request.opcode
+        if opcode not in _OPCODES[self.type]:
+            raise VerbsError(errno.EINVAL, f"{self.type.name} does not do opcode {int(opcode)}")
+        if len(request.sges) > self.capabilities.max_send_sge:
+            raise VerbsError(errno.EINVAL, f"{len(request.sges)} gather entries are too many")
+        length = sum(sge[1] for sge in request.sges) if request.inline is None else len(request.inline)
+        if length > MAX_MESSAGE:
+            raise VerbsError(errno.EINVAL, f"a message of {length} bytes is too long")
+        if int(request.flags) & _INLINE:
+            if opcode not in _MAY_BE_INLINE or length > self.capabilities.max_inline_data:
+                raise VerbsError(errno.EINVAL, f"{length} bytes of {opcode.name} cannot be inline")
+        elif request.inline is not None:
+            raise VerbsError(errno.EINVAL, "inline data without the flag")
+        if self.type is QpType.UD:
+            if request.ah is None or request.ah.pd is not self.pd:
+                raise VerbsError(errno.EINVAL, "a datagram needs an address handle of its domain")
+        elif opcode in ATOMICS:
+            if length != ATOMIC_BYTES:
+                raise VerbsError(errno.EINVAL, f"an atomic has 8 bytes, not {length}")
+        elif opcode is SendOpcode.BIND_MW and (request.window is None or request.bind is None):
+            raise VerbsError(errno.EINVAL, "a bind needs a window and what to bind it to")
+
+    def _gathered(self, request: SendRequest) -> bytes:
+        try:
+            spans = self.keys.local(self.pd, request.sges, write=False)
+            data = bytearray(spans.length)
+            spans.copy_out(0, memoryview(data))
+        except ProtectionFault as fault:
+            raise VerbsError(errno.EINVAL, f"inline data: {fault}") from fault
+        return bytes(data)
+
+    def post_recv(self, request: ReceiveRequest) -> None:
+        """ibv_post_recv of one request. EINVAL where it makes no sense, ENOMEM where the queue is full."""
+        if self.srq is not None:
+            raise VerbsError(errno.EINVAL, "this queue pair receives from a shared queue")
+        if self.state not in MAY_POST_RECEIVE:
+            raise VerbsError(errno.EINVAL, f"no receive can be posted in {self.state.name}")
+        if self.state is QpState.ERR:
+            if len(request.sges) > self.capabilities.max_recv_sge:
+                raise VerbsError(errno.EINVAL, f"{len(request.sges)} scatter entries are too many")
+            self._flush_receive(request)
+            return
+        self._own_receives.post(request)
+
+    # --- for the services ---------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """There may be something to send."""
+        if not self.scheduled:
+            self.scheduled = True
+            self.device.ready.append(self)
+
+    def payload_of(self, request: SendRequest, *, write: bool) -> SpanList:
+        """The memory of a send request. ProtectionFault where it may not be used so."""
+        data = request.inline
+        if data is not None:
+            return SpanList((Span(InlineData(data), 0, len(data)),) if data else ())
+        return self.keys.local(self.pd, request.sges, write=write)
+
+    def scatter_of(self, request: ReceiveRequest) -> SpanList:
+        """The memory of a receive. ProtectionFault where it may not be written."""
+        pd = self.srq.pd if self.srq is not None else self.pd
+        return self.keys.local(pd, request.sges, write=True)
+
+    def take_receive(self) -> ReceiveRequest | None:
+        """The receive that the next message takes."""
+        return self.receives.take()
+
+    def complete_send(self, request: SendRequest, status: WcStatus, length: int = 0) -> None:
+        """A send request is over."""
+        opcode = completion_opcode(request.opcode)
+        self.send_cq.push(WorkCompletion(request.wr_id, status, opcode, self.number, length))
+
+    def _flush_receive(self, request: ReceiveRequest) -> None:
+        self.recv_cq.push(WorkCompletion(request.wr_id, WcStatus.WR_FLUSH_ERR, WcOpcode.RECV, self.number))
+
+    # --- for the device -----------------------------------------------------------------------------------
+
+    @property
+    def receiving(self) -> bool:
+        """Whether its state lets it receive."""
+        return self.state in RECEIVING
+
+    def communication_seen(self) -> None:
+        """A valid packet has come in RTR: the peer is there (COMM_EST, IBTA 11.6.3.1). Told once."""
+        if self.state is QpState.RTR and not self._communicating:
+            self._communicating = True
+            self.tell(EventType.COMM_EST)
+
+    def next_burst(self, now: float) -> Burst | None:
+        """The next packets to go out; answers and requests take turns."""
+        if self.datagrams is not None:
+            return self.datagrams.next_burst()
+        if self._path is None:
+            return None
+        self._answers_first = not self._answers_first
+        if self._answers_first:
+            return self.responder.next_burst() or self.requester.next_burst(now)
+        return self.requester.next_burst(now) or self.responder.next_burst()

@@ -1,0 +1,481 @@
+"""The requester of a reliable connection: send requests become packets, answers complete them (IBTA 9.7.3,
+9.7.5).
+
+    waiting -> open: begun, PSNs taken, sent up to the cursor, not complete yet -> completed in order
+
+Three PSNs tell where it stands: everything before `unacked` is answered; the packet at `_cursor` is sent
+next; `_next` is the first that no request has taken. To repeat is to put the cursor back (go-back-N):
+nothing is kept but the requests, whose memory is read again.
+
+An RDMA READ is asked for in pieces, each a request of its own on the wire, so that one window bounds what is
+under way towards either side; the grid of pieces is fixed, so a piece that is asked for again is within the
+request that the responder remembers.
+
+Bounds: the queue by `max_send_wr`; packets under way, those of READ responses included, by the window;
+READs and atomics by `max_rd_atomic`.
+
+A congestion control would bound the window besides, or say in `next_burst` that it is too early.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from emulator.roce.nic.counters import Count
+from emulator.roce.nic.memory import Bytes, ProtectionFault
+from emulator.roce.nic.packets_in import Row
+from emulator.roce.nic.packets_out import rows_of
+from emulator.roce.nic.retry import Due, RetryClock
+from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, SendRequest, WcStatus
+from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, LOCAL_COMPLETION, Work, extended_psn
+from emulator.roce.wire.extended import (
+    ATOMIC_ETH,
+    IMM_DT,
+    RETH,
+    AethKind,
+    NakCode,
+    read_packets,
+)
+from emulator.roce.wire.opcodes import Opcode, Operation, class_of
+from emulator.roce.wire.packet import Packet
+
+if TYPE_CHECKING:
+    from emulator.roce.nic.queue_pair import QueuePair
+
+_FENCE: Final = int(SendFlags.FENCE)
+_SIGNALED: Final = int(SendFlags.SIGNALED)
+_SOLICITED: Final = int(SendFlags.SOLICITED)
+
+_NAK_STATUS: Final = {
+    NakCode.INVALID_REQUEST: WcStatus.REM_INV_REQ_ERR,
+    NakCode.REMOTE_ACCESS_ERROR: WcStatus.REM_ACCESS_ERR,
+    NakCode.REMOTE_OPERATIONAL_ERROR: WcStatus.REM_OP_ERR,
+    NakCode.INVALID_RD_REQUEST: WcStatus.REM_INV_RD_REQ_ERR,
+}
+
+
+class Requester:
+    """See the module's docstring. Belongs to one queue pair."""
+
+    def __init__(self, qp: QueuePair) -> None:
+        self._qp = qp
+        self._waiting: deque[SendRequest] = deque()
+        self._open: deque[Work] = deque()
+        self.start(0)
+
+    def start(self, psn: int) -> None:
+        """Begin with this PSN, and with nothing in the queue."""
+        self._waiting.clear()
+        self._open.clear()
+        self.unacked = self._cursor = self._next = self._sent = psn + (1 << 24)
+        self._index = 0
+        self._pieces: deque[int] = deque()
+        self._unasked = 0
+        self._went_back_at = -1
+        self.clock = RetryClock(self._qp.attributes)
+
+    # --- the queue ----------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._open)
+
+    def post(self, request: SendRequest) -> None:
+        """Queue a request that was checked."""
+        self._waiting.append(request)
+
+    @property
+    def psn(self) -> int:
+        """The PSN that the next request will begin with."""
+        return self._next
+
+    @property
+    def drained(self) -> bool:
+        """Nothing has begun that is not complete."""
+        return not self._open
+
+    def flush(self) -> None:
+        """Complete everything with WR_FLUSH_ERR, in order."""
+        self.clock.stop()
+        while self._open or self._waiting:
+            request = self._open.popleft().request if self._open else self._waiting.popleft()
+            self._qp.complete_send(request, WcStatus.WR_FLUSH_ERR)
+        self._cursor = self._next = self.unacked
+        self._index = 0
+
+    def _begin(self) -> bool:
+        """Begin waiting requests until one has packets to send; False if none may."""
+        qp = self._qp
+        while self._waiting and qp.state is QpState.RTS:
+            if self._open and self._open[-1].failure is not None:
+                return False
+            request = self._waiting[0]
+            if int(request.flags) & _FENCE and self._first_unanswered() is not None:
+                return False
+            self._waiting.popleft()
+            work = Work(request, qp.signal_all or int(request.flags) & _SIGNALED != 0, self._next)
+            try:
+                self._prepare(work)
+            except ProtectionFault:
+                work.failure = WcStatus.LOC_PROT_ERR
+            self._open.append(work)
+            if work.packets:
+                self._next = work.end
+                return True
+            self._retire()
+        return False
+
+    def _prepare(self, work: Work) -> None:
+        qp, request = self._qp, work.request
+        if request.opcode in LOCAL_COMPLETION:
+            try:
+                self._carry_out(request)
+            except ProtectionFault:
+                binding = request.opcode is SendOpcode.BIND_MW
+                work.failure = WcStatus.MW_BIND_ERR if binding else WcStatus.LOC_QP_OP_ERR
+            return
+        assert work.shape is not None
+        if work.shape.answered and not qp.attributes.max_rd_atomic:
+            work.failure = WcStatus.LOC_QP_OP_ERR
+            return
+        spans = qp.payload_of(request, write=work.shape.answered)
+        packets = 1 if request.opcode in ATOMICS else read_packets(spans.length, qp.mtu)
+        work.take_psns(spans, packets)
+
+    def _carry_out(self, request: SendRequest) -> None:
+        qp = self._qp
+        if request.opcode is SendOpcode.LOCAL_INV:
+            qp.keys.invalidate(qp.pd, qp.number, request.invalidate_rkey)
+        else:
+            assert request.window is not None
+            assert request.bind is not None
+            qp.keys.bind(request.window, qp.number, qp.pd, request.bind, request.window_rkey)
+
+    # --- sending ------------------------------------------------------------------------------------------
+
+    def next_burst(self, now: float) -> Burst | None:
+        """The next packets to go out, or None if there are none, or it is not the time for them."""
+        if self.clock.rnr_until is not None:
+            return None
+        if self._cursor == self._next and not self._begin():
+            return None
+        room = self.unacked + self._qp.device.window_packets(self._qp.mtu) - self._cursor
+        if room <= 0:
+            return None
+        while self._open[self._index].end <= self._cursor:
+            self._index += 1
+        work = self._open[self._index]
+        assert work.shape is not None
+        try:
+            burst = self._ask(work, room) if work.shape.answered else self._carry(work, room)
+        except ProtectionFault:
+            self._fail(work, WcStatus.LOC_PROT_ERR)
+            return None
+        if burst is not None:
+            self._sent = max(self._sent, self._cursor)
+            if not self.clock.running:
+                self.clock.restart(now)
+        return burst
+
+    def _carry(self, work: Work, room: int) -> Burst:
+        """Packets of a SEND or WRITE: a row of them, or a single one where there is no row."""
+        qp, shape, request = self._qp, work.shape, work.request
+        assert shape is not None
+        mtu, position = qp.mtu, self._cursor - work.first
+        last = work.packets - 1
+        wanted = min(room, rows_of(mtu), work.packets - position)
+        if wanted > 1 and (position or not shape.write):
+            # The last packet is part of the row where it is full and has no header that the others have not.
+            if position + wanted > last and (shape.trailer or work.length != work.packets * mtu):
+                wanted -= 1
+            source = work.spans.contiguous(position * mtu, wanted * mtu)
+            count = len(source) // mtu
+            if count > 1:
+                ends = position + count > last
+                return qp.device.writer.rows(
+                    qp.path,
+                    mtu,
+                    shape.middle,
+                    qp.attributes.dest_qpn,
+                    self._cursor,
+                    source[: count * mtu],
+                    first=shape.first if not position else None,
+                    last=shape.last if ends else None,
+                    acknowledge=self._asks(count, room, ends),
+                )
+        if position == last:
+            opcode = shape.only if not position else shape.last
+        else:
+            opcode = shape.middle if position else shape.first
+        known = class_of(opcode)
+        extended = b""
+        if known.reth:
+            extended = RETH.pack(request.remote_address, request.rkey, work.length)
+        if known.immediate:
+            extended += IMM_DT.pack(request.imm)
+        elif known.invalidate:
+            extended += IMM_DT.pack(request.invalidate_rkey)
+        return qp.device.writer.single(
+            qp.path,
+            opcode,
+            qp.attributes.dest_qpn,
+            self._cursor,
+            extended,
+            acknowledge=self._asks(1, room, position == last),
+            solicited=position == last and int(request.flags) & _SOLICITED != 0,
+            spans=work.spans,
+            start=position * mtu,
+            length=min(mtu, work.length - position * mtu),
+        )
+
+    def _asks(self, count: int, room: int, ends: bool) -> bool:
+        """`count` packets go out: does the last one ask for an acknowledgement? It moves the cursor."""
+        self._cursor += count
+        self._unasked += count
+        window = self._qp.device.window_packets(self._qp.mtu)
+        asks = ends or self._unasked * 2 >= window or count == room or self._cursor <= self._sent
+        if asks:
+            self._unasked = 0
+        return asks
+
+    def _ask(self, work: Work, room: int) -> Burst | None:
+        """The request of an atomic, or of the next piece of a READ; None while too many are under way."""
+        qp, request = self._qp, work.request
+        while self._pieces and self._pieces[0] <= self.unacked:
+            self._pieces.popleft()
+        if len(self._pieces) >= qp.attributes.max_rd_atomic:
+            return None
+        if request.opcode in ATOMICS:
+            adding = request.opcode is SendOpcode.ATOMIC_FETCH_AND_ADD
+            end = work.end
+            opcode = Opcode.FETCH_ADD if adding else Opcode.COMPARE_SWAP
+            extended = ATOMIC_ETH.pack(
+                request.remote_address,
+                request.rkey,
+                request.compare_add if adding else request.swap,
+                0 if adding else request.compare_add,
+            )
+        else:
+            position = self._cursor - work.first
+            end = self._piece_end(work, self._cursor)
+            if end - self._cursor > room and self._cursor != self.unacked:
+                return None
+            start = position * qp.mtu
+            length = min(work.length, (end - work.first) * qp.mtu) - start
+            opcode = Opcode.READ_REQUEST
+            extended = RETH.pack(request.remote_address + start, request.rkey, length)
+        # The memory must be there before the peer is asked; ProtectionFault else.
+        work.spans.contiguous(0, 1)
+        psn, self._cursor, self._unasked = self._cursor, end, 0
+        self._pieces.append(end)
+        return qp.device.writer.single(
+            qp.path, opcode, qp.attributes.dest_qpn, psn, extended, acknowledge=True
+        )
+
+    def _piece_end(self, work: Work, psn: int) -> int:
+        """Where the piece of a READ ends that `psn` is part of."""
+        piece = self._qp.device.piece_packets(self._qp.mtu)
+        return min(work.end, work.first + ((psn - work.first) // piece + 1) * piece)
+
+    # --- time ---------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Do what is due."""
+        due = self.clock.advance(now)
+        if due is Due.RECEIVER_READY:
+            self._qp.schedule()
+        if due in (Due.NOTHING, Due.RECEIVER_READY):
+            return
+        self._count(Count.TIMEOUTS if due is Due.TIMEOUT else Count.PROBES)
+        if due is Due.TIMEOUT and not self.clock.take_retry():
+            self._fail(self._oldest(), WcStatus.RETRY_EXC_ERR)
+            return
+        self._went_back_at = -1
+        self._go_back(self.unacked)
+
+    def _oldest(self) -> Work:
+        return next(work for work in self._open if work.end > self.unacked)
+
+    def _go_back(self, psn: int) -> None:
+        """Send again from `psn` on."""
+        self._cursor = psn
+        self._index = 0
+        self._pieces.clear()
+        self._qp.schedule()
+
+    # --- answers ------------------------------------------------------------------------------------------
+
+    def _first_unanswered(self) -> Work | None:
+        """The oldest READ or atomic whose answer is not complete."""
+        for work in self._open:
+            if work.shape is not None and work.shape.answered and work.end > self.unacked:
+                return work
+        return None
+
+    def receive(self, packet: Packet, now: float) -> None:
+        """An answer from the responder, checked as far as its form goes."""
+        psn = extended_psn(packet.psn, self.unacked)
+        if not self.unacked <= psn < self._sent:
+            self._count(Count.GHOST)
+            return
+        operation = class_of(packet.opcode).operation
+        if operation is Operation.ACKNOWLEDGE:
+            assert packet.aeth is not None
+            kind, code = packet.aeth.kind, packet.aeth.code
+            if kind is AethKind.ACK:
+                self._acknowledge(psn + 1, now)
+            elif kind is AethKind.RNR_NAK:
+                self._receiver_not_ready(psn, code, now)
+            elif kind is AethKind.NAK:
+                self._refused(psn, code, now)
+            else:
+                self._count(Count.GHOST)
+            return
+        work = self._first_unanswered()
+        if work is None:
+            self._count(Count.GHOST)
+            return
+        expected = max(self.unacked, work.first)
+        if psn != expected:
+            if psn > expected:
+                self._count(Count.LOST_RESPONSE)
+                self._implied_nak(expected)
+            else:
+                self._count(Count.GHOST)
+            return
+        self._take_answer(work, packet, psn, operation, now)
+
+    def _take_answer(self, work: Work, packet: Packet, psn: int, operation: Operation, now: float) -> None:
+        self._progress(work.first, now)
+        if (operation is Operation.ATOMIC_ACKNOWLEDGE) != (work.request.opcode in ATOMICS):
+            self._fail(work, WcStatus.BAD_RESP_ERR)
+            return
+        position = psn - work.first
+        if operation is Operation.ATOMIC_ACKNOWLEDGE:
+            assert packet.original is not None
+            data = memoryview(packet.original.to_bytes(ATOMIC_BYTES, "little"))
+        else:
+            # First and middle, last and only, mix freely where answers to a repeated request meet late ones.
+            ends = psn + 1 == self._piece_end(work, psn)
+            data = memoryview(packet.payload)
+            mtu = self._qp.mtu
+            if ends != class_of(packet.opcode).last or len(data) != min(mtu, work.length - position * mtu):
+                self._fail(work, WcStatus.BAD_RESP_ERR)
+                return
+        try:
+            work.spans.place(position * self._qp.mtu, data)
+        except ProtectionFault:
+            self._fail(work, WcStatus.LOC_PROT_ERR)
+            return
+        self._progress(psn + 1, now)
+
+    def row_target(self, psn: int, most: int) -> tuple[int, Bytes] | None:
+        """Where a row of middle packets of a READ response would go that begins with `psn`: the most packets
+        that it can have, and the memory. None if it is not what comes next."""
+        work = self._first_unanswered()
+        if work is None or work.request.opcode in ATOMICS or self.unacked >= self._sent:
+            return None
+        expected = max(self.unacked, work.first)
+        if extended_psn(psn, self.unacked) != expected:
+            return None
+        mtu = self._qp.mtu
+        most = min(most, self._piece_end(work, expected) - 1 - expected, self._sent - expected)
+        if most < 2:
+            return None
+        try:
+            target = work.spans.contiguous((expected - work.first) * mtu, most * mtu)
+        except ProtectionFault:
+            return None
+        return len(target) // mtu, target
+
+    def take_row(self, row: Row, target: Bytes, now: float) -> None:
+        """A row for `row_target` has come."""
+        work = self._first_unanswered()
+        assert work is not None
+        row.place(target)
+        self._progress(max(self.unacked, work.first) + row.count, now)
+
+    def _acknowledge(self, end: int, now: float) -> None:
+        """The responder has carried out everything before `end`."""
+        work = self._first_unanswered()
+        if work is not None and work.first < end:
+            # It went past a request whose answer has not come: that answer is lost (IBTA 9.7.5.1.1).
+            self._progress(work.first, now)
+            self._implied_nak(max(self.unacked, work.first))
+            return
+        self._progress(end, now)
+
+    def _implied_nak(self, psn: int) -> None:
+        # Once for a PSN: what was under way behind a lost answer must not make us repeat it over and over.
+        if self._went_back_at != psn:
+            self._went_back_at = psn
+            self._go_back(psn)
+
+    def _receiver_not_ready(self, psn: int, timer: int, now: float) -> None:
+        self._count(Count.RNR_NAK_RECEIVED)
+        self._acknowledge(psn, now)
+        if self.unacked != psn or (self.clock.rnr_until is not None and self._cursor == psn):
+            return
+        if self.clock.wait_for_receiver(timer, now):
+            self._go_back(psn)
+        else:
+            self._fail(self._oldest(), WcStatus.RNR_RETRY_EXC_ERR)
+
+    def _refused(self, psn: int, code: int, now: float) -> None:
+        self._count(Count.NAK_RECEIVED)
+        self._acknowledge(psn, now)
+        if self.unacked != psn or not self._open:
+            return
+        if code == NakCode.PSN_SEQUENCE_ERROR:
+            if self._cursor == psn:
+                return
+            if self.clock.take_retry():
+                self._go_back(psn)
+            else:
+                self._fail(self._oldest(), WcStatus.RETRY_EXC_ERR)
+        elif code in _NAK_STATUS:
+            self._fail(self._oldest(), _NAK_STATUS[NakCode(code)])
+        else:
+            self._count(Count.GHOST)
+
+    def _progress(self, psn: int, now: float) -> None:
+        """Everything before `psn` is answered."""
+        if psn <= self.unacked:
+            return
+        self.unacked = psn
+        if self._cursor < psn:
+            self._cursor = psn
+        clock = self.clock
+        clock.forget_failures()
+        clock.stop()
+        if psn != self._sent:
+            clock.restart(now)
+        self._retire()
+        self._qp.schedule()
+
+    def _retire(self) -> None:
+        """Complete what is complete."""
+        while self._open and self._open[0].end <= self.unacked:
+            work = self._open[0]
+            if work.failure is not None:
+                self._fail(work, work.failure)
+                return
+            self._open.popleft()
+            self._index = max(0, self._index - 1)
+            if work.signaled:
+                self._qp.complete_send(work.request, WcStatus.SUCCESS, work.length)
+        if not self._open and self._qp.state is QpState.SQD:
+            self._qp.send_queue_drained()
+
+    def _fail(self, failed: Work, status: WcStatus) -> None:
+        """A request ends the queue: those before it are flushed, then it, then the rest of the queue pair."""
+        while self._open:
+            work = self._open.popleft()
+            if work is failed:
+                break
+            self._qp.complete_send(work.request, WcStatus.WR_FLUSH_ERR)
+        self._qp.complete_send(failed.request, status)
+        self._qp.enter_error()
+
+    def _count(self, what: Count) -> None:
+        self._qp.device.counters[what] += 1

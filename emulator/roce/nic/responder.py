@@ -1,0 +1,414 @@
+"""The responder of a reliable connection: requests in PSN order, each carried out once (IBTA 9.7.4).
+
+A packet is looked at in this order, which is rxe's too: PSN, sequence of opcodes, whether this queue pair
+allows the operation, receive request, length, R_Key. Whatever is wrong has one answer: out of sequence is
+told once (NAK, PSN sequence error), a missing receive each time (RNR NAK), and all else ends the queue pair
+after its NAK.
+
+What a duplicate needs is remembered in at most `max_dest_rd_atomic` resources: the memory of a READ, which is
+read again, and the result of an atomic, which is not carried out again (9.7.4.4, 9.7.5.1.4).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from emulator.roce.nic.counters import Count
+from emulator.roce.nic.memory import EMPTY, Bytes, ProtectionFault, SpanList
+from emulator.roce.nic.packets_in import Row
+from emulator.roce.nic.responses import AtomicAnswer, ReadAnswer, Responses
+from emulator.roce.nic.verbs import (
+    MAX_MESSAGE,
+    NO_WC_FLAGS,
+    Access,
+    Burst,
+    EventType,
+    ReceiveRequest,
+    WcFlags,
+    WcOpcode,
+    WcStatus,
+    WorkCompletion,
+)
+from emulator.roce.nic.work import ATOMIC_BYTES, extended_psn
+from emulator.roce.wire.extended import NakCode, nak_syndrome, read_packets, rnr_syndrome
+from emulator.roce.wire.opcodes import Opcode, OpcodeClass, Operation, class_of
+from emulator.roce.wire.packet import Packet
+
+if TYPE_CHECKING:
+    from emulator.roce.nic.queue_pair import QueuePair
+
+_REMOTE_WRITE: Final = int(Access.REMOTE_WRITE)
+_REMOTE_READ: Final = int(Access.REMOTE_READ)
+_REMOTE_ATOMIC: Final = int(Access.REMOTE_ATOMIC)
+_NEEDED: Final = {
+    Operation.SEND: 0,
+    Operation.WRITE: _REMOTE_WRITE,
+    Operation.READ_REQUEST: _REMOTE_READ,
+    Operation.ATOMIC: _REMOTE_ATOMIC,
+}
+_64_BITS: Final = (1 << 64) - 1
+
+
+class _Refusal(Exception):
+    """The request cannot be carried out. `status` is what the receive request that it took completes with,
+    `event` what the program is told."""
+
+    def __init__(
+        self, code: NakCode, status: WcStatus = WcStatus.LOC_QP_OP_ERR, event: EventType | None = None
+    ) -> None:
+        super().__init__(code)
+        self.code = code
+        self.status = status
+        self.event = event
+
+
+class _NotReady(Exception):
+    """No receive is posted."""
+
+
+@dataclass(slots=True)
+class _Resource:
+    """A READ or atomic that was carried out, for when it is asked for again."""
+
+    first: int
+    end: int
+    address: int
+    rkey: int
+    length: int
+    original: int | None = None
+
+
+class Responder:
+    """See the module's docstring. Belongs to one queue pair."""
+
+    def __init__(self, qp: QueuePair) -> None:
+        self._qp = qp
+        self.responses = Responses(qp)
+        self._resources: deque[_Resource] = deque()
+        self.start(0)
+
+    def start(self, psn: int) -> None:
+        """Expect this PSN, and nothing of before."""
+        self.expected = psn + (1 << 24)
+        self._messages = 0
+        self._nak_sent = False
+        self._resources.clear()
+        self.responses.clear()
+        self._end_message()
+        self._receive: ReceiveRequest | None = None
+
+    def _end_message(self) -> None:
+        self._operation: Operation | None = None
+        self._spans: SpanList = EMPTY
+        self._offset = 0
+        self._total = 0
+
+    def flush(self) -> None:
+        """Complete the receive that is under way with WR_FLUSH_ERR; nothing more is received."""
+        if self._receive is not None:
+            self._complete(WcStatus.WR_FLUSH_ERR)
+        self._end_message()
+        self._resources.clear()
+
+    def next_burst(self) -> Burst | None:
+        """The next packets that answer."""
+        return self.responses.next_burst() if self.responses else None
+
+    # --- packets ------------------------------------------------------------------------------------------
+
+    def receive(self, packet: Packet) -> None:
+        """A request from the peer, checked as far as its form goes."""
+        psn = extended_psn(packet.psn, self.expected)
+        if psn > self.expected:
+            self._count(Count.OUT_OF_SEQUENCE)
+            if not self._nak_sent:
+                self._nak_sent = True
+                self._nak(NakCode.PSN_SEQUENCE_ERROR)
+            return
+        known = class_of(packet.opcode)
+        if psn < self.expected:
+            self._duplicate(packet, psn, known)
+            return
+        self._nak_sent = False
+        try:
+            self._carry_out(packet, known)
+        except _NotReady:
+            self._count(Count.RNR_NAK_SENT)
+            syndrome = rnr_syndrome(self._qp.attributes.min_rnr_timer)
+            self.responses.acknowledge(self.expected, self._messages, syndrome)
+        except _Refusal as refusal:
+            self._refuse(refusal)
+
+    def _nak(self, code: NakCode) -> None:
+        self._count(Count.NAK_SENT)
+        self.responses.acknowledge(self.expected, self._messages, nak_syndrome(code))
+
+    def _refuse(self, refusal: _Refusal) -> None:
+        self._nak(refusal.code)
+        if self._receive is not None:
+            self._complete(refusal.status)
+        if refusal.event is not None:
+            self._qp.tell(refusal.event)
+        self._qp.responder_failed()
+
+    def _carry_out(self, packet: Packet, known: OpcodeClass) -> None:
+        operation, qp = known.operation, self._qp
+        starts = known.first
+        if starts != (self._operation is None) or (not starts and operation is not self._operation):
+            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+        if _NEEDED[operation] & ~int(qp.attributes.access):
+            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+        if operation is Operation.READ_REQUEST:
+            self._read(packet)
+        elif operation is Operation.ATOMIC:
+            self._atomic(packet)
+        elif operation is Operation.SEND:
+            self._send(packet, known)
+        else:
+            self._write(packet, known)
+        if packet.acknowledge and operation in (Operation.SEND, Operation.WRITE):
+            self.responses.acknowledge(self.expected - 1, self._messages)
+
+    def _take_receive(self) -> ReceiveRequest:
+        request = self._qp.take_receive()
+        if request is None:
+            raise _NotReady
+        self._receive = request
+        return request
+
+    def _check_size(self, known: OpcodeClass, size: int) -> None:
+        mtu = self._qp.mtu
+        if size > mtu or (not known.last and size != mtu) or (known.last and not known.first and not size):
+            raise _Refusal(NakCode.INVALID_REQUEST, WcStatus.LOC_LEN_ERR, EventType.QP_REQ_ERR)
+
+    def _send(self, packet: Packet, known: OpcodeClass) -> None:
+        payload = memoryview(packet.payload)
+        if known.first:
+            request = self._take_receive()
+            try:
+                self._spans = self._qp.scatter_of(request)
+            except ProtectionFault as fault:
+                raise _Refusal(NakCode.REMOTE_OPERATIONAL_ERROR, WcStatus.LOC_PROT_ERR) from fault
+        self._check_size(known, len(payload))
+        if self._offset + len(payload) > min(self._spans.length, MAX_MESSAGE):
+            raise _Refusal(NakCode.INVALID_REQUEST, WcStatus.LOC_LEN_ERR)
+        try:
+            self._spans.place(self._offset, payload)
+        except ProtectionFault as fault:
+            raise _Refusal(NakCode.REMOTE_OPERATIONAL_ERROR, WcStatus.LOC_PROT_ERR) from fault
+        flags, imm = NO_WC_FLAGS, 0
+        if packet.invalidate is not None:
+            try:
+                self._qp.keys.invalidate(self._qp.pd, self._qp.number, packet.invalidate)
+            except ProtectionFault as fault:
+                raise _Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.REM_INV_REQ_ERR) from fault
+            flags, imm = WcFlags.WITH_INV, packet.invalidate
+        elif packet.immediate is not None:
+            flags, imm = WcFlags.WITH_IMM, packet.immediate
+        self._operation = Operation.SEND
+        self._offset += len(payload)
+        self.expected += 1
+        if known.last:
+            self._messages += 1
+            length = self._offset
+            self._end_message()
+            self._complete(WcStatus.SUCCESS, length=length, imm=imm, flags=flags, solicited=packet.solicited)
+
+    def _write(self, packet: Packet, known: OpcodeClass) -> None:
+        payload = memoryview(packet.payload)
+        spans, offset, total = self._spans, self._offset, self._total
+        if known.first:
+            assert packet.reth is not None
+            address, rkey, total = packet.reth
+            offset = 0
+            if total > MAX_MESSAGE:
+                raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+            spans = self._remote(rkey, address, total, Access.REMOTE_WRITE)
+        self._check_size(known, len(payload))
+        left = total - offset - len(payload)
+        if left < 0 or (left > 0) == known.last:
+            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+        if packet.immediate is not None:
+            self._take_receive()
+        try:
+            spans.place(offset, payload)
+        except ProtectionFault as fault:
+            raise self._access_error() from fault
+        self._operation = Operation.WRITE
+        self._spans, self._offset, self._total = spans, offset + len(payload), total
+        self.expected += 1
+        if known.last:
+            self._messages += 1
+            self._end_message()
+            if packet.immediate is not None:
+                self._complete(
+                    WcStatus.SUCCESS,
+                    opcode=WcOpcode.RECV_RDMA_WITH_IMM,
+                    length=total,
+                    imm=packet.immediate,
+                    flags=WcFlags.WITH_IMM,
+                    solicited=packet.solicited,
+                )
+
+    def _access_error(self) -> _Refusal:
+        return _Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR, EventType.QP_ACCESS_ERR)
+
+    def _remote(self, rkey: int, address: int, length: int, need: Access) -> SpanList:
+        if not length:
+            # Nothing is reached, so no key is looked at (IBTA 9.7.4.1.5).
+            return EMPTY
+        try:
+            return self._qp.keys.remote(self._qp.pd, self._qp.number, rkey, address, length, need)
+        except ProtectionFault as fault:
+            raise self._access_error() from fault
+
+    def _remember(self, resource: _Resource) -> None:
+        most = self._qp.attributes.max_dest_rd_atomic
+        if not most:
+            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+        if len(self._resources) >= most:
+            self._resources.popleft()
+        self._resources.append(resource)
+
+    def _read(self, packet: Packet) -> None:
+        assert packet.reth is not None
+        address, rkey, length = packet.reth
+        if length > MAX_MESSAGE:
+            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+        spans = self._remote(rkey, address, length, Access.REMOTE_READ)
+        first, end = self.expected, self.expected + read_packets(length, self._qp.mtu)
+        self._remember(_Resource(first, end, address, rkey, length))
+        self.expected = end
+        self._messages += 1
+        self.responses.answer(ReadAnswer(first, end, spans, 0, length, self._messages))
+
+    def _atomic(self, packet: Packet) -> None:
+        assert packet.atomic is not None
+        address, rkey, swap_or_add, compare = packet.atomic
+        if address % ATOMIC_BYTES:
+            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+        spans = self._remote(rkey, address, ATOMIC_BYTES, Access.REMOTE_ATOMIC)
+        before = bytearray(ATOMIC_BYTES)
+        psn = self.expected
+        resource = _Resource(psn, psn + 1, address, rkey, ATOMIC_BYTES)
+        self._remember(resource)
+        try:
+            spans.copy_out(0, memoryview(before))
+            original = int.from_bytes(before, "little")
+            after = original
+            if packet.opcode is Opcode.FETCH_ADD:
+                after = original + swap_or_add & _64_BITS
+            elif original == compare:
+                after = swap_or_add
+            spans.place(0, memoryview(after.to_bytes(ATOMIC_BYTES, "little")))
+        except ProtectionFault as fault:
+            raise self._access_error() from fault
+        resource.original = original
+        self.expected += 1
+        self._messages += 1
+        self.responses.answer(AtomicAnswer(psn, original, self._messages))
+
+    # --- duplicates ---------------------------------------------------------------------------------------
+
+    def _duplicate(self, packet: Packet, psn: int, known: OpcodeClass) -> None:
+        self._count(Count.DUPLICATE)
+        if known.operation in (Operation.SEND, Operation.WRITE):
+            self.responses.acknowledge(self.expected - 1, self._messages)
+            return
+        resource = next((r for r in self._resources if r.first <= psn < r.end), None)
+        if resource is None:
+            self._count(Count.NO_RESOURCE)
+            return
+        if packet.reth is not None:
+            self._read_again(packet, psn, resource)
+        elif resource.original is not None:
+            self.responses.answer(AtomicAnswer(psn, resource.original, self._messages))
+
+    def _read_again(self, packet: Packet, psn: int, resource: _Resource) -> None:
+        """Answer a READ, or a later part of it, once more, from the memory as it is now."""
+        assert packet.reth is not None
+        address, rkey, length = packet.reth
+        mtu = self._qp.mtu
+        end = psn + read_packets(length, mtu)
+        if (
+            resource.original is not None
+            or rkey != resource.rkey
+            or address != resource.address + (psn - resource.first) * mtu
+            or address + length > resource.address + resource.length
+            or end > resource.end
+        ):
+            self._count(Count.NO_RESOURCE)
+            return
+        try:
+            spans = self._remote(rkey, address, length, Access.REMOTE_READ)
+        except _Refusal:
+            self._count(Count.NO_RESOURCE)
+            return
+        self.responses.answer(ReadAnswer(psn, end, spans, 0, length, self._messages))
+
+    # --- rows ---------------------------------------------------------------------------------------------
+
+    def row_target(self, opcode: int, psn: int, most: int) -> tuple[int, Bytes] | None:
+        """Where a row of middle packets would go that begins with `psn`: the most packets that it can have,
+        and the memory. None if such packets are not what comes next."""
+        operation = Operation.SEND if opcode == Opcode.SEND_MIDDLE else Operation.WRITE
+        if operation is not self._operation or extended_psn(psn, self.expected) != self.expected:
+            return None
+        if operation is Operation.WRITE:
+            if _REMOTE_WRITE & ~int(self._qp.attributes.access):
+                return None
+            most_bytes = self._total - self._offset - 1
+        else:
+            most_bytes = min(self._spans.length, MAX_MESSAGE) - self._offset
+        mtu = self._qp.mtu
+        most = min(most, most_bytes // mtu)
+        if most < 2:
+            return None
+        try:
+            target = self._spans.contiguous(self._offset, most * mtu)
+        except ProtectionFault:
+            return None
+        return len(target) // mtu, target
+
+    def take_row(self, row: Row, target: Bytes) -> None:
+        """A row for `row_target` has come."""
+        row.place(target)
+        self._nak_sent = False
+        self._offset += row.count * row.mtu
+        if row.asked >= 0:
+            self.responses.acknowledge(self.expected + row.asked, self._messages)
+        self.expected += row.count
+
+    # --- completions --------------------------------------------------------------------------------------
+
+    def _complete(
+        self,
+        status: WcStatus,
+        *,
+        opcode: WcOpcode = WcOpcode.RECV,
+        length: int = 0,
+        imm: int = 0,
+        flags: WcFlags = NO_WC_FLAGS,
+        solicited: bool = False,
+    ) -> None:
+        qp, request = self._qp, self._receive
+        assert request is not None
+        self._receive = None
+        qp.recv_cq.push(
+            WorkCompletion(
+                request.wr_id,
+                status,
+                opcode,
+                qp.number,
+                length,
+                imm,
+                qp.attributes.dest_qpn if status is WcStatus.SUCCESS else 0,
+                flags,
+            ),
+            solicited,
+        )
+
+    def _count(self, what: Count) -> None:
+        self._qp.device.counters[what] += 1

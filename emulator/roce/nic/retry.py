@@ -1,0 +1,105 @@
+"""When a requester sends again, and when it gives up (IBTA 9.7.6).
+
+The local ACK time-out and its retry counter decide about failure. Besides, what is unanswered is sent again
+much earlier: the time-out has to suit the slowest network and is seconds where the connection manager chooses
+it, which is long to wait for one lost datagram. These early repeats count as nothing, and become rarer.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from emulator.roce.nic.verbs import QpAttributes
+from emulator.roce.wire.extended import RNR_TIMERS, ack_timeout_seconds
+
+PROBE_S: Final = 0.02
+"""Without an answer for so long, the first early repeat; then after twice the time, and so on."""
+
+FOREVER: Final = 7
+"""rnr_retry that never ends (IBTA 11.2.5.2)."""
+
+
+class Due(enum.Enum):
+    """What time it is."""
+
+    NOTHING = "nothing is due"
+    RECEIVER_READY = "the wait that the receiver asked for is over"
+    PROBE = "an early repeat"
+    TIMEOUT = "the time-out"
+
+
+class RetryClock:
+    """Time-outs and counters of one requester. Times are seconds; `deadline` is None while nothing runs."""
+
+    __slots__ = ("_attributes", "_probe_wait", "_retries", "_rnr_retries", "_since", "_timer", "rnr_until")
+
+    def __init__(self, attributes: QpAttributes) -> None:
+        self._attributes = attributes
+        self._since = self._probe_wait = 0.0
+        self._timer: float | None = None
+        self.rnr_until: float | None = None
+        self.forget_failures()
+
+    def forget_failures(self) -> None:
+        """Something was answered: the counters are full again."""
+        self._retries = self._attributes.retry_count
+        self._rnr_retries = self._attributes.rnr_retry
+
+    @property
+    def deadline(self) -> float | None:
+        """When something is due."""
+        return self._timer if self.rnr_until is None else self.rnr_until
+
+    @property
+    def running(self) -> bool:
+        """Whether an answer is waited for."""
+        return self._timer is not None
+
+    def restart(self, now: float) -> None:
+        """The oldest packet without an answer is as old as `now`."""
+        self._since = now
+        self._probe_wait = PROBE_S
+        self._set(now)
+
+    def stop(self) -> None:
+        """There is nothing to wait for."""
+        self._timer = self.rnr_until = None
+
+    def _set(self, now: float) -> None:
+        timeout = ack_timeout_seconds(self._attributes.timeout)
+        probe = now + self._probe_wait
+        self._timer = probe if timeout is None else min(probe, self._since + timeout)
+
+    def advance(self, now: float) -> Due:
+        """What is due; the clock then runs on for the next of it."""
+        deadline = self.deadline
+        if deadline is None or now < deadline:
+            return Due.NOTHING
+        if self.rnr_until is not None:
+            self.rnr_until = None
+            return Due.RECEIVER_READY
+        timeout = ack_timeout_seconds(self._attributes.timeout)
+        if timeout is not None and now >= self._since + timeout:
+            self._since = now
+            due = Due.TIMEOUT
+        else:
+            self._probe_wait *= 2
+            due = Due.PROBE
+        self._set(now)
+        return due
+
+    def take_retry(self) -> bool:
+        """Another try after a time-out or a sequence error; False if there is none left."""
+        self._retries -= 1
+        return self._retries >= 0
+
+    def wait_for_receiver(self, timer: int, now: float) -> bool:
+        """The receiver asks to wait, `timer` is its code; False if it has done so too often."""
+        if self._attributes.rnr_retry != FOREVER:
+            self._rnr_retries -= 1
+            if self._rnr_retries < 0:
+                return False
+        self._timer = None
+        self.rnr_until = now + RNR_TIMERS[timer]
+        return True

@@ -1,0 +1,428 @@
+"""The words of the verbs: enumerations with libibverbs' values, and the records that calls take and give.
+
+The interface of the emulated device is that of the verbs (IBTA 1.4 chapter 11, `infiniband/verbs.h`), with
+records in place of C structures. Numbers are those of `verbs.h`, so that pyverbs' own constants can be passed
+on unchanged. Addresses of memory are plain numbers (iova); immediate data and R_Keys are numbers too, whose
+byte order on the wire is the wire's affair.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from emulator.roce.nic.completion import CompletionQueue
+    from emulator.roce.nic.memory import AddressHandle, MemoryRegion, MemoryWindow
+    from emulator.roce.nic.queue_pair import QueuePair
+    from emulator.roce.nic.shared_receive import SharedReceiveQueue
+
+ROCE_PORT: Final = 4791
+"""The UDP port of RoCEv2 (IBTA Annex A17)."""
+
+GSI_QPN: Final = 1
+"""QP1, the general services interface; the connection manager's."""
+
+GSI_QKEY: Final = 0x80010000
+"""The Q_Key of every QP1 (IBTA 10.2.5)."""
+
+DEFAULT_PKEY: Final = 0xFFFF
+
+PSN_BITS: Final = 24
+PSN_MASK: Final = 0xFFFFFF
+
+MAX_MESSAGE: Final = 1 << 31
+"""Bytes of the longest message (IBTA 9.7.2)."""
+
+GRH_BYTES: Final = 40
+"""Room that a UD receive gives to the network header, before the payload."""
+
+
+class VerbsError(Exception):
+    """The device refuses a call: the caller's fault. `errno` is what libibverbs returns for it."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(f"{message} ({errno.errorcode.get(number, str(number))}: {os.strerror(number)})")
+        self.errno = number
+
+
+# --- enumerations -----------------------------------------------------------------------------------------
+
+
+class QpType(IntEnum):
+    """enum ibv_qp_type, those that exist here."""
+
+    RC = 2
+    UD = 4
+
+
+class QpState(IntEnum):
+    """enum ibv_qp_state."""
+
+    RESET = 0
+    INIT = 1
+    RTR = 2
+    RTS = 3
+    SQD = 4
+    SQE = 5
+    ERR = 6
+
+
+class Mtu(IntEnum):
+    """enum ibv_mtu; `.bytes` is the size that it stands for."""
+
+    MTU_256 = 1
+    MTU_512 = 2
+    MTU_1024 = 3
+    MTU_2048 = 4
+    MTU_4096 = 5
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of payload in a full packet."""
+        return 128 << self
+
+    @classmethod
+    def of(cls, size: int) -> Mtu:
+        """The largest one that is no more than `size` bytes. ValueError below 256."""
+        if size < 256:
+            raise ValueError(f"no MTU fits into {size} bytes")
+        return cls(min(size.bit_length() - 8, 5))
+
+
+class Access(IntFlag):
+    """enum ibv_access_flags."""
+
+    LOCAL_WRITE = 1 << 0
+    REMOTE_WRITE = 1 << 1
+    REMOTE_READ = 1 << 2
+    REMOTE_ATOMIC = 1 << 3
+    MW_BIND = 1 << 4
+    ZERO_BASED = 1 << 5
+    RELAXED_ORDERING = 1 << 20
+
+
+class SendOpcode(IntEnum):
+    """enum ibv_wr_opcode."""
+
+    RDMA_WRITE = 0
+    RDMA_WRITE_WITH_IMM = 1
+    SEND = 2
+    SEND_WITH_IMM = 3
+    RDMA_READ = 4
+    ATOMIC_CMP_AND_SWP = 5
+    ATOMIC_FETCH_AND_ADD = 6
+    LOCAL_INV = 7
+    BIND_MW = 8
+    SEND_WITH_INV = 9
+
+
+class SendFlags(IntFlag):
+    """enum ibv_send_flags."""
+
+    FENCE = 1 << 0
+    SIGNALED = 1 << 1
+    SOLICITED = 1 << 2
+    INLINE = 1 << 3
+
+
+class WcStatus(IntEnum):
+    """enum ibv_wc_status."""
+
+    SUCCESS = 0
+    LOC_LEN_ERR = 1
+    LOC_QP_OP_ERR = 2
+    LOC_EEC_OP_ERR = 3
+    LOC_PROT_ERR = 4
+    WR_FLUSH_ERR = 5
+    MW_BIND_ERR = 6
+    BAD_RESP_ERR = 7
+    LOC_ACCESS_ERR = 8
+    REM_INV_REQ_ERR = 9
+    REM_ACCESS_ERR = 10
+    REM_OP_ERR = 11
+    RETRY_EXC_ERR = 12
+    RNR_RETRY_EXC_ERR = 13
+    LOC_RDD_VIOL_ERR = 14
+    REM_INV_RD_REQ_ERR = 15
+    REM_ABORT_ERR = 16
+    INV_EECN_ERR = 17
+    INV_EEC_STATE_ERR = 18
+    FATAL_ERR = 19
+    RESP_TIMEOUT_ERR = 20
+    GENERAL_ERR = 21
+
+
+class WcOpcode(IntEnum):
+    """enum ibv_wc_opcode."""
+
+    SEND = 0
+    RDMA_WRITE = 1
+    RDMA_READ = 2
+    COMP_SWAP = 3
+    FETCH_ADD = 4
+    BIND_MW = 5
+    LOCAL_INV = 6
+    RECV = 128
+    RECV_RDMA_WITH_IMM = 129
+
+
+class WcFlags(IntFlag):
+    """enum ibv_wc_flags."""
+
+    GRH = 1 << 0
+    WITH_IMM = 1 << 1
+    WITH_INV = 1 << 3
+
+
+class QpAttr(IntFlag):
+    """enum ibv_qp_attr_mask."""
+
+    STATE = 1 << 0
+    CUR_STATE = 1 << 1
+    EN_SQD_ASYNC_NOTIFY = 1 << 2
+    ACCESS_FLAGS = 1 << 3
+    PKEY_INDEX = 1 << 4
+    PORT = 1 << 5
+    QKEY = 1 << 6
+    AV = 1 << 7
+    PATH_MTU = 1 << 8
+    TIMEOUT = 1 << 9
+    RETRY_CNT = 1 << 10
+    RNR_RETRY = 1 << 11
+    RQ_PSN = 1 << 12
+    MAX_QP_RD_ATOMIC = 1 << 13
+    ALT_PATH = 1 << 14
+    MIN_RNR_TIMER = 1 << 15
+    SQ_PSN = 1 << 16
+    MAX_DEST_RD_ATOMIC = 1 << 17
+    PATH_MIG_STATE = 1 << 18
+    CAP = 1 << 19
+    DEST_QPN = 1 << 20
+
+
+class SrqAttr(IntFlag):
+    """enum ibv_srq_attr_mask."""
+
+    MAX_WR = 1 << 0
+    LIMIT = 1 << 1
+
+
+class MwType(IntEnum):
+    """enum ibv_mw_type."""
+
+    TYPE_1 = 1
+    TYPE_2 = 2
+
+
+class EventType(IntEnum):
+    """enum ibv_event_type."""
+
+    CQ_ERR = 0
+    QP_FATAL = 1
+    QP_REQ_ERR = 2
+    QP_ACCESS_ERR = 3
+    COMM_EST = 4
+    SQ_DRAINED = 5
+    PATH_MIG = 6
+    PATH_MIG_ERR = 7
+    DEVICE_FATAL = 8
+    PORT_ACTIVE = 9
+    PORT_ERR = 10
+    LID_CHANGE = 11
+    PKEY_CHANGE = 12
+    SM_CHANGE = 13
+    SRQ_ERR = 14
+    SRQ_LIMIT_REACHED = 15
+    QP_LAST_WQE_REACHED = 16
+    CLIENT_REREGISTER = 17
+    GID_CHANGE = 18
+    WQ_FATAL = 19
+
+
+NO_ACCESS: Final = Access(0)
+NO_SEND_FLAGS: Final = SendFlags(0)
+NO_WC_FLAGS: Final = WcFlags(0)
+
+
+# --- what calls take --------------------------------------------------------------------------------------
+
+
+class Address(NamedTuple):
+    """One end of a datagram, as sockets name it."""
+
+    ip: str
+    port: int = ROCE_PORT
+
+
+class Sge(NamedTuple):
+    """struct ibv_sge: `length` bytes at iova `address` of the region (or type 1 window) `lkey`."""
+
+    address: int
+    length: int
+    lkey: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddressVector:
+    """struct ibv_ah_attr for RoCEv2: where datagrams go. `ip` is the peer's address as text (see
+    `gid.py`)."""
+
+    ip: str
+    port_num: int = 1
+    sgid_index: int = 0
+    traffic_class: int = 0
+    flow_label: int = 0
+    hop_limit: int = 64
+    service_level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """What a memory window is bound to: `length` bytes at `address` of `region`, for `access` of the peer."""
+
+    region: MemoryRegion
+    address: int
+    length: int
+    access: Access
+
+
+@dataclass(slots=True)
+class SendRequest:
+    """struct ibv_send_wr. What an opcode does not use is left at its default.
+
+    With `SendFlags.INLINE` the payload is `inline` where that is given, else it is read from the SGEs'
+    regions while `post_send` runs. Atomics: `compare_add` is the value compared or added, `swap` the other.
+    """
+
+    wr_id: int = 0
+    opcode: SendOpcode = SendOpcode.SEND
+    flags: SendFlags = NO_SEND_FLAGS
+    sges: tuple[Sge, ...] = ()
+    imm: int = 0
+    invalidate_rkey: int = 0
+    remote_address: int = 0
+    rkey: int = 0
+    compare_add: int = 0
+    swap: int = 0
+    ah: AddressHandle | None = None
+    remote_qpn: int = 0
+    remote_qkey: int = 0
+    window: MemoryWindow | None = None
+    window_rkey: int = 0
+    bind: Bind | None = None
+    inline: bytes | None = None
+
+
+@dataclass(slots=True)
+class ReceiveRequest:
+    """struct ibv_recv_wr."""
+
+    wr_id: int = 0
+    sges: tuple[Sge, ...] = ()
+
+
+@dataclass(slots=True)
+class QpCapabilities:
+    """struct ibv_qp_cap: the bounds of both queues of a pair."""
+
+    max_send_wr: int = 1
+    max_recv_wr: int = 1
+    max_send_sge: int = 1
+    max_recv_sge: int = 1
+    max_inline_data: int = 0
+
+
+@dataclass(slots=True)
+class QpAttributes:
+    """struct ibv_qp_attr: what `modify` sets (those in its mask) and `query` gives."""
+
+    state: QpState = QpState.RESET
+    current_state: QpState = QpState.RESET
+    path_mtu: Mtu = Mtu.MTU_256
+    qkey: int = 0
+    rq_psn: int = 0
+    sq_psn: int = 0
+    dest_qpn: int = 0
+    access: Access = NO_ACCESS
+    capabilities: QpCapabilities = field(default_factory=QpCapabilities)
+    av: AddressVector | None = None
+    pkey_index: int = 0
+    enable_sqd_notify: bool = False
+    sq_draining: bool = False
+    max_rd_atomic: int = 0
+    max_dest_rd_atomic: int = 0
+    min_rnr_timer: int = 0
+    port_num: int = 0
+    timeout: int = 0
+    retry_count: int = 0
+    rnr_retry: int = 0
+
+
+# --- what calls give --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class WorkCompletion:
+    """struct ibv_wc. `imm` is the immediate data, or with `WcFlags.WITH_INV` the R_Key that was invalidated.
+
+    `source` is the sender's IP address (UD only); libibverbs has it in the GRH bytes of the buffer alone.
+    """
+
+    wr_id: int
+    status: WcStatus
+    opcode: WcOpcode
+    qp_num: int
+    byte_len: int = 0
+    imm: int = 0
+    src_qp: int = 0
+    flags: WcFlags = NO_WC_FLAGS
+    vendor_err: int = 0
+    pkey_index: int = 0
+    service_level: int = 0
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEvent:
+    """struct ibv_async_event: something that no work completion tells."""
+
+    type: EventType
+    element: QueuePair | CompletionQueue | SharedReceiveQueue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one device holds, as `ibv_query_device` tells it: the bound of each of its tables."""
+
+    max_qp: int = 4096
+    max_qp_wr: int = 16384
+    max_sge: int = 32
+    max_inline_data: int = 512
+    max_cq: int = 4096
+    max_cqe: int = 65536
+    max_mr: int = 65536
+    max_mr_size: int = 1 << 40
+    max_mw: int = 65536
+    max_pd: int = 4096
+    max_ah: int = 4096
+    max_srq: int = 1024
+    max_srq_wr: int = 16384
+    max_srq_sge: int = 32
+    max_qp_rd_atom: int = 128
+    max_message: int = MAX_MESSAGE
+
+
+class Burst(NamedTuple):
+    """What one call sends: `data` is cut into datagrams of `segment_size` bytes (the last may be shorter).
+
+    A single datagram has a `segment_size` of at least its length. `data` may be the device's own buffer: it
+    is to be sent, or copied, before the next call of any method of the `Nic`.
+    """
+
+    data: memoryview
+    segment_size: int
+    destination: Address

@@ -1,0 +1,110 @@
+"""A send request under way: how it becomes packets, and what it is called in the completion.
+
+PSNs in here, and in the whole room, count on beyond 24 bits ("extended"), so that they compare as numbers;
+the wire sees the lower 24.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from emulator.roce.nic.memory import EMPTY, SpanList
+from emulator.roce.nic.verbs import SendOpcode, SendRequest, WcOpcode, WcStatus
+from emulator.roce.wire.bth import LOW_24_BITS, psn_difference
+from emulator.roce.wire.opcodes import Opcode
+
+_O = Opcode
+_S = SendOpcode
+
+
+class Shape(NamedTuple):
+    """What kind of request an opcode of the verbs is. `first` to `only` are its opcodes on the wire."""
+
+    completion: WcOpcode
+    first: Opcode
+    middle: Opcode
+    last: Opcode
+    only: Opcode
+    write: bool = False
+    """Carries a RETH in its first packet."""
+    answered: bool = False
+    """READ and atomics: complete by data from the responder, and take one of its resources."""
+    trailer: bool = False
+    """Immediate data or an R_Key in the last packet."""
+
+
+SHAPES: Final[dict[SendOpcode, Shape]] = {
+    _S.SEND: Shape(WcOpcode.SEND, _O.SEND_FIRST, _O.SEND_MIDDLE, _O.SEND_LAST, _O.SEND_ONLY),
+    _S.SEND_WITH_IMM: Shape(
+        WcOpcode.SEND,
+        _O.SEND_FIRST,
+        _O.SEND_MIDDLE,
+        _O.SEND_LAST_WITH_IMMEDIATE,
+        _O.SEND_ONLY_WITH_IMMEDIATE,
+        trailer=True,
+    ),
+    _S.SEND_WITH_INV: Shape(
+        WcOpcode.SEND,
+        _O.SEND_FIRST,
+        _O.SEND_MIDDLE,
+        _O.SEND_LAST_WITH_INVALIDATE,
+        _O.SEND_ONLY_WITH_INVALIDATE,
+        trailer=True,
+    ),
+    _S.RDMA_WRITE: Shape(
+        WcOpcode.RDMA_WRITE, _O.WRITE_FIRST, _O.WRITE_MIDDLE, _O.WRITE_LAST, _O.WRITE_ONLY, write=True
+    ),
+    _S.RDMA_WRITE_WITH_IMM: Shape(
+        WcOpcode.RDMA_WRITE,
+        _O.WRITE_FIRST,
+        _O.WRITE_MIDDLE,
+        _O.WRITE_LAST_WITH_IMMEDIATE,
+        _O.WRITE_ONLY_WITH_IMMEDIATE,
+        write=True,
+        trailer=True,
+    ),
+    _S.RDMA_READ: Shape(WcOpcode.RDMA_READ, *(_O.READ_REQUEST,) * 4, answered=True),
+    _S.ATOMIC_CMP_AND_SWP: Shape(WcOpcode.COMP_SWAP, *(_O.COMPARE_SWAP,) * 4, answered=True),
+    _S.ATOMIC_FETCH_AND_ADD: Shape(WcOpcode.FETCH_ADD, *(_O.FETCH_ADD,) * 4, answered=True),
+}
+
+LOCAL_COMPLETION: Final = {_S.LOCAL_INV: WcOpcode.LOCAL_INV, _S.BIND_MW: WcOpcode.BIND_MW}
+"""Requests that send nothing."""
+
+ATOMICS: Final = frozenset({_S.ATOMIC_CMP_AND_SWP, _S.ATOMIC_FETCH_AND_ADD})
+ATOMIC_BYTES: Final = 8
+
+
+def completion_opcode(opcode: SendOpcode) -> WcOpcode:
+    """What a request of this opcode is called in its completion."""
+    local = LOCAL_COMPLETION.get(opcode)
+    return SHAPES[opcode].completion if local is None else local
+
+
+def extended_psn(psn: int, reference: int) -> int:
+    """The extended PSN nearest to `reference` whose lower 24 bits are `psn`."""
+    return reference + psn_difference(psn, reference & LOW_24_BITS)
+
+
+class Work:
+    """A send request that has begun. It takes PSNs `first` to `end` - 1; a local one takes none, and one
+    with a `failure` ends its queue when its turn comes."""
+
+    __slots__ = ("end", "failure", "first", "length", "packets", "request", "shape", "signaled", "spans")
+
+    def __init__(self, request: SendRequest, signaled: bool, first: int) -> None:
+        self.request = request
+        self.signaled = signaled
+        self.shape = SHAPES.get(request.opcode)
+        self.first = self.end = first
+        self.packets = 0
+        self.length = 0
+        self.spans: SpanList = EMPTY
+        self.failure: WcStatus | None = None
+
+    def take_psns(self, spans: SpanList, packets: int) -> None:
+        """It will go out, from or into this memory."""
+        self.spans = spans
+        self.length = spans.length
+        self.packets = packets
+        self.end = self.first + packets

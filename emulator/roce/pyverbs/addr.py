@@ -1,0 +1,321 @@
+"""`pyverbs.addr`: GIDs, global routes and address handles.
+
+Over RoCE v2 an address vector is its GID: an IP address. What InfiniBand has besides (LIDs, path bits, rates)
+is kept and shown, and has no effect.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+from emulator.roce.nic.gid import gid_of, ip_of
+from emulator.roce.nic.verbs import GRH_BYTES, AddressVector, VerbsError
+from emulator.roce.pyverbs import mem_alloc
+from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, forsake, listing, refusal
+from emulator.roce.pyverbs.enums_queues import ibv_wc_flags
+from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from emulator.roce.pyverbs.utils import gid_bytes
+
+if TYPE_CHECKING:
+    from emulator.roce.nic.memory import AddressHandle
+    from emulator.roce.pyverbs.cq import WC
+    from emulator.roce.pyverbs.pd import PD
+
+NO_GID = bytes(16)
+
+
+class GID(PyverbsObject):
+    """Sixteen bytes, shown as eight groups of four digits."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, val: str | None = None) -> None:
+        self.raw = NO_GID if val is None else gid_bytes(val)
+
+    @property
+    def gid(self) -> str:
+        """The text; setting it takes the same form."""
+        return str(self)
+
+    @gid.setter
+    def gid(self, val: str) -> None:
+        self._set_gid(val)
+
+    def _set_gid(self, val: str) -> None:
+        self.raw = gid_bytes(val)
+
+    def __str__(self) -> str:
+        return self.raw.hex(":", 2)
+
+
+class GRH(PyverbsObject):
+    """struct ibv_grh: the global route header of a datagram."""
+
+    __slots__ = ("_dgid", "_sgid", "hop_limit", "next_hdr", "paylen", "version_tclass_flow")
+
+    def __init__(
+        self,
+        sgid: GID | None = None,
+        dgid: GID | None = None,
+        version_tclass_flow: int = 0,
+        paylen: int = 0,
+        next_hdr: int = 0,
+        hop_limit: int = 1,
+    ) -> None:
+        if sgid is None or dgid is None:
+            raise AttributeError("a GRH needs both of its GIDs")
+        self._sgid = sgid.raw
+        self._dgid = dgid.raw
+        self.version_tclass_flow = version_tclass_flow
+        self.paylen = paylen
+        self.next_hdr = next_hdr
+        self.hop_limit = hop_limit
+
+    @property
+    def dgid(self) -> str:
+        """The destination's GID, in text."""
+        return self._dgid.hex(":", 2)
+
+    @dgid.setter
+    def dgid(self, val: str) -> None:
+        self._dgid = gid_bytes(val)
+
+    @property
+    def sgid(self) -> str:
+        """The source's GID, in text."""
+        return self._sgid.hex(":", 2)
+
+    @sgid.setter
+    def sgid(self, val: str) -> None:
+        self._sgid = gid_bytes(val)
+
+    def __str__(self) -> str:
+        return listing(
+            [
+                ("DGID", self.dgid), ("SGID", self.sgid), ("version tclass flow", self.version_tclass_flow),
+                ("paylen", self.paylen), ("next header", self.next_hdr), ("hop limit", self.hop_limit),
+            ]
+        )  # fmt: skip
+
+
+class GlobalRoute(PyverbsObject):
+    """struct ibv_global_route: where to, and by which of the local GIDs."""
+
+    __slots__ = ("flow_label", "hop_limit", "raw_dgid", "sgid_index", "traffic_class")
+
+    def __init__(
+        self,
+        dgid: GID | None = None,
+        flow_label: int = 0,
+        sgid_index: int = 0,
+        hop_limit: int = 1,
+        traffic_class: int = 0,
+    ) -> None:
+        if dgid is None:
+            raise AttributeError("a global route needs a GID")
+        self.raw_dgid = dgid.raw
+        self.flow_label = flow_label
+        self.sgid_index = sgid_index
+        self.hop_limit = hop_limit
+        self.traffic_class = traffic_class
+
+    @property
+    def dgid(self) -> str:
+        """The destination's GID, in text."""
+        return self.raw_dgid.hex(":", 2)
+
+    @dgid.setter
+    def dgid(self, val: str) -> None:
+        self.raw_dgid = gid_bytes(val)
+
+    def __str__(self) -> str:
+        return listing(
+            [
+                ("DGID", self.dgid), ("flow label", self.flow_label), ("sgid index", self.sgid_index),
+                ("hop limit", self.hop_limit), ("traffic class", self.traffic_class),
+            ]
+        )  # fmt: skip
+
+
+class AHAttr(PyverbsObject):
+    """struct ibv_ah_attr. What belongs to the global route is None while `is_global` is not set, as in pyverbs."""
+
+    __slots__ = (
+        "_flow_label", "_hop_limit", "_sgid_index", "_traffic_class", "dlid", "is_global", "port_num",
+        "raw_dgid", "sl", "src_path_bits", "static_rate",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        dlid: int = 0,
+        sl: int = 0,
+        src_path_bits: int = 0,
+        static_rate: int = 0,
+        is_global: int = 0,
+        port_num: int = 1,
+        gr: GlobalRoute | None = None,
+    ) -> None:
+        self.dlid = dlid
+        self.sl = sl
+        self.src_path_bits = src_path_bits
+        self.static_rate = static_rate
+        self.is_global = int(is_global)
+        self.port_num = port_num
+        self.raw_dgid = NO_GID
+        self._flow_label = self._sgid_index = self._hop_limit = self._traffic_class = 0
+        if is_global:
+            if gr is None:
+                raise PyverbsUserError("a global address needs a GlobalRoute (gr)")
+            self.raw_dgid = gr.raw_dgid
+            self._flow_label, self._sgid_index = gr.flow_label, gr.sgid_index
+            self._hop_limit, self._traffic_class = gr.hop_limit, gr.traffic_class
+
+    @property
+    def dgid(self) -> str | None:
+        """The destination's GID, in text."""
+        return self.raw_dgid.hex(":", 2) if self.is_global else None
+
+    @dgid.setter
+    def dgid(self, val: str) -> None:
+        if self.is_global:
+            self.raw_dgid = gid_bytes(val)
+
+    @property
+    def flow_label(self) -> int | None:
+        """20 bits."""
+        return self._flow_label if self.is_global else None
+
+    @flow_label.setter
+    def flow_label(self, val: int) -> None:
+        self._flow_label = val
+
+    @property
+    def sgid_index(self) -> int | None:
+        """Which of the local GIDs is the source."""
+        return self._sgid_index if self.is_global else None
+
+    @sgid_index.setter
+    def sgid_index(self, val: int) -> None:
+        self._sgid_index = val
+
+    @property
+    def hop_limit(self) -> int | None:
+        """The IP time to live."""
+        return self._hop_limit if self.is_global else None
+
+    @hop_limit.setter
+    def hop_limit(self, val: int) -> None:
+        self._hop_limit = val
+
+    @property
+    def traffic_class(self) -> int | None:
+        """The IP type of service."""
+        return self._traffic_class if self.is_global else None
+
+    @traffic_class.setter
+    def traffic_class(self, val: int) -> None:
+        self._traffic_class = val
+
+    def copy(self) -> AHAttr:
+        """One of the same values. Not in pyverbs."""
+        other = AHAttr()
+        for name in AHAttr.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
+    def vector(self) -> AddressVector:
+        """What the device takes. VerbsError(EINVAL) without a global route: RoCE has no other (IBTA A17.4.1)."""
+        if not self.is_global:
+            raise VerbsError(errno.EINVAL, "an address over RoCE needs its global route")
+        if self.raw_dgid == NO_GID:
+            raise VerbsError(errno.EINVAL, "the GID is zero")
+        return AddressVector(
+            ip_of(self.raw_dgid), self.port_num, self._sgid_index, self._traffic_class, self._flow_label,
+            self._hop_limit, self.sl,
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, vector: AddressVector | None) -> AHAttr:
+        """From what the device gives."""
+        attr = cls(port_num=0)
+        if vector is not None:
+            attr.is_global, attr.raw_dgid = 1, gid_of(vector.ip)
+            attr.port_num, attr.sl = vector.port_num, vector.service_level
+            attr._sgid_index, attr._traffic_class = vector.sgid_index, vector.traffic_class
+            attr._flow_label, attr._hop_limit = vector.flow_label, vector.hop_limit
+        return attr
+
+    def pairs(self) -> list[tuple[str, Any]]:
+        """What `str()` shows, line by line."""
+        rows: list[tuple[str, Any]] = [
+            ("port num", self.port_num), ("sl", self.sl), ("source path bits", self.src_path_bits),
+            ("dlid", self.dlid), ("static rate", self.static_rate), ("is global", self.is_global),
+        ]  # fmt: skip
+        if self.is_global:
+            rows += [
+                ("dgid", self.dgid), ("flow label", self._flow_label), ("sgid index", self._sgid_index),
+                ("hop limit", self._hop_limit), ("traffic_class", self._traffic_class),
+            ]  # fmt: skip
+        return rows
+
+    def __str__(self) -> str:
+        return listing(self.pairs(), "  ")
+
+
+def sender_gid(header: bytes) -> bytes:
+    """The GID that sent a datagram, from the 40 bytes before its payload.
+
+    RoCE v2 over IPv6 leaves the IPv6 header there, which is a GRH; over IPv4 its header lies in the last 20
+    bytes (IBTA Annex A17.4.5.1).
+    """
+    if header[0] >> 4 == 6:
+        return header[8:24]
+    return bytes(10) + b"\xff\xff" + header[32:36]
+
+
+class AH(PyverbsCM):
+    """An address handle, from `attr=` or from a datagram that came: `wc=`, `grh=` (an address), `port_num=`."""
+
+    __slots__ = ("device", "pd", "target")
+
+    def __init__(self, pd: PD, **kwargs: Any) -> None:
+        self.target: AddressHandle | None = None
+        attr = (
+            kwargs["attr"] if len(kwargs) == 1 else _answer(kwargs["wc"], kwargs["grh"], kwargs["port_num"])
+        )
+        device = self.device = pd.device
+        try:
+            with device.turn():
+                self.target = device.nic.create_ah(pd.domain, attr.vector())
+        except VerbsError as error:
+            raise refusal("Failed to create AH", error) from error
+        self.pd: PD | None = pd
+        pd.ahs.add(self)
+
+    def __del__(self) -> None:
+        if getattr(self, "target", None) is not None:
+            forsake(self)
+
+    def close(self) -> None:
+        """Destroy the handle; requests that are under way keep what they need of it."""
+        if self.target is None:
+            return
+        try:
+            with self.device.turn():
+                self.device.nic.destroy_ah(self.target)
+        except VerbsError as error:
+            raise refusal("Failed to destroy AH", error) from error
+        self.target = self.pd = None
+
+
+def _answer(wc: WC, grh: int, port_num: int) -> AHAttr:
+    """Where the answer to a datagram goes (ibv_init_ah_from_wc)."""
+    attr = AHAttr(dlid=wc.slid, sl=wc.sl, src_path_bits=wc.dlid_path_bits, port_num=port_num)
+    if wc.wc_flags & ibv_wc_flags.IBV_WC_GRH:
+        if not grh:
+            raise PyverbsRDMAError("Failed to create AH", errno.EINVAL)
+        attr.is_global = 1
+        attr.raw_dgid = sender_gid(mem_alloc.read(grh, GRH_BYTES))
+        attr.hop_limit = 0xFF
+    return attr

@@ -1,0 +1,212 @@
+"""Event channels of the connection manager, and its events. Part of `pyverbs.cmid`.
+
+A channel serves connections of several devices, each with a lock of its own, so it has a lock, too: innermost,
+and held for a moment only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from emulator.roce.cm import events as cm_events
+from emulator.roce.cm.events import CmEventType, ConnectionParameters
+from emulator.roce.pyverbs.base import PyverbsObject
+from emulator.roce.pyverbs.cm_enums import rdma_cm_event_type
+from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
+from emulator.roce.runtime.channel import EventChannel
+from emulator.roce.runtime.errors import DeviceClosed
+
+if TYPE_CHECKING:
+    from emulator.roce.cm.connection import Connection
+    from emulator.roce.cm.manager import Listener
+    from emulator.roce.pyverbs.cmid import CMID
+    from emulator.roce.runtime.device import Device
+
+
+class Happened(NamedTuple):
+    """An event of a CMID that has no connection yet, or of one that has: what a channel holds."""
+
+    type: CmEventType
+    cmid: CMID | None
+    event: cm_events.CmEvent | None = None
+    status: int = 0
+
+
+class CMEventChannel(PyverbsObject):
+    """A row of events behind a file descriptor, readable while there are any."""
+
+    __slots__ = ("_events", "_lock", "devices")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: EventChannel[Happened] = EventChannel()
+        # The descriptor of librdmacm blocks; a program that wants EAGAIN sets O_NONBLOCK on it.
+        os.set_blocking(self._events.fileno(), True)
+        self.devices: set[Device] = set()
+        """Where its events come from."""
+
+    def __del__(self) -> None:
+        if getattr(self, "_events", None) is not None:
+            self._events.close()
+
+    @property
+    def fd(self) -> int:
+        """For select and poll. Not in pyverbs."""
+        return self._events.fileno()
+
+    def close(self) -> None:
+        """Close the descriptor; events that wait are lost."""
+        with self._lock:
+            self._events.close()
+
+    def happened(self, event: cm_events.CmEvent) -> None:
+        """The sink of connections: with their device's lock held. Not in pyverbs."""
+        with self._lock:
+            self._events.push(Happened(event.type, None, event, event.status))
+
+    def tell(self, cmid: CMID, kind: CmEventType, status: int = 0) -> None:
+        """An event of a CMID that has no connection. Not in pyverbs."""
+        with self._lock:
+            self._events.push(Happened(kind, cmid, None, status))
+
+    def forget(self, connection: Connection | None, cmid: CMID) -> None:
+        """Take back what waits for an id that is destroyed (rdma_destroy_id). Not in pyverbs."""
+        with self._lock:
+            kept = []
+            while len(self._events):
+                one = self._events.pop()
+                if one is None or one.cmid is cmid:
+                    continue
+                if one.event is not None and one.event.connection is connection:
+                    continue
+                kept.append(one)
+            for one in kept:
+                self._events.push(one)
+
+    def take(self, *, wait: bool) -> Happened | None:
+        """The next event; without `wait`, None where there is none. Not in pyverbs.
+
+        PyverbsRDMAError: EBADF when the channel is closed before or meanwhile.
+        """
+        while True:
+            with self._lock:
+                if self._events.closed:
+                    raise PyverbsRDMAError("Failed to create CMEvent", errno.EBADF)
+                if len(self._events):
+                    return self._events.pop()
+            if not wait:
+                return None
+            self._wait()
+
+    def _wait(self) -> None:
+        """Until there is an event. With one device by driving it; its progress thread does it for more."""
+        devices = tuple(self.devices)
+        if len(devices) == 1:
+            try:
+                devices[0].drive_until(lambda: len(self._events) or self._events.closed, None)
+                return
+            except DeviceClosed:
+                self.devices.discard(devices[0])
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        poll.poll(100)
+
+    @property
+    def blocking(self) -> bool:
+        """Whether the descriptor blocks. Not in pyverbs."""
+        return not self._events.closed and os.get_blocking(self.fd)
+
+
+class CMEvent(PyverbsObject):
+    """The next event of a channel: waits for it where there is none, and the descriptor blocks.
+
+    To take a CONNECT_RESPONSE of a CMID with a queue pair of its own sets that to RTS and completes the
+    connection, as in librdmacm; what the program gets is ESTABLISHED.
+    """
+
+    __slots__ = ("_acknowledged", "_happened", "_id", "_type")
+
+    def __init__(self, channel: CMEventChannel) -> None:
+        self._acknowledged = True
+        happened = channel.take(wait=channel.blocking)
+        if happened is None:
+            for device in tuple(channel.devices):
+                device.drive_once()
+            happened = channel.take(wait=False)
+        if happened is None:
+            raise PyverbsRDMAError("Failed to create CMEvent", errno.EAGAIN)
+        self._happened = happened
+        self._acknowledged = False
+        self._id: CMID | None = happened.cmid if happened.cmid is not None else self._known()
+        self._type = happened.type
+        if self._id is not None:
+            self._type = self._id.digest(happened)
+
+    def _known(self) -> CMID | None:
+        return _owner(self.connection)
+
+    def close(self) -> None:
+        """Acknowledge it, where that was not done."""
+        if not self._acknowledged:
+            self.ack_cm_event()
+
+    def ack_cm_event(self) -> None:
+        """Acknowledge it."""
+        self._acknowledged = True
+
+    @property
+    def event_type(self) -> int:
+        """An `rdma_cm_event_type`."""
+        return int(self._type)
+
+    def event_str(self) -> str:
+        """The name of its type; nothing once it is acknowledged, as in pyverbs."""
+        return "" if self._acknowledged else rdma_cm_event_type(self.event_type).name
+
+    @property
+    def private_data(self) -> bytes:
+        """What came with the peer's message."""
+        event = self._happened.event
+        return event.private_data if event is not None else b""
+
+    @property
+    def status(self) -> int:
+        """A negative errno, or with REJECTED the reason that the peer gave. Not in pyverbs."""
+        return self._happened.status
+
+    @property
+    def param(self) -> ConnectionParameters | None:
+        """What the peer asks for, with a CONNECT_REQUEST or CONNECT_RESPONSE. Not in pyverbs."""
+        return self._happened.event.parameters if self._happened.event is not None else None
+
+    @property
+    def connection(self) -> Connection | None:
+        """What the connection manager knows it by. Not in pyverbs."""
+        return self._happened.event.connection if self._happened.event is not None else None
+
+    @property
+    def listen_id(self) -> CMID | None:
+        """With a CONNECT_REQUEST, the CMID that listens. Not in pyverbs."""
+        event = self._happened.event
+        return _owner(event.listener) if event is not None else None
+
+    @property
+    def id(self) -> CMID | None:
+        """The CMID that it is about; with a CONNECT_REQUEST a new one, made when it is first asked for.
+        Not in pyverbs."""
+        from emulator.roce.pyverbs.cmid import CMID
+
+        if self._id is None and self._type is CmEventType.CONNECT_REQUEST:
+            self._id = CMID(creator=self, listen_id=self.listen_id)
+        return self._id
+
+
+def _owner(thing: Connection | Listener | None) -> CMID | None:
+    """The CMID of a connection or listener, where the program still has it; they hold it weakly."""
+    reference = thing.context if thing is not None else None
+    found: CMID | None = reference() if callable(reference) else None
+    return found

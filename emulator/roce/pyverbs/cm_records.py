@@ -1,0 +1,171 @@
+"""Addresses and parameters of the connection manager. Part of `pyverbs.cmid`."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import TYPE_CHECKING, Final
+
+from emulator.roce.cm.events import ConnectionParameters
+from emulator.roce.nic.verbs import Address, VerbsError
+from emulator.roce.pyverbs.addr import AHAttr
+from emulator.roce.pyverbs.base import PyverbsObject, listing
+from emulator.roce.pyverbs.cm_enums import RAI_NUMERICHOST, RAI_PASSIVE, rdma_port_space
+from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
+
+if TYPE_CHECKING:
+    from emulator.roce.pyverbs.cm_channel import CMEvent
+
+AS_MANY_AS_POSSIBLE: Final = 0xFF
+"""RDMA_MAX_RESP_RES and RDMA_MAX_INIT_DEPTH: what the device can do."""
+
+ANY_ADDRESS: Final = ("0.0.0.0", "::")
+
+_BAD_NAME: Final = {
+    socket.EAI_NONAME: errno.ENODEV,
+    socket.EAI_SERVICE: errno.EINVAL,
+    socket.EAI_AGAIN: errno.EAGAIN,
+    socket.EAI_MEMORY: errno.ENOMEM,
+}
+"""Name resolution has codes of its own; these are the errnos that say the same."""
+
+
+class AddrInfo(PyverbsObject):
+    """What rdma_getaddrinfo finds: a source, a destination, or both, and a port space.
+
+    `src` and `dst` are names or addresses, `*_service` names or numbers of ports. With RAI_PASSIVE the source
+    is what to listen on; nothing named means any address.
+    """
+
+    __slots__ = ("destination", "flags", "port_space", "source")
+
+    def __init__(
+        self,
+        src: str | bytes | None = None,
+        dst: str | bytes | None = None,
+        src_service: str | bytes | int | None = None,
+        dst_service: str | bytes | int | None = None,
+        port_space: int = 0,
+        flags: int = 0,
+    ) -> None:
+        self.flags = flags
+        self.port_space = port_space or rdma_port_space.RDMA_PS_TCP
+        self.source: Address | None = None
+        self.destination: Address | None = None
+        if flags & RAI_PASSIVE:
+            self.source = _resolved(src, src_service, flags)
+            return
+        if src is not None:
+            self.source = _resolved(src, src_service, flags)
+        if dst is None and dst_service is None:
+            raise PyverbsRDMAError("Failed to get Address Info", errno.EINVAL)
+        self.destination = _resolved(dst, dst_service, flags)
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def _text(word: str | bytes | int | None) -> str | None:
+    if word is None:
+        return None
+    return word.decode() if isinstance(word, bytes) else str(word)
+
+
+def _resolved(host: str | bytes | None, service: str | bytes | int | None, flags: int) -> Address:
+    name, port = _text(host), _text(service)
+    try:
+        found = socket.getaddrinfo(
+            "0.0.0.0" if name is None else name,
+            port,
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_NUMERICHOST if flags & RAI_NUMERICHOST else 0,
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        code = error.errno if isinstance(error, socket.gaierror) else None
+        number = _BAD_NAME.get(code, errno.EINVAL) if code is not None else errno.EINVAL
+        raise PyverbsRDMAError(f"Failed to get Address Info ({error})", number) from error
+    address = found[0][4]
+    return Address(str(address[0]), int(address[1]))
+
+
+class ConnParam(PyverbsObject):
+    """struct rdma_conn_param. `data_len` makes room for private data; what does not fit is cut off."""
+
+    __slots__ = (
+        "_data_len", "_private_data", "depth", "flow_control", "qpn", "resources", "retry", "rnr_retry", "srq",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        resources: int = 1,
+        depth: int = 1,
+        flow_control: int = 0,
+        retry: int = 5,
+        rnr_retry: int = 5,
+        srq: int = 0,
+        qp_num: int = 0,
+        data_len: int = 0,
+    ) -> None:
+        self.resources = resources
+        self.depth = depth
+        self.flow_control = flow_control
+        self.retry = retry
+        self.rnr_retry = rnr_retry
+        self.srq = srq
+        self.qpn = qp_num
+        self._data_len = data_len
+        self._private_data = b""
+
+    @property
+    def private_data(self) -> bytes:
+        """What goes to the peer with the message."""
+        return self._private_data
+
+    def set_private_data(self, data: bytes) -> None:
+        """Take up to `data_len` bytes; with none on either side nothing changes, as in pyverbs."""
+        if self._data_len and len(data):
+            self._private_data = bytes(data[: self._data_len])
+
+    def parameters(self, qp_num: int, most: int) -> ConnectionParameters:
+        """What the connection manager takes; `most` is the READs that the device can do. VerbsError(EINVAL)
+        for more. Not in pyverbs."""
+        resources, depth = (
+            most if wish == AS_MANY_AS_POSSIBLE else wish for wish in (self.resources, self.depth)
+        )
+        if resources > most or depth > most:
+            raise VerbsError(errno.EINVAL, f"the device does {most} READs at once, not more")
+        return ConnectionParameters(
+            qp_num, self._private_data, resources, depth, bool(self.flow_control), self.retry,
+            self.rnr_retry, bool(self.srq),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        return "Connection parameters: \n" + listing(
+            [
+                ("responder resources", self.resources), ("initiator depth", self.depth),
+                ("flow control", self.flow_control), ("retry count", self.retry),
+                ("rnr retry count", self.rnr_retry), ("srq", self.srq), ("qp number", self.qpn),
+            ]
+        )  # fmt: skip
+
+
+class JoinMCAttrEx(PyverbsObject):
+    """struct rdma_cm_join_mc_attr_ex: a multicast group, which no device here joins."""
+
+    __slots__ = ("addr", "comp_mask", "join_flags")
+
+    def __init__(self, addr: AddrInfo, comp_mask: int = 0, join_flags: int = 0) -> None:
+        self.addr = addr
+        self.comp_mask = comp_mask
+        self.join_flags = join_flags
+
+
+class UDParam(PyverbsObject):
+    """struct rdma_ud_param: where datagrams go. No event brings one, as there is no RDMA_PS_UDP."""
+
+    __slots__ = ("ah_attr", "qkey", "qp_num")
+
+    def __init__(self, cm_event: CMEvent) -> None:
+        self.qp_num = 0
+        self.qkey = 0
+        self.ah_attr = AHAttr(port_num=0)

@@ -1,0 +1,346 @@
+"""`pyverbs.device`: the list of devices, and a device once it is opened.
+
+Devices are the NICs of `emulator.roce.runtime`'s registry: those that were added in this process and those that
+the environment variable G35_ROCE_DEVICES names. Each has one port with one GID.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from emulator.roce.nic.gid import gid_of
+from emulator.roce.nic.verbs import DEFAULT_PKEY
+from emulator.roce.pyverbs.addr import GID
+from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, bury, close_children, forsake
+from emulator.roce.pyverbs.device_attributes import (
+    AllocDmAttr,
+    AsyncEvent,
+    CQModerationCaps,
+    DeviceAttr,
+    DeviceAttrEx,
+    GIDEntry,
+    ODPCaps,
+    PacketPacingCaps,
+    PCIAtomicCaps,
+    PortAttr,
+    QueryDeviceExInput,
+    RSSCaps,
+    TMCaps,
+    TSOCaps,
+)
+from emulator.roce.pyverbs.device_words import (
+    guid_format,
+    guid_to_hex,
+    phys_state_to_str,
+    port_state_to_str,
+    speed_to_str,
+    str_from_flags,
+    translate_device_caps,
+    translate_event_type,
+    translate_gid_type,
+    translate_link_layer,
+    translate_mtu,
+    translate_node_type,
+    translate_port_cap_flags,
+    translate_port_cap_flags2,
+    translate_transport_type,
+    width_to_str,
+)
+from emulator.roce.pyverbs.enums_device import (
+    ibv_gid_type,
+    ibv_gid_type_sysfs,
+    ibv_node_type,
+    ibv_transport_type,
+    ibv_values_mask,
+)
+from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from emulator.roce.runtime import registry
+from emulator.roce.runtime.device import guid_of
+from emulator.roce.runtime.errors import CannotOpen, DeviceClosed, NoSuchDevice
+
+if TYPE_CHECKING:
+    from emulator.roce.pyverbs.cmid import CMID
+    from emulator.roce.pyverbs.cq import CQ, CQEX, CompChannel
+    from emulator.roce.pyverbs.pd import PD
+    from emulator.roce.pyverbs.qp import QP
+    from emulator.roce.runtime.device import Device as OpenedDevice
+
+PORTS = 1
+COMPLETION_VECTORS = 1
+
+
+class Device(PyverbsObject):
+    """A device that exists. `name` is bytes, as in pyverbs."""
+
+    def __init__(self, name: bytes, guid: int, node_type: int, transport_type: int, index: int) -> None:
+        self._name = name
+        self._guid = guid
+        self._node_type = node_type
+        self._transport_type = transport_type
+        self._index = index
+
+    @property
+    def name(self) -> bytes:
+        """Its name."""
+        return self._name
+
+    @property
+    def node_type(self) -> int:
+        """An `ibv_node_type`."""
+        return self._node_type
+
+    @property
+    def transport_type(self) -> int:
+        """An `ibv_transport_type`."""
+        return self._transport_type
+
+    @property
+    def guid(self) -> int:
+        """64 bits."""
+        return self._guid
+
+    @property
+    def index(self) -> int:
+        """Its place in the list."""
+        return self._index
+
+    def __str__(self) -> str:
+        return (
+            f"Device {self.name.decode()}, node type {translate_node_type(self.node_type)}, transport type "
+            f"{translate_transport_type(self.transport_type)}, guid {guid_to_hex(self.guid)}, "
+            f"index {self.index}"
+        )
+
+
+def get_device_list() -> list[Device]:
+    """All devices, opened or not."""
+    return [
+        Device(
+            known.name.encode(),
+            guid_of(known.ip),
+            ibv_node_type.IBV_NODE_CA,
+            ibv_transport_type.IBV_TRANSPORT_IB,
+            index,
+        )  # fmt: skip
+        for index, known in enumerate(registry.devices())
+    ]
+
+
+def rdma_get_devices() -> list[Device]:
+    """The devices that the connection manager can use: all."""
+    return get_device_list()
+
+
+class Context(PyverbsCM):
+    """A device, opened by `name=`; or, inside of this package, that of a CMID."""
+
+    __slots__ = ("_device", "_shared", "ccs", "cqs", "name", "pds", "qps")
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._device: OpenedDevice | None = None
+        self._shared = False
+        self.pds: weakref.WeakSet[PD] = weakref.WeakSet()
+        self.ccs: weakref.WeakSet[CompChannel] = weakref.WeakSet()
+        self.cqs: weakref.WeakSet[CQ | CQEX] = weakref.WeakSet()
+        self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
+        self.name: str = kwargs.get("name", "")
+        cmid: CMID | None = kwargs.get("cmid")
+        if cmid is not None:
+            self._device = cmid.opened()
+            self._shared = True
+            self.name = self._device.name
+            cmid.ctx = self
+            return
+        if kwargs.get("cmd_fd") is not None:
+            raise PyverbsRDMAError("Failed to import device", errno.EOPNOTSUPP)
+        if kwargs.get("attr") is not None:
+            raise PyverbsRDMAError("there are no providers of vendors here", errno.EOPNOTSUPP)
+        if not self.name:
+            raise PyverbsUserError("Device name must be provided")
+        bury()
+        try:
+            self._device = registry.open_device(self.name)
+        except NoSuchDevice as error:
+            raise PyverbsRDMAError(f"Failed to find device {self.name}") from error
+        except CannotOpen as error:
+            raise PyverbsRDMAError(f"Failed to open device {self.name}: {error}", errno.ENODEV) from error
+
+    def __del__(self) -> None:
+        if getattr(self, "_device", None) is not None and not self._shared:
+            forsake(self)
+
+    @property
+    def device(self) -> OpenedDevice:
+        """The opened device. Not in pyverbs."""
+        if self._device is None:
+            raise PyverbsUserError("the Context is closed")
+        return self._device
+
+    def close(self) -> None:
+        """Close everything that was made of the device, and the device, where nobody else has it open."""
+        if self._device is None:
+            return
+        close_children(self.qps, self.ccs, self.cqs, self.pds)
+        bury()
+        if not self._shared:
+            registry.release_device(self._device)
+        self._device = None
+
+    def forget(self) -> None:
+        """Its CMID is closed, and with it everything that was made of the device. Not in pyverbs."""
+        self._device = None
+
+    @property
+    def context(self) -> OpenedDevice:
+        """As `device`: in pyverbs the C structure."""
+        return self.device
+
+    @property
+    def num_comp_vectors(self) -> int:
+        """Completion vectors; they are all the same."""
+        return COMPLETION_VECTORS
+
+    @property
+    def cmd_fd(self) -> int:
+        """Of the device; nothing can be asked by it."""
+        return self.device.async_events.fileno()
+
+    # --- questions ----------------------------------------------------------------------------------------
+
+    def query_device(self) -> DeviceAttr:
+        """What the device can do."""
+        return DeviceAttr.of(self.device.nic)
+
+    def query_device_ex(self, ex_input: QueryDeviceExInput | None = None) -> DeviceAttrEx:
+        """What the device can do, and what it cannot."""
+        return DeviceAttrEx.of(self.device.nic)
+
+    def query_port(self, port_num: int) -> PortAttr:
+        """The port. EINVAL for one that does not exist."""
+        if port_num != PORTS:
+            raise PyverbsRDMAError(f"Failed to query port {port_num}", errno.EINVAL)
+        return PortAttr.of(self.device.nic)
+
+    def query_pkey(self, port_num: int, index: int) -> int:
+        """The one P_Key, big-endian as in the C structure (either way 0xFFFF)."""
+        if port_num != PORTS or index:
+            raise PyverbsRDMAError(f"Failed to query pkey {index} of port {port_num}")
+        return DEFAULT_PKEY
+
+    def get_pkey_index(self, port_num: int, pkey: int) -> int:
+        """Where a P_Key is in the table. Not in pyverbs 44 (it came later)."""
+        if port_num != PORTS or pkey != DEFAULT_PKEY:
+            raise PyverbsRDMAError(f"Failed to get pkey index of pkey = {pkey} of port {port_num}")
+        return 0
+
+    def query_gid(self, port_num: int, index: int) -> GID:
+        """The one GID."""
+        if port_num != PORTS or index:
+            raise PyverbsRDMAError(f"Failed to query gid {index} of port {port_num}")
+        gid = GID()
+        gid.raw = gid_of(self.device.nic.address)
+        return gid
+
+    def query_gid_type(self, port_num: int, index: int) -> int:
+        """An `ibv_gid_type_sysfs`."""
+        if port_num != PORTS or index:
+            raise PyverbsRDMAError(
+                f"Failed to query gid type of port {port_num} and gid index {index}", errno.EINVAL
+            )
+        return ibv_gid_type_sysfs.IBV_GID_TYPE_SYSFS_ROCE_V2
+
+    def _gid_entry(self) -> GIDEntry:
+        raw = gid_of(self.device.nic.address)
+        halves = (int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little"))
+        return GIDEntry(*halves, gid_index=0, port_num=PORTS, gid_type=ibv_gid_type.IBV_GID_TYPE_ROCE_V2)
+
+    def query_gid_table(self, max_entries: int, flags: int = 0) -> list[GIDEntry]:
+        """All GIDs. A refusal has a negative errno, as in pyverbs: EINVAL where there are more than
+        `max_entries`, EOPNOTSUPP for any flag."""
+        refused = "Failed to query gid tables of the device"
+        if flags:
+            raise PyverbsRDMAError(refused, -errno.EOPNOTSUPP)
+        if max_entries < 1:
+            raise PyverbsRDMAError(refused, -errno.EINVAL)
+        return [self._gid_entry()]
+
+    def query_gid_ex(self, port_num: int, gid_index: int, flags: int = 0) -> GIDEntry:
+        """One entry of the table. EOPNOTSUPP for any flag, EINVAL for a port or index that does not exist."""
+        refused = f"Failed to query gid table of port {port_num} in index {gid_index}"
+        if flags:
+            raise PyverbsRDMAError(refused, errno.EOPNOTSUPP)
+        if port_num != PORTS or gid_index:
+            raise PyverbsRDMAError(refused, errno.EINVAL)
+        return self._gid_entry()
+
+    def query_rt_values_ex(self, comp_mask: int = ibv_values_mask.IBV_VALUES_MASK_RAW_CLOCK) -> NoReturn:
+        """There is no clock of the hardware (EOPNOTSUPP)."""
+        raise PyverbsRDMAError("Failed to query real time values", errno.EOPNOTSUPP)
+
+    def get_async_event(self) -> AsyncEvent:
+        """Wait for the next asynchronous event of the device and take it."""
+        device = self.device
+        events = device.async_events
+        while True:
+            try:
+                device.drive_until(events.__len__, None)
+            except DeviceClosed as error:
+                raise PyverbsRDMAError("Failed to get async event", errno.ENODEV) from error
+            with device.turn():
+                event = events.pop()
+            if event is not None:
+                return AsyncEvent(int(event.type))
+
+    def drive_until(self, condition: Callable[[], object], deadline: float | None = None) -> bool:
+        """Wait until `condition()` is true, at most until `deadline` (time.monotonic), driving the device
+        meanwhile: whether it is. Not in pyverbs; it spares a waiting program the switch between threads."""
+        try:
+            return self.device.drive_until(condition, deadline)
+        except DeviceClosed as error:
+            raise PyverbsRDMAError("the device is closed", errno.ENODEV) from error
+
+    def now(self) -> float:
+        """The clock of `drive_until`. Not in pyverbs."""
+        return time.monotonic()
+
+
+class DM(PyverbsCM):
+    """Memory on the device: there is none, and `query_device_ex` says so (`max_dm_size` is 0)."""
+
+    __slots__ = ()
+
+    def __init__(self, context: Context, dm_attr: AllocDmAttr | None = None, **kwargs: Any) -> None:
+        if kwargs.get("handle") is not None:
+            raise PyverbsRDMAError("Failed to import DM", errno.EOPNOTSUPP)
+        raise PyverbsUserError("Device doesn't support dm allocation")
+
+    def unimport(self) -> None:
+        """Nothing was imported."""
+
+    def copy_to_dm(self, dm_offset: int, data: bytes, length: int) -> NoReturn:
+        """There is no memory to copy to (EOPNOTSUPP)."""
+        raise PyverbsRDMAError("Failed to copy to dm", errno.EOPNOTSUPP)
+
+    def copy_from_dm(self, dm_offset: int, length: int) -> NoReturn:
+        """There is no memory to copy from (EOPNOTSUPP)."""
+        raise PyverbsRDMAError("Failed to copy from dm", errno.EOPNOTSUPP)
+
+    @property
+    def handle(self) -> int:
+        """There is none."""
+        return 0
+
+
+__all__ = [
+    "DM", "AllocDmAttr", "AsyncEvent", "CQModerationCaps", "Context", "Device", "DeviceAttr", "DeviceAttrEx",
+    "GIDEntry", "ODPCaps", "PCIAtomicCaps", "PacketPacingCaps", "PortAttr", "QueryDeviceExInput", "RSSCaps",
+    "TMCaps", "TSOCaps", "get_device_list", "guid_format", "guid_to_hex", "phys_state_to_str",
+    "port_state_to_str", "rdma_get_devices", "speed_to_str", "str_from_flags", "translate_device_caps",
+    "translate_event_type", "translate_gid_type", "translate_link_layer", "translate_mtu",
+    "translate_node_type", "translate_port_cap_flags", "translate_port_cap_flags2",
+    "translate_transport_type", "width_to_str",
+]  # fmt: skip

@@ -1,0 +1,305 @@
+"""What a device and its port say of themselves. Part of `pyverbs.device`.
+
+Everything is there that pyverbs shows; what a RoCE device in software does not have is 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from emulator.roce.nic.verbs import Mtu
+from emulator.roce.pyverbs.base import PyverbsObject, listing
+from emulator.roce.pyverbs.device_words import (
+    guid_format,
+    phys_state_to_str,
+    port_state_to_str,
+    speed_to_str,
+    str_from_flags,
+    translate_device_caps,
+    translate_event_type,
+    translate_gid_type,
+    translate_link_layer,
+    translate_mtu,
+    translate_port_cap_flags,
+    translate_port_cap_flags2,
+    width_to_str,
+)
+from emulator.roce.pyverbs.enums import IBV_LINK_LAYER_ETHERNET, IBV_QPF_GRH_REQUIRED
+from emulator.roce.pyverbs.enums_device import (
+    ibv_atomic_cap,
+    ibv_device_cap_flags,
+    ibv_odp_transport_cap_bits,
+    ibv_port_cap_flags,
+    ibv_port_state,
+)
+from emulator.roce.pyverbs.utils import be64toh, gid_str
+
+if TYPE_CHECKING:
+    from emulator.roce.nic.nic import Nic
+
+VENDOR_ID: Final = 0xFFFFFF
+"""No vendor's: what rxe says, too."""
+
+PAGE_SIZES: Final = 0xFFFFF000
+"""Every power of two from 4 KiB on."""
+
+CAPABILITIES: Final = (
+    ibv_device_cap_flags.IBV_DEVICE_UD_AV_PORT_ENFORCE
+    | ibv_device_cap_flags.IBV_DEVICE_CURR_QP_STATE_MOD
+    | ibv_device_cap_flags.IBV_DEVICE_SYS_IMAGE_GUID
+    | ibv_device_cap_flags.IBV_DEVICE_RC_RNR_NAK_GEN
+    | ibv_device_cap_flags.IBV_DEVICE_SRQ_RESIZE
+    | ibv_device_cap_flags.IBV_DEVICE_MEM_WINDOW
+    | ibv_device_cap_flags.IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | ibv_device_cap_flags.IBV_DEVICE_MEM_WINDOW_TYPE_2B
+)
+
+LINK_UP: Final = 5
+"""Physical port state (IBTA 14.2.5.6)."""
+
+
+class _Record(PyverbsObject):
+    """Attributes that begin as 0."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        for name in type(self).__slots__:
+            setattr(self, name, 0)
+
+    def fill(self, **values: int) -> None:
+        """Set several."""
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class DeviceAttr(_Record):
+    """struct ibv_device_attr."""
+
+    __slots__ = (
+        "atomic_caps", "device_cap_flags", "fw_version", "hw_ver", "local_ca_ack_delay", "max_ah", "max_cq",
+        "max_cqe", "max_ee", "max_ee_init_rd_atom", "max_ee_rd_atom", "max_fmr", "max_map_per_fmr",
+        "max_mcast_grp", "max_mcast_qp_attach", "max_mr", "max_mr_size", "max_mw", "max_pd", "max_pkeys",
+        "max_qp", "max_qp_init_rd_atom", "max_qp_rd_atom", "max_qp_wr", "max_raw_ethy_qp", "max_raw_ipv6_qps",
+        "max_rdd", "max_res_rd_atom", "max_sge", "max_sge_rd", "max_srq", "max_srq_sge", "max_srq_wr",
+        "node_guid", "page_size_cap", "phys_port_cnt", "sys_image_guid", "vendor_id", "vendor_part_id",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fw_version = ""
+
+    @classmethod
+    def of(cls, nic: Nic) -> DeviceAttr:
+        """What this device says. Not in pyverbs."""
+        attr, limits = cls(), nic.limits
+        attr.fill(
+            node_guid=be64toh(nic.guid), sys_image_guid=be64toh(nic.guid), max_mr_size=limits.max_mr_size,
+            page_size_cap=PAGE_SIZES, vendor_id=VENDOR_ID, max_qp=limits.max_qp, max_qp_wr=limits.max_qp_wr,
+            device_cap_flags=int(CAPABILITIES), max_sge=limits.max_sge, max_sge_rd=limits.max_sge,
+            max_cq=limits.max_cq, max_cqe=limits.max_cqe, max_mr=limits.max_mr, max_pd=limits.max_pd,
+            max_qp_rd_atom=limits.max_qp_rd_atom, max_qp_init_rd_atom=limits.max_qp_rd_atom,
+            max_res_rd_atom=limits.max_qp_rd_atom * limits.max_qp,
+            atomic_caps=ibv_atomic_cap.IBV_ATOMIC_HCA, max_mw=limits.max_mw, max_ah=limits.max_ah,
+            max_srq=limits.max_srq, max_srq_wr=limits.max_srq_wr, max_srq_sge=limits.max_srq_sge,
+            max_pkeys=1, local_ca_ack_delay=15, phys_port_cnt=1,
+        )  # fmt: skip
+        attr.fw_version = "0.0.0"
+        return attr
+
+    def __str__(self) -> str:
+        shown = {
+            "node_guid": guid_format, "sys_image_guid": guid_format, "max_mr_size": hex, "page_size_cap": hex,
+            "vendor_id": hex, "device_cap_flags": translate_device_caps,
+        }  # fmt: skip
+        return listing(
+            (name.replace("_", " "), shown.get(name, str)(getattr(self, name))) for name in self.__slots__
+        )
+
+
+class TSOCaps(_Record):
+    """struct ibv_tso_caps."""
+
+    __slots__ = ("max_tso", "supported_qpts")
+
+
+class RSSCaps(_Record):
+    """struct ibv_rss_caps."""
+
+    __slots__ = (
+        "max_rwq_indirection_table_size", "max_rwq_indirection_tables", "rx_hash_fields_mask",
+        "rx_hash_function", "supported_qpts",
+    )  # fmt: skip
+
+
+class PacketPacingCaps(_Record):
+    """struct ibv_packet_pacing_caps."""
+
+    __slots__ = ("qp_rate_limit_max", "qp_rate_limit_min", "supported_qpts")
+
+
+class TMCaps(_Record):
+    """struct ibv_tm_caps."""
+
+    __slots__ = ("flags", "max_num_tags", "max_ops", "max_rndv_hdr_size", "max_sge")
+
+
+class CQModerationCaps(_Record):
+    """struct ibv_cq_moderation_caps."""
+
+    __slots__ = ("max_cq_count", "max_cq_period")
+
+
+class PCIAtomicCaps(_Record):
+    """struct ibv_pci_atomic_caps."""
+
+    __slots__ = ("compare_swap", "fetch_add", "swap")
+
+
+class ODPCaps(_Record):
+    """struct ibv_odp_caps: no memory is paged in on demand."""
+
+    __slots__ = ("general_caps", "rc_odp_caps", "uc_odp_caps", "ud_odp_caps", "xrc_odp_caps")
+
+    _WORDS: ClassVar = {int(bit): bit.name for bit in ibv_odp_transport_cap_bits}
+
+    def __str__(self) -> str:
+        return "".join(
+            f"{name.replace('_', ' ')}: {str_from_flags(getattr(self, name), self._WORDS)}\n"
+            for name in self.__slots__
+        )
+
+
+class DeviceAttrEx(_Record):
+    """struct ibv_device_attr_ex."""
+
+    __slots__ = (
+        "comp_mask", "completion_timestamp_mask", "cq_mod_caps", "device_cap_flags_ex", "hca_core_clock",
+        "max_dm_size", "max_wq_type_rq", "odp_caps", "orig_attr", "packet_pacing_caps", "pci_atomic_caps",
+        "phys_port_cnt_ex", "raw_packet_caps", "rss_caps", "tm_caps", "tso_caps",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.orig_attr = DeviceAttr()
+        self.odp_caps, self.tso_caps, self.pci_atomic_caps = ODPCaps(), TSOCaps(), PCIAtomicCaps()
+        self.rss_caps, self.packet_pacing_caps = RSSCaps(), PacketPacingCaps()
+        self.tm_caps, self.cq_mod_caps = TMCaps(), CQModerationCaps()
+
+    @classmethod
+    def of(cls, nic: Nic) -> DeviceAttrEx:
+        """What this device says. Not in pyverbs."""
+        attr = cls()
+        attr.orig_attr = DeviceAttr.of(nic)
+        attr.fill(device_cap_flags_ex=int(CAPABILITIES), phys_port_cnt_ex=1)
+        return attr
+
+
+class QueryDeviceExInput(PyverbsObject):
+    """struct ibv_query_device_ex_input."""
+
+    __slots__ = ("comp_mask",)
+
+    def __init__(self, comp_mask: int) -> None:
+        self.comp_mask = comp_mask
+
+
+class PortAttr(_Record):
+    """struct ibv_port_attr."""
+
+    __slots__ = (
+        "active_mtu", "active_speed", "active_width", "bad_pkey_cntr", "flags", "gid_tbl_len",
+        "init_type_reply", "lid", "link_layer", "lmc", "max_msg_sz", "max_mtu", "max_vl_num", "phys_state",
+        "pkey_tbl_len", "port_cap_flags", "port_cap_flags2", "qkey_viol_cntr", "sm_lid", "sm_sl", "state",
+        "subnet_timeout",
+    )  # fmt: skip
+
+    @classmethod
+    def of(cls, nic: Nic) -> PortAttr:
+        """What this device says of its one port. Not in pyverbs."""
+        attr = cls()
+        flags = ibv_port_cap_flags.IBV_PORT_CM_SUP | ibv_port_cap_flags.IBV_PORT_IP_BASED_GIDS
+        attr.fill(
+            state=ibv_port_state.IBV_PORT_ACTIVE, max_mtu=int(Mtu.MTU_4096), active_mtu=int(nic.port_mtu),
+            gid_tbl_len=1, port_cap_flags=flags, max_msg_sz=nic.limits.max_message, pkey_tbl_len=1,
+            max_vl_num=1, active_width=1, active_speed=1, phys_state=LINK_UP,
+            link_layer=IBV_LINK_LAYER_ETHERNET, flags=IBV_QPF_GRH_REQUIRED,
+        )  # fmt: skip
+        return attr
+
+    def __str__(self) -> str:
+        shown = {
+            "state": port_state_to_str, "max_mtu": translate_mtu, "active_mtu": translate_mtu, "lmc": hex,
+            "link_layer": translate_link_layer, "max_msg_sz": hex, "port_cap_flags": translate_port_cap_flags,
+            "port_cap_flags2": translate_port_cap_flags2, "active_width": width_to_str,
+            "active_speed": speed_to_str, "phys_state": phys_state_to_str,
+        }  # fmt: skip
+        return listing(
+            (name.replace("_", " "), shown.get(name, str)(getattr(self, name))) for name in self.__slots__
+        )
+
+
+class GIDEntry(PyverbsObject):
+    """struct ibv_gid_entry."""
+
+    __slots__ = (
+        "gid_index", "gid_interface_id", "gid_subnet_prefix", "gid_type", "ndev_ifindex", "port_num",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        subnet_prefix: int = 0,
+        interface_id: int = 0,
+        gid_index: int = 0,
+        port_num: int = 0,
+        gid_type: int = 0,
+        ndev_ifindex: int = 0,
+    ) -> None:
+        self.gid_subnet_prefix = subnet_prefix
+        self.gid_interface_id = interface_id
+        self.gid_index = gid_index
+        self.port_num = port_num
+        self.gid_type = gid_type
+        self.ndev_ifindex = ndev_ifindex
+
+    def gid_str(self) -> str:
+        """The GID in text."""
+        return gid_str(self.gid_subnet_prefix, self.gid_interface_id)
+
+    def __str__(self) -> str:
+        return listing(
+            [
+                ("GID", self.gid_str()), ("GID Index", self.gid_index), ("Port number", self.port_num),
+                ("GID type", translate_gid_type(self.gid_type)), ("Ndev ifindex", self.ndev_ifindex),
+            ]
+        )  # fmt: skip
+
+
+class AsyncEvent(PyverbsObject):
+    """struct ibv_async_event."""
+
+    __slots__ = ("event_type",)
+
+    def __init__(self, event_type: int = 0) -> None:
+        self.event_type = event_type
+
+    def ack(self) -> None:
+        """Nothing waits for it here."""
+
+    def __str__(self) -> str:
+        return listing([("Event Type", translate_event_type(self.event_type))])
+
+
+class AllocDmAttr(PyverbsObject):
+    """struct ibv_alloc_dm_attr."""
+
+    __slots__ = ("comp_mask", "length", "log_align_req")
+
+    def __init__(self, length: int, log_align_req: int = 0, comp_mask: int = 0) -> None:
+        self.length = length
+        self.log_align_req = log_align_req
+        self.comp_mask = comp_mask

@@ -1,0 +1,14 @@
+"""`pyverbs.fork`. The device keeps no pages that a fork could take away: nothing is to be prepared."""
+
+from __future__ import annotations
+
+from emulator.roce.pyverbs.enums_device import ibv_fork_status
+
+
+def fork_init() -> None:
+    """ibv_fork_init(3). The opened devices do not live on in a child: their threads stay with the parent."""
+
+
+def is_fork_initialized() -> int:
+    """An `ibv_fork_status`."""
+    return ibv_fork_status.IBV_FORK_UNNEEDED

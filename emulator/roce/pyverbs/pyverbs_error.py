@@ -1,0 +1,34 @@
+"""`pyverbs.pyverbs_error`: what every call of the stand-in raises."""
+
+from __future__ import annotations
+
+import os
+
+
+class PyverbsError(Exception):
+    """The base of them all. With an `error_code` (errno) the message ends in its number and its words."""
+
+    def __init__(self, msg: str, error_code: int = -1) -> None:
+        if error_code != -1:
+            msg = f"{msg}. Errno: {error_code}, {os.strerror(error_code)}"
+        super().__init__(msg)
+
+
+class PyverbsRDMAError(PyverbsError):
+    """The device or the connection manager has refused: the call was wrong, or the world is. See `error_code`."""
+
+    def __init__(self, msg: str, error_code: int = -1) -> None:
+        super().__init__(msg, error_code)
+        self._error_code = error_code
+
+    @property
+    def error_code(self) -> int:
+        """The errno, -1 where there is none."""
+        return self._error_code
+
+
+class PyverbsUserError(PyverbsError):
+    """The caller's arguments made no sense before any device was asked."""
+
+    def __init__(self, msg: str) -> None:
+        super().__init__(msg)

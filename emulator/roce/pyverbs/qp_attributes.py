@@ -1,0 +1,383 @@
+"""Attributes of queue pairs: what they are made of and what is set later. Part of `pyverbs.qp`."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Final
+
+from emulator.roce.nic.verbs import (
+    Access,
+    AddressVector,
+    Mtu,
+    QpAttr,
+    QpAttributes,
+    QpCapabilities,
+    QpState,
+    VerbsError,
+)
+from emulator.roce.pyverbs.addr import AHAttr
+from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, listing
+from emulator.roce.pyverbs.cq import CQ, CQEX
+from emulator.roce.pyverbs.cq_words import flags_to_str
+from emulator.roce.pyverbs.enums_device import ibv_mtu
+from emulator.roce.pyverbs.enums_queues import ibv_qp_state, ibv_qp_type
+from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
+from emulator.roce.pyverbs.utils import (
+    access_flags_to_str,
+    mig_state_to_str,
+    mtu_to_str,
+    qp_state_to_str,
+    qp_type_to_str,
+)
+
+if TYPE_CHECKING:
+    from emulator.roce.pyverbs.pd import PD
+    from emulator.roce.pyverbs.srq import SRQ
+
+_COMP_MASK: Final = {
+    1: "PD", 2: "XRCD", 4: "Create Flags", 8: "Max TSO header", 16: "Indirection Table", 32: "RX hash",
+}  # fmt: skip
+_CREATE_FLAGS: Final = {
+    1: "Block self mcast loopback", 2: "Scatter FCS", 4: "CVLAN stripping", 8: "Source QPN",
+    16: "PCI write end padding",
+}  # fmt: skip
+
+_CAPS: Final = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
+
+
+class QPCap(PyverbsObject):
+    """struct ibv_qp_cap: the bounds of both queues."""
+
+    __slots__ = _CAPS
+
+    def __init__(
+        self,
+        max_send_wr: int = 1,
+        max_recv_wr: int = 10,
+        max_send_sge: int = 1,
+        max_recv_sge: int = 1,
+        max_inline_data: int = 0,
+    ) -> None:
+        self.max_send_wr = max_send_wr
+        self.max_recv_wr = max_recv_wr
+        self.max_send_sge = max_send_sge
+        self.max_recv_sge = max_recv_sge
+        self.max_inline_data = max_inline_data
+
+    def __str__(self) -> str:
+        return listing((name.replace("_", " "), getattr(self, name)) for name in _CAPS)
+
+
+class _Capabilities(PyverbsObject):
+    """The bounds inside of the two forms of initial attributes; `cap` gives and takes them all."""
+
+    __slots__ = _CAPS
+
+    max_send_wr: int
+    max_recv_wr: int
+    max_send_sge: int
+    max_recv_sge: int
+    max_inline_data: int
+
+    def __init__(self, cap: QPCap | None) -> None:
+        for name in _CAPS:
+            setattr(self, name, 0)
+        _copy_caps(cap, self)
+
+    @property
+    def cap(self) -> QPCap:
+        """A copy of the bounds; setting it copies, too."""
+        return QPCap(*(getattr(self, name) for name in _CAPS))
+
+    @cap.setter
+    def cap(self, val: QPCap) -> None:
+        _copy_caps(val, self)
+
+    def capabilities(self) -> QpCapabilities:
+        """What the device takes. VerbsError(EINVAL) for a negative number. Not in pyverbs."""
+        values = [getattr(self, name) for name in _CAPS]
+        if min(values) < 0:
+            raise VerbsError(errno.EINVAL, "a bound of a queue pair is negative")
+        return QpCapabilities(*values)
+
+
+def _copy_caps(src: QPCap | None, dst: _Capabilities | QPAttr) -> None:
+    """Copy the bounds of `src` into attributes of any kind."""
+    if src is None:
+        return
+    if isinstance(dst, QPAttr):
+        dst.cap = src
+        return
+    for name in _CAPS:
+        setattr(dst, name, getattr(src, name))
+
+
+def _completion_queue(queue: object) -> CQ | CQEX | None:
+    if queue is None or isinstance(queue, (CQ, CQEX)):
+        return queue
+    raise PyverbsUserError(f"Expected CQ/CQEX, got {type(queue)}")
+
+
+class QPInitAttr(_Capabilities):
+    """struct ibv_qp_init_attr."""
+
+    __slots__ = ("qp_context", "qp_type", "recv_cq", "send_cq", "sq_sig_all", "srq")
+
+    def __init__(
+        self,
+        qp_type: int = ibv_qp_type.IBV_QPT_UD,
+        qp_context: object = None,
+        scq: CQ | CQEX | None = None,
+        rcq: CQ | CQEX | None = None,
+        srq: SRQ | None = None,
+        cap: QPCap | None = None,
+        sq_sig_all: int = 1,
+    ) -> None:
+        super().__init__(cap)
+        self.qp_type = qp_type
+        self.qp_context = qp_context
+        self.send_cq = _completion_queue(scq)
+        self.recv_cq = _completion_queue(rcq)
+        self.srq = srq
+        self.sq_sig_all = sq_sig_all
+
+    def __str__(self) -> str:
+        rows = [("QP type", qp_type_to_str(self.qp_type)), ("SQ sig. all", self.sq_sig_all)]
+        bounds = [(name.replace("_", " "), getattr(self, name)) for name in _CAPS]
+        return listing(rows) + "QP caps:\n" + listing(bounds, "    ")
+
+
+class QPInitAttrEx(_Capabilities):
+    """struct ibv_qp_init_attr_ex."""
+
+    __slots__ = (
+        "comp_mask", "create_flags", "hash_conf", "ind_table", "max_tso_header", "pd", "qp_context",
+        "qp_type", "recv_cq", "send_cq", "send_ops_flags", "source_qpn", "sq_sig_all", "srq", "xrcd",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        qp_type: int = ibv_qp_type.IBV_QPT_UD,
+        qp_context: object = None,
+        scq: CQ | CQEX | None = None,
+        rcq: CQ | CQEX | None = None,
+        srq: SRQ | None = None,
+        cap: QPCap | None = None,
+        sq_sig_all: int = 0,
+        comp_mask: int = 0,
+        pd: PD | None = None,
+        xrcd: object = None,
+        create_flags: int = 0,
+        max_tso_header: int = 0,
+        source_qpn: int = 0,
+        hash_conf: object = None,
+        ind_table: object = None,
+        send_ops_flags: int = 0,
+    ) -> None:
+        super().__init__(cap)
+        self.qp_type = qp_type
+        self.qp_context = qp_context
+        self.send_cq = _completion_queue(scq)
+        self.recv_cq = _completion_queue(rcq)
+        self.srq = srq
+        self.sq_sig_all = sq_sig_all
+        self.comp_mask = comp_mask
+        self.pd = pd
+        self.xrcd = xrcd
+        self.create_flags = create_flags
+        self.max_tso_header = max_tso_header
+        self.source_qpn = source_qpn
+        self.hash_conf = hash_conf
+        self.ind_table = ind_table
+        self.send_ops_flags = send_ops_flags
+
+    def mask_to_str(self, mask: int) -> str:
+        """Words for `comp_mask`."""
+        return flags_to_str(mask, _COMP_MASK)
+
+    def flags_to_str(self, flags: int) -> str:
+        """Words for `create_flags`."""
+        return flags_to_str(flags, _CREATE_FLAGS)
+
+    def __str__(self) -> str:
+        rows = [("QP type", qp_type_to_str(self.qp_type)), ("SQ sig. all", self.sq_sig_all)]
+        bounds = [("  " + name.replace("_", " "), getattr(self, name)) for name in _CAPS]
+        more = [
+            ("comp mask", self.mask_to_str(self.comp_mask)),
+            ("create flags", self.flags_to_str(self.create_flags)),
+            ("max TSO header", self.max_tso_header),
+            ("Source QPN", self.source_qpn),
+        ]
+        return listing(rows) + "QP caps:\n" + listing(bounds) + listing(more)
+
+
+class QPAttr(PyverbsObject):
+    """struct ibv_qp_attr. `cap`, `ah_attr` and `alt_ah_attr` give copies and take copies, as in pyverbs."""
+
+    __slots__ = (
+        "_ah_attr", "_alt_ah_attr", "_cap", "alt_pkey_index", "alt_port_num", "alt_timeout", "cur_qp_state",
+        "dest_qp_num", "en_sqd_async_notify", "max_dest_rd_atomic", "max_rd_atomic", "min_rnr_timer",
+        "path_mig_state", "path_mtu", "pkey_index", "port_num", "qkey", "qp_access_flags", "qp_state",
+        "rate_limit", "retry_cnt", "rnr_retry", "rq_psn", "sq_draining", "sq_psn", "timeout",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        qp_state: int = ibv_qp_state.IBV_QPS_INIT,
+        cur_qp_state: int = ibv_qp_state.IBV_QPS_RESET,
+        port_num: int = 1,
+        path_mtu: int = ibv_mtu.IBV_MTU_1024,
+    ) -> None:
+        self.qp_state = qp_state
+        self.cur_qp_state = cur_qp_state
+        self.path_mtu = path_mtu
+        self.path_mig_state = 0
+        self.qkey = self.rq_psn = self.sq_psn = self.dest_qp_num = self.qp_access_flags = 0
+        self._cap = QPCap(0, 0, 0, 0, 0)
+        self._ah_attr = AHAttr(port_num=0)
+        self._alt_ah_attr = AHAttr(port_num=0)
+        self.pkey_index = self.alt_pkey_index = 0
+        self.en_sqd_async_notify = self.sq_draining = 0
+        self.max_rd_atomic = self.max_dest_rd_atomic = self.min_rnr_timer = 0
+        self.port_num = port_num
+        self.timeout = self.retry_cnt = self.rnr_retry = 0
+        self.alt_port_num = self.alt_timeout = self.rate_limit = 0
+
+    @property
+    def cap(self) -> QPCap:
+        """A copy of the bounds."""
+        return QPCap(*(getattr(self._cap, name) for name in _CAPS))
+
+    @cap.setter
+    def cap(self, val: QPCap) -> None:
+        self._cap = QPCap(*(getattr(val, name) for name in _CAPS))
+
+    @property
+    def ah_attr(self) -> AHAttr:
+        """A copy of the way to the peer."""
+        return self._ah_attr.copy()
+
+    @ah_attr.setter
+    def ah_attr(self, val: AHAttr | None) -> None:
+        self._copy_ah(val)
+
+    @property
+    def alt_ah_attr(self) -> AHAttr:
+        """A copy of the alternate way, which is never taken."""
+        return self._alt_ah_attr.copy()
+
+    @alt_ah_attr.setter
+    def alt_ah_attr(self, val: AHAttr | None) -> None:
+        self._copy_ah(val, True)
+
+    def _copy_ah(self, ah_attr: AHAttr | None, is_alt: bool = False) -> None:
+        if ah_attr is None:
+            return
+        if is_alt:
+            self._alt_ah_attr = ah_attr.copy()
+        else:
+            self._ah_attr = ah_attr.copy()
+
+    def attributes(self, mask: QpAttr) -> QpAttributes:
+        """What the device takes: those in the mask. VerbsError(EINVAL) for values that do not exist.
+        Not in pyverbs."""
+        vector: AddressVector | None = self._ah_attr.vector() if mask & QpAttr.AV else None
+        try:
+            return QpAttributes(
+                state=QpState(self.qp_state) if mask & QpAttr.STATE else QpState.RESET,
+                current_state=QpState(self.cur_qp_state) if mask & QpAttr.CUR_STATE else QpState.RESET,
+                path_mtu=Mtu(self.path_mtu) if mask & QpAttr.PATH_MTU else Mtu.MTU_256,
+                qkey=self.qkey,
+                rq_psn=self.rq_psn,
+                sq_psn=self.sq_psn,
+                dest_qpn=self.dest_qp_num,
+                access=Access(self.qp_access_flags),
+                av=vector,
+                pkey_index=self.pkey_index,
+                enable_sqd_notify=bool(self.en_sqd_async_notify),
+                max_rd_atomic=self.max_rd_atomic,
+                max_dest_rd_atomic=self.max_dest_rd_atomic,
+                min_rnr_timer=self.min_rnr_timer,
+                port_num=self.port_num,
+                timeout=self.timeout,
+                retry_count=self.retry_cnt,
+                rnr_retry=self.rnr_retry,
+            )
+        except ValueError as error:
+            raise VerbsError(errno.EINVAL, str(error)) from error
+
+    @classmethod
+    def of(cls, given: QpAttributes) -> QPAttr:
+        """From what the device gives. Not in pyverbs."""
+        attr = cls(int(given.state), int(given.current_state), given.port_num, int(given.path_mtu))
+        attr.qkey, attr.rq_psn, attr.sq_psn = given.qkey, given.rq_psn, given.sq_psn
+        attr.dest_qp_num, attr.qp_access_flags = given.dest_qpn, int(given.access)
+        bounds = given.capabilities
+        attr._cap = QPCap(*(getattr(bounds, name) for name in _CAPS))
+        attr._ah_attr = AHAttr.of(given.av)
+        attr.pkey_index = given.pkey_index
+        attr.en_sqd_async_notify, attr.sq_draining = int(given.enable_sqd_notify), int(given.sq_draining)
+        attr.max_rd_atomic, attr.max_dest_rd_atomic = given.max_rd_atomic, given.max_dest_rd_atomic
+        attr.min_rnr_timer, attr.timeout = given.min_rnr_timer, given.timeout
+        attr.retry_cnt, attr.rnr_retry = given.retry_count, given.rnr_retry
+        return attr
+
+    def __str__(self) -> str:
+        first = [
+            ("QP state", qp_state_to_str(self.qp_state)),
+            ("QP current state", qp_state_to_str(self.cur_qp_state)),
+            ("Path MTU", mtu_to_str(self.path_mtu)),
+            ("Path mig. state", mig_state_to_str(self.path_mig_state)),
+            ("QKey", self.qkey), ("RQ PSN", self.rq_psn), ("SQ PSN", self.sq_psn),
+            ("Dest QP number", self.dest_qp_num),
+            ("QP access flags", access_flags_to_str(self.qp_access_flags)),
+        ]  # fmt: skip
+        last = [
+            ("PKey index", self.pkey_index), ("Alt. PKey index", self.alt_pkey_index),
+            ("En. SQD async notify", self.en_sqd_async_notify), ("SQ draining", self.sq_draining),
+            ("Max RD atomic", self.max_rd_atomic), ("Max dest. RD atomic", self.max_dest_rd_atomic),
+            ("Min RNR timer", self.min_rnr_timer), ("Port number", self.port_num), ("Timeout", self.timeout),
+            ("Retry counter", self.retry_cnt), ("RNR retry", self.rnr_retry),
+            ("Alt. port number", self.alt_port_num), ("Alt. timeout", self.alt_timeout),
+            ("Rate limit", self.rate_limit),
+        ]  # fmt: skip
+        bounds = [(name.replace("_", " "), getattr(self._cap, name)) for name in _CAPS]
+        return (
+            listing(first)
+            + "QP caps:\n"
+            + listing(bounds, "  ")
+            + "AH Attr:\n"
+            + listing(self._ah_attr.pairs(), "  ")
+            + "Alt. AH Attr:\n"
+            + listing(self._alt_ah_attr.pairs(), "  ")
+            + listing(last)
+        )
+
+
+class ECE(PyverbsCM):
+    """struct ibv_ece: extensions that two devices of one vendor may agree on; this one has none."""
+
+    __slots__ = ("comp_mask", "options", "vendor_id")
+
+    def __init__(self, vendor_id: int = 0, options: int = 0, comp_mask: int = 0) -> None:
+        self.vendor_id = vendor_id
+        self.options = options
+        self.comp_mask = comp_mask
+
+    def __str__(self) -> str:
+        return "ECE:\n" + listing(
+            [
+                ("Vendor ID", hex(self.vendor_id)), ("Options", hex(self.options)),
+                ("Comp Mask", hex(self.comp_mask)),
+            ]
+        )  # fmt: skip
+
+
+class DataBuffer(PyverbsCM):
+    """struct ibv_data_buf: bytes for `QPEx.wr_set_inline_data_list`, by their address."""
+
+    __slots__ = ("addr", "length")
+
+    def __init__(self, addr: int, length: int) -> None:
+        self.addr = addr
+        self.length = length

@@ -1,0 +1,215 @@
+"""The extended form of a queue pair: requests are built by calls between `wr_start` and `wr_complete`.
+
+Part of `pyverbs.qp`. `wr_complete` posts all requests or none: what makes one of them impossible is found
+while it is built and told then, as in the drivers of libibverbs.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from emulator.roce.nic.verbs import QpType, SendFlags, SendOpcode, SendRequest, Sge, VerbsError
+from emulator.roce.pyverbs import mem_alloc
+from emulator.roce.pyverbs.base import refusal
+from emulator.roce.pyverbs.enums_queues import ibv_qp_create_send_ops_flags as ops
+from emulator.roce.pyverbs.enums_queues import ibv_qp_init_attr_mask
+from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from emulator.roce.pyverbs.qp_attributes import DataBuffer, QPAttr, QPInitAttr, QPInitAttrEx
+from emulator.roce.pyverbs.queue_pair import QP
+from emulator.roce.pyverbs.wr import FLAGS, SGE
+
+if TYPE_CHECKING:
+    from emulator.roce.pyverbs.addr import AH
+    from emulator.roce.pyverbs.device import Context
+    from emulator.roce.pyverbs.mr import MW, MWBindInfo
+    from emulator.roce.pyverbs.pd import PD
+
+_GRANTED_BY: Final[dict[SendOpcode, int]] = {
+    SendOpcode.RDMA_WRITE: ops.IBV_QP_EX_WITH_RDMA_WRITE,
+    SendOpcode.RDMA_WRITE_WITH_IMM: ops.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+    SendOpcode.SEND: ops.IBV_QP_EX_WITH_SEND,
+    SendOpcode.SEND_WITH_IMM: ops.IBV_QP_EX_WITH_SEND_WITH_IMM,
+    SendOpcode.RDMA_READ: ops.IBV_QP_EX_WITH_RDMA_READ,
+    SendOpcode.ATOMIC_CMP_AND_SWP: ops.IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP,
+    SendOpcode.ATOMIC_FETCH_AND_ADD: ops.IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD,
+    SendOpcode.LOCAL_INV: ops.IBV_QP_EX_WITH_LOCAL_INV,
+    SendOpcode.BIND_MW: ops.IBV_QP_EX_WITH_BIND_MW,
+    SendOpcode.SEND_WITH_INV: ops.IBV_QP_EX_WITH_SEND_WITH_INV,
+}
+_UD_OPS: Final = ops.IBV_QP_EX_WITH_SEND | ops.IBV_QP_EX_WITH_SEND_WITH_IMM
+_SUPPORTED: Final = {QpType.RC: sum(_GRANTED_BY.values()), QpType.UD: int(_UD_OPS)}
+
+
+class QPEx(QP):
+    """A `QP` with the `wr_*` calls, where IBV_QP_INIT_ATTR_SEND_OPS_FLAGS asked for them.
+
+    `wr_id` and `wr_flags` count for the requests that are begun after they were set.
+    """
+
+    __slots__ = ("_built", "_failure", "_granted", "comp_mask", "ind_table", "wr_flags", "wr_id")
+
+    def __init__(
+        self, creator: PD | Context, init_attr: QPInitAttr | QPInitAttrEx, qp_attr: QPAttr | None = None
+    ) -> None:
+        self.comp_mask = 0
+        self.wr_id = 0
+        self.wr_flags = 0
+        self.ind_table = None
+        self._built: list[SendRequest] | None = None
+        self._failure: VerbsError | None = None
+        self._granted = 0
+        super().__init__(creator, init_attr, qp_attr)
+
+    def _create_qp_ex(self, ctx: Context, attr: QPInitAttrEx) -> None:
+        if attr.comp_mask & ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS:
+            possible = _SUPPORTED.get(attr.qp_type, 0)  # type: ignore[call-overload]  # numbers are equal
+            if attr.send_ops_flags & ~possible:
+                raise PyverbsRDMAError("Failed to create QP", errno.EOPNOTSUPP)
+            self._granted = attr.send_ops_flags
+        super()._create_qp_ex(ctx, attr)
+
+    # --- beginning and end --------------------------------------------------------------------------------
+
+    def wr_start(self) -> None:
+        """Begin a row of requests."""
+        if not self._granted:
+            raise PyverbsUserError("the QP was not made with IBV_QP_INIT_ATTR_SEND_OPS_FLAGS")
+        self._built = []
+        self._failure = None
+
+    def wr_complete(self) -> None:
+        """Post the row. PyverbsRDMAError where any of it is impossible; nothing is posted then."""
+        built, self._built = self._built, None
+        if built is None:
+            raise PyverbsUserError("wr_complete without wr_start")
+        try:
+            if self._failure is not None:
+                raise self._failure
+            pair = self.pair
+            with self.device.turn():
+                waiting = pair.requester if pair.datagrams is None else pair.datagrams
+                if len(built) > 1 and len(waiting) + len(built) > pair.capabilities.max_send_wr:
+                    raise VerbsError(errno.ENOMEM, "the send queue is full")
+                for request in built:
+                    pair.post_send(request)
+        except VerbsError as error:
+            raise refusal("ibv_wr_complete failed.", error) from error
+
+    def wr_abort(self) -> None:
+        """Forget the row."""
+        self._built = None
+        self._failure = None
+
+    def _fail(self, number: int, why: str) -> None:
+        if self._failure is None:
+            self._failure = VerbsError(number, why)
+
+    def _begin(self, opcode: SendOpcode) -> SendRequest:
+        if self._built is None:
+            raise PyverbsUserError("a request before wr_start")
+        if not self._granted & _GRANTED_BY[opcode]:
+            self._fail(errno.EOPNOTSUPP, f"{opcode.name} was not asked for when the QP was made")
+        request = SendRequest(self.wr_id, opcode, FLAGS[self.wr_flags & 15])
+        if self.wr_flags & ~15:
+            self._fail(errno.EINVAL, f"flags {self.wr_flags:#x}")
+        self._built.append(request)
+        return request
+
+    def _last(self) -> SendRequest:
+        if not self._built:
+            raise PyverbsUserError("there is no request yet to be set")
+        return self._built[-1]
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    def wr_send(self) -> None:
+        self._begin(SendOpcode.SEND)
+
+    def wr_send_imm(self, data: int) -> None:
+        """`data` is a number; it goes out big-endian."""
+        self._begin(SendOpcode.SEND_WITH_IMM).imm = data & 0xFFFFFFFF
+
+    def wr_send_inv(self, invalidate_rkey: int) -> None:
+        self._begin(SendOpcode.SEND_WITH_INV).invalidate_rkey = invalidate_rkey
+
+    def wr_rdma_write(self, rkey: int, remote_addr: int) -> None:
+        self._remote(SendOpcode.RDMA_WRITE, rkey, remote_addr)
+
+    def wr_rdma_write_imm(self, rkey: int, remote_addr: int, data: int) -> None:
+        """`data` is a number; it goes out big-endian."""
+        self._remote(SendOpcode.RDMA_WRITE_WITH_IMM, rkey, remote_addr).imm = data & 0xFFFFFFFF
+
+    def wr_rdma_read(self, rkey: int, remote_addr: int) -> None:
+        self._remote(SendOpcode.RDMA_READ, rkey, remote_addr)
+
+    def wr_atomic_cmp_swp(self, rkey: int, remote_addr: int, compare: int, swap: int) -> None:
+        request = self._remote(SendOpcode.ATOMIC_CMP_AND_SWP, rkey, remote_addr)
+        request.compare_add, request.swap = compare, swap
+
+    def wr_atomic_fetch_add(self, rkey: int, remote_addr: int, add: int) -> None:
+        self._remote(SendOpcode.ATOMIC_FETCH_AND_ADD, rkey, remote_addr).compare_add = add
+
+    def wr_local_inv(self, invalidate_rkey: int) -> None:
+        self._begin(SendOpcode.LOCAL_INV).invalidate_rkey = invalidate_rkey
+
+    def wr_bind_mw(self, mw: MW, rkey: int, bind_info: MWBindInfo) -> None:
+        """Bind a window of type 2; it is closed with this QP."""
+        request = self._begin(SendOpcode.BIND_MW)
+        request.window, request.window_rkey, request.bind = mw.window, rkey, bind_info.bind()
+        self.mws.add(mw)
+
+    def wr_send_tso(self, hdr: int, hdr_sz: int, mss: int) -> None:
+        """Not on this device: EOPNOTSUPP, told by `wr_complete`."""
+        self._refused("TSO")
+
+    def wr_atomic_write(self, rkey: int, remote_addr: int, atomic_wr: bytes) -> None:
+        """Not on this device: EOPNOTSUPP, told by `wr_complete`."""
+        self._refused("atomic write")
+
+    def _refused(self, what: str) -> None:
+        if self._built is None:
+            raise PyverbsUserError("a request before wr_start")
+        self._built.append(SendRequest(self.wr_id))
+        self._fail(errno.EOPNOTSUPP, f"there is no {what}")
+
+    def _remote(self, opcode: SendOpcode, rkey: int, remote_addr: int) -> SendRequest:
+        request = self._begin(opcode)
+        request.rkey, request.remote_address = rkey, remote_addr
+        return request
+
+    # --- what belongs to the last request -----------------------------------------------------------------
+
+    def wr_set_sge(self, sge: SGE) -> None:
+        self._last().sges = (Sge(sge.addr, sge.length, sge.lkey),)
+
+    def wr_set_sge_list(self, num_sge: int, sg_list: Sequence[SGE]) -> None:
+        if num_sge > self.pair.capabilities.max_send_sge:
+            self._fail(errno.EINVAL, f"{num_sge} scatter/gather elements are too many")
+        self._last().sges = tuple([Sge(sge.addr, sge.length, sge.lkey) for sge in sg_list[:num_sge]])
+
+    def wr_set_inline_data(self, addr: int, length: int) -> None:
+        """`length` bytes at `addr`, taken now."""
+        self._set_inline([(addr, length)])
+
+    def wr_set_inline_data_list(self, num_buf: int, buf_list: Sequence[DataBuffer]) -> None:
+        """The bytes of several buffers, one after the other, taken now."""
+        self._set_inline([(buffer.addr, buffer.length) for buffer in buf_list[:num_buf]])
+
+    def _set_inline(self, parts: list[tuple[int, int]]) -> None:
+        request = self._last()
+        if sum(length for _, length in parts) > self.pair.capabilities.max_inline_data:
+            self._fail(errno.EINVAL, "more inline data than max_inline_data")
+            return
+        request.inline = b"".join([mem_alloc.read(addr, length) for addr, length in parts])
+        request.flags = FLAGS[int(request.flags) & 15 | SendFlags.INLINE]
+
+    def wr_set_ud_addr(self, ah: AH, remote_qpn: int, remote_rkey: int) -> None:
+        """Where the datagram goes; `remote_rkey` is the Q_Key, by pyverbs' name for it."""
+        request = self._last()
+        request.ah, request.remote_qpn, request.remote_qkey = ah.target, remote_qpn, remote_rkey
+
+    def wr_set_xrc_srqn(self, remote_srqn: int) -> None:
+        """There are no XRC queue pairs, so no request has this."""
+        self._fail(errno.EOPNOTSUPP, "there is no XRC")

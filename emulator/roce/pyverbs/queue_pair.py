@@ -1,0 +1,280 @@
+"""Queue pairs: states and posting. Part of `pyverbs.qp`."""
+
+from __future__ import annotations
+
+import errno
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from emulator.roce.nic.states import MOVES
+from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendOpcode, SendRequest, VerbsError
+from emulator.roce.pyverbs.base import PyverbsCM, bury, close_children, forsake, inc_rkey, listing, refusal
+from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type
+from emulator.roce.pyverbs.enums_queues import ibv_qp_init_attr_mask, ibv_qp_state, ibv_qp_type
+from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
+from emulator.roce.pyverbs.qp_attributes import ECE, QPAttr, QPInitAttr, QPInitAttrEx
+from emulator.roce.pyverbs.utils import qp_state_to_str, qp_type_to_str
+from emulator.roce.pyverbs.wr import FLAGS, RecvWR, SendWR
+
+if TYPE_CHECKING:
+    from emulator.roce.nic.queue_pair import QueuePair
+    from emulator.roce.pyverbs.cq import CQ, CQEX
+    from emulator.roce.pyverbs.device import Context
+    from emulator.roce.pyverbs.mr import MW, MWBind
+    from emulator.roce.pyverbs.pd import PD
+    from emulator.roce.pyverbs.srq import SRQ
+
+SUPPORTED_COMP_MASK: Final = (
+    ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_PD
+    | ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_CREATE_FLAGS
+    | ibv_qp_init_attr_mask.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+)
+
+_STEPS: Final = {
+    "INIT": (QpState.RESET, QpState.INIT),
+    "RTR": (QpState.INIT, QpState.RTR),
+    "RTS": (QpState.RTR, QpState.RTS),
+}
+
+
+def kind_of(qp_type: int) -> QpType:
+    """The device's own. VerbsError: EOPNOTSUPP for types that other devices have, EINVAL for what is none."""
+    try:
+        return QpType(qp_type)
+    except ValueError:
+        known = qp_type in ibv_qp_type.__members__.values()
+        number = errno.EOPNOTSUPP if known else errno.EINVAL
+        raise VerbsError(number, f"there are no queue pairs of type {qp_type_to_str(qp_type)}") from None
+
+
+class QP(PyverbsCM):
+    """A queue pair of a `PD` (with `QPInitAttr`) or of a `Context` (with `QPInitAttrEx`).
+
+    With a `qp_attr` it is taken as far as that carries it: a UD pair to RTS, an RC pair to INIT.
+    """
+
+    __slots__ = ("_pair", "_sig_all", "context", "device", "mws", "pd", "rcq", "scq", "srq")
+
+    def __init__(
+        self, creator: PD | Context, init_attr: QPInitAttr | QPInitAttrEx, qp_attr: QPAttr | None = None
+    ) -> None:
+        from emulator.roce.pyverbs.device import Context
+        from emulator.roce.pyverbs.pd import PD
+
+        self._pair: QueuePair | None = None
+        self.mws: weakref.WeakSet[MW] = weakref.WeakSet()
+        self.scq: CQ | CQEX | None = None
+        self.rcq: CQ | CQEX | None = None
+        self.srq: SRQ | None = None
+        bury()
+        if isinstance(creator, Context) and isinstance(init_attr, QPInitAttrEx):
+            self.context: Context = creator
+            self._create_qp_ex(creator, init_attr)
+            creator.qps.add(self)
+        elif isinstance(creator, PD) and isinstance(init_attr, QPInitAttr):
+            self.context = creator.ctx
+            self._create_qp(creator, init_attr)
+        else:
+            raise TypeError(f"no queue pair from {type(creator).__name__} with {type(init_attr).__name__}")
+        if qp_attr is not None:
+            if self.qp_type == ibv_qp_type.IBV_QPT_UD:
+                self.to_rts(qp_attr)
+            else:
+                self.to_init(qp_attr)
+
+    def _create_qp(self, pd: PD, attr: QPInitAttr) -> None:
+        self._create(pd, attr)
+
+    def _create_qp_ex(self, ctx: Context, attr: QPInitAttrEx) -> None:
+        masks = ibv_qp_init_attr_mask
+        if attr.comp_mask & ~SUPPORTED_COMP_MASK or (
+            attr.comp_mask & masks.IBV_QP_INIT_ATTR_CREATE_FLAGS and attr.create_flags
+        ):
+            raise PyverbsRDMAError("Failed to create QP", errno.EOPNOTSUPP)
+        if not attr.comp_mask & masks.IBV_QP_INIT_ATTR_PD or attr.pd is None:
+            raise PyverbsRDMAError("Failed to create QP", errno.EINVAL)
+        self._create(attr.pd, attr)
+
+    def _create(self, pd: PD, attr: QPInitAttr | QPInitAttrEx) -> None:
+        send_cq, recv_cq, srq = attr.send_cq, attr.recv_cq, attr.srq
+        device = self.device = pd.device
+        try:
+            kind = kind_of(attr.qp_type)
+            if send_cq is None or recv_cq is None:
+                raise VerbsError(errno.EINVAL, "a queue pair needs both of its completion queues")
+            with device.turn():
+                self._pair = device.nic.create_qp(
+                    pd.domain,
+                    kind,
+                    send_cq.queue,
+                    recv_cq.queue,
+                    attr.capabilities(),
+                    signal_all=bool(attr.sq_sig_all),
+                    srq=None if srq is None else srq.queue,
+                )
+        except VerbsError as error:
+            raise refusal("Failed to create QP", error) from error
+        self._sig_all = int(attr.sq_sig_all)
+        self.scq, self.rcq, self.srq = send_cq, recv_cq, srq
+        self.pd: PD | None = pd
+        pd.qps.add(self)
+        send_cq.qps.add(self)
+        recv_cq.qps.add(self)
+        if srq is not None:
+            srq.qps.add(self)
+
+    def __del__(self) -> None:
+        if getattr(self, "_pair", None) is not None:
+            forsake(self)
+
+    @property
+    def pair(self) -> QueuePair:
+        """The device's own. Not in pyverbs."""
+        if self._pair is None:
+            raise PyverbsUserError("the QP is closed")
+        return self._pair
+
+    @property
+    def qp_type(self) -> int:
+        """An `ibv_qp_type`."""
+        return int(self.pair.type)
+
+    @property
+    def qp_state(self) -> int:
+        """An `ibv_qp_state`: always the device's own, in libibverbs the last one that was asked for."""
+        return int(self.pair.state)
+
+    @property
+    def qp_num(self) -> int:
+        """The number that the peer sends to."""
+        return self.pair.number
+
+    def close(self) -> None:
+        """Close windows that were bound here, and the pair; what was posted and is not complete is gone."""
+        if self._pair is None:
+            return
+        close_children(self.mws)
+        try:
+            with self.device.turn():
+                self.device.nic.destroy_qp(self._pair)
+        except VerbsError as error:
+            raise refusal("Failed to destroy QP", error) from error
+        self._pair = self.pd = self.scq = self.rcq = self.srq = None
+
+    # --- states -------------------------------------------------------------------------------------------
+
+    def _get_comp_mask(self, dst: str) -> int:
+        """What a move to INIT, RTR or RTS must name."""
+        return int(MOVES[self.pair.type][_STEPS[dst]].required | QpAttr.STATE)
+
+    def _modify(self, qp_attr: QPAttr, mask: int, refused: str) -> None:
+        wanted = QpAttr(mask)
+        try:
+            attributes = qp_attr.attributes(wanted)
+            with self.device.turn():
+                self.pair.modify(attributes, wanted)
+        except VerbsError as error:
+            raise refusal(refused, error) from error
+
+    def to_init(self, qp_attr: QPAttr) -> None:
+        """From RESET to INIT."""
+        qp_attr.qp_state = ibv_qp_state.IBV_QPS_INIT
+        self._modify(qp_attr, self._get_comp_mask("INIT"), "Failed to modify QP state to init")
+
+    def to_rtr(self, qp_attr: QPAttr) -> None:
+        """To RTR, through INIT where it is not there yet."""
+        if self.qp_state != ibv_qp_state.IBV_QPS_INIT:
+            self.to_init(qp_attr)
+        qp_attr.qp_state = ibv_qp_state.IBV_QPS_RTR
+        self._modify(qp_attr, self._get_comp_mask("RTR"), "Failed to modify QP state to RTR")
+
+    def to_rts(self, qp_attr: QPAttr) -> None:
+        """To RTS, through what comes before."""
+        if self.qp_state != ibv_qp_state.IBV_QPS_RTR:
+            self.to_rtr(qp_attr)
+        qp_attr.qp_state = ibv_qp_state.IBV_QPS_RTS
+        self._modify(qp_attr, self._get_comp_mask("RTS"), "Failed to modify QP state to RTS")
+
+    def modify(self, qp_attr: QPAttr, comp_mask: int) -> None:
+        """Set what `comp_mask` (ibv_qp_attr_mask) names."""
+        self._modify(qp_attr, int(comp_mask), "Failed to modify QP")
+
+    def query(self, attr_mask: int) -> tuple[QPAttr, QPInitAttr]:
+        """All attributes, whatever the mask says."""
+        with self.device.turn():
+            given = self.pair.query()
+        attr = QPAttr.of(given)
+        return attr, QPInitAttr(self.qp_type, cap=attr.cap, sq_sig_all=self._sig_all)
+
+    # --- work ---------------------------------------------------------------------------------------------
+
+    def post_recv(self, wr: RecvWR, bad_wr: RecvWR | None = None) -> None:
+        """Post a receive and those chained to it. Those before one that is refused are posted."""
+        pair = self.pair
+        one: RecvWR | None = wr
+        with self.device.turn():
+            while one is not None:
+                try:
+                    pair.post_recv(one.request())
+                except VerbsError as error:
+                    if bad_wr is not None:
+                        bad_wr.become(one)
+                    raise refusal("Failed to post recv", error) from error
+                one = one.next_wr
+
+    def post_send(self, wr: SendWR, bad_wr: SendWR | None = None) -> None:
+        """Post a request and those chained to it. Those before one that is refused are posted."""
+        pair = self.pair
+        one: SendWR | None = wr
+        with self.device.turn():
+            while one is not None:
+                try:
+                    if not one.supported:
+                        raise VerbsError(errno.EINVAL, f"opcode {one.opcode}, flags {one.send_flags:#x}")
+                    pair.post_send(one.request())
+                except VerbsError as error:
+                    if bad_wr is not None:
+                        bad_wr.become(one)
+                    raise refusal("Failed to post send", error) from error
+                one = one.next_wr
+
+    def bind_mw(self, mw: MW, mw_bind: MWBind) -> None:
+        """Bind a window of type 1 under the next key that it can have; its `rkey` is that key then."""
+        refused = "Failed to Bind MW"
+        info = mw_bind.info
+        if mw.window is None or mw.type != ibv_mw_type.IBV_MW_TYPE_1:
+            raise PyverbsRDMAError(refused, errno.EINVAL)
+        if info.mw_access_flags & ibv_access_flags.IBV_ACCESS_ZERO_BASED:
+            raise PyverbsRDMAError(refused, errno.EINVAL)
+        if info.mr.registered().pd is not mw.window.pd:
+            raise PyverbsRDMAError(refused, errno.EPERM)
+        key = inc_rkey(mw.rkey)
+        request = SendRequest(mw_bind.wr_id, SendOpcode.BIND_MW, FLAGS[mw_bind.send_flags & 15])
+        request.window, request.window_rkey, request.bind = mw.window, key, info.bind()
+        try:
+            with self.device.turn():
+                self.pair.post_send(request)
+        except VerbsError as error:
+            raise refusal(refused, error) from error
+        mw.rkey = key
+
+    def set_ece(self, ece: ECE) -> None:
+        """There are no extensions to agree on (EOPNOTSUPP), except on nothing."""
+        if ece.vendor_id:
+            raise PyverbsRDMAError("Failed to set ECE", errno.EOPNOTSUPP)
+
+    def query_ece(self) -> ECE:
+        """There are no extensions (EOPNOTSUPP)."""
+        raise PyverbsRDMAError("Failed to query ECE", errno.EOPNOTSUPP)
+
+    def query_data_in_order(self, op: int, flags: int = 0) -> int:
+        """0: nobody may rely on the order in which bytes of a message land."""
+        return 0
+
+    def __str__(self) -> str:
+        return listing(
+            [
+                ("QP type", qp_type_to_str(self.qp_type)), ("  number", self.qp_num),
+                ("  state", qp_state_to_str(self.qp_state)),
+            ]
+        )  # fmt: skip

@@ -1,0 +1,144 @@
+"""A NIC, its connection manager and a link as one opened device, which acts by itself like hardware.
+
+    device = Device("roce0", "127.0.0.2")
+    with device.turn():                       every call of `device.nic` and `device.cm`
+        qp.post_send(request)                 what it causes is sent at the end of the turn
+    device.drive_until(lambda: len(cq), deadline)
+    device.close()
+
+Read `seat.py` for who drives. Conditions given to `drive_until` are asked with the lock held, so they look
+and do not call `turn()` themselves.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from emulator.roce.cm.gsi import Endpoint
+from emulator.roce.cm.limits import CmTimes
+from emulator.roce.cm.manager import ConnectionManager
+from emulator.roce.link.base import Link
+from emulator.roce.link.tap import TappedLink
+from emulator.roce.link.udp import UdpLink, interface_mtu
+from emulator.roce.nic.nic import Nic
+from emulator.roce.nic.verbs import AsyncEvent, Limits, Mtu
+from emulator.roce.runtime.channel import EventChannel
+from emulator.roce.runtime.errors import CannotOpen
+from emulator.roce.runtime.seat import Seat, Turn
+from emulator.roce.wire.flow import packed_address
+
+HEADER_ROOM: Final = 80
+"""What the largest headers need of a network interface's MTU, so that both ends find the same path MTU as a
+kernel's rxe does: 1500 gives 1024."""
+
+GUID_PREFIX: Final = 0x0235 << 48
+"""GUIDs are the address behind this: locally administered, and the same after a restart."""
+
+
+def guid_of(ip: str) -> int:
+    """The GUID of a device, from the last 48 bits of its address."""
+    return GUID_PREFIX | (int.from_bytes(packed_address(ip), "big") & ((1 << 48) - 1))
+
+
+def path_mtu_at(ip: str) -> Mtu:
+    """The largest RoCE MTU that fits into the packets of the interface with this address."""
+    size = interface_mtu(ip)
+    return Mtu.MTU_1024 if size is None else Mtu.of(max(size - HEADER_ROOM, 256))
+
+
+class Device:
+    """See the top of this file. Raises `CannotOpen` where the address or its UDP port cannot be had.
+
+    `pcap` names a file that gets every packet; `mtu` is in bytes, by default what the interface allows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ip: str,
+        *,
+        mtu: int | None = None,
+        limits: Limits | None = None,
+        times: CmTimes | None = None,
+        pcap: Path | None = None,
+        chance: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = name
+        self.ip = ip
+        self.clock = clock
+        chance = chance if chance is not None else random.Random()
+        try:
+            self.mtu = Mtu.of(mtu) if mtu is not None else path_mtu_at(ip)
+            link: Link = self._open_link(ip)
+        except (OSError, ValueError) as error:
+            raise CannotOpen(f"{name}: no RoCE port at {ip}: {error}") from error
+        try:
+            if pcap is not None:
+                link = TappedLink(link, pcap)
+        except OSError as error:
+            link.close()
+            raise CannotOpen(f"{name}: no capture in {pcap}: {error}") from error
+        self.link = link
+        self.nic = Nic(ip, rng=chance, guid=guid_of(ip), mtu=self.mtu.bytes, limits=limits)
+        self.nic.segments_numbered = link.numbers_segments("")
+        # Peers in the kernel number their packets as they like; those on loopback are all our own kind.
+        self.nic.solve_identification = self.nic.segments_numbered
+        self.cm = ConnectionManager(ip, self.nic.guid, chance, mtu=self.mtu, times=times)
+        self.endpoint = Endpoint(self.nic, self.cm)
+        self.async_events: EventChannel[AsyncEvent] = EventChannel()
+        """Asynchronous events of the device, behind a descriptor."""
+        self.endpoint.on_async_event = self.async_events.push
+        self._seat = Seat(self.endpoint, link, name, clock)
+        self._seat.start()
+
+    def _open_link(self, ip: str) -> Link:
+        link = UdpLink(ip)
+        link.on_no_offload = lambda address: self.nic.number_segments(address, False)
+        return link
+
+    def __repr__(self) -> str:
+        return f"<Device {self.name} at {self.ip}{', closed' if self.closed else ''}>"
+
+    @property
+    def lock(self) -> threading.Lock:
+        """What a turn holds. To look without sending anything; else take a `turn()`."""
+        return self._seat.lock
+
+    @property
+    def closed(self) -> bool:
+        """Nothing can be done with it any more."""
+        return self._seat.closed
+
+    def turn(self) -> Turn:
+        """`with device.turn():` round each call of `nic` and `cm`; not to be nested."""
+        return self._seat.turn()
+
+    def drive_until(self, condition: Callable[[], object], deadline: float | None = None) -> bool:
+        """Wait until `condition()`, at most until `deadline` of `clock`; whether it holds. `DeviceClosed`
+        where the device is closed before or meanwhile."""
+        return self._seat.drive_until(condition, deadline)
+
+    def drive_once(self) -> None:
+        """Take what has arrived, without waiting: for programs that poll in a loop."""
+        self._seat.drive_once()
+
+    def close(self) -> None:
+        """End everything: connections, queue pairs, threads, the socket; who waits gets `DeviceClosed`.
+
+        Peers are told that their connections end, as a kernel does it for a process, but not waited for.
+        Closing twice is fine.
+        """
+        with self.turn():
+            if not self.closed:
+                self.cm.close(self.clock())
+        self._seat.close()
+        with self._seat.lock:
+            self.nic.close()
+            self.link.close()
+            self.async_events.close()

@@ -1,0 +1,120 @@
+"""Which devices there are: said by the program (`add_device`), or by the environment.
+
+    G35_ROCE_DEVICES="roce0=127.0.0.2,roce1=127.0.0.3"
+    G35_ROCE_PCAP="/tmp/{device}.pcap"          captures all of them, each in its own file
+
+A device is opened once in a process, however often it is asked for: there is one UDP port. It closes when the
+last one who opened it has closed it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from emulator.roce.runtime.device import Device
+from emulator.roce.runtime.errors import NoSuchDevice
+from emulator.roce.wire.flow import packed_address
+
+ENVIRONMENT: Final = "G35_ROCE_DEVICES"
+ENVIRONMENT_PCAP: Final = "G35_ROCE_PCAP"
+
+MAX_DEVICES: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEntry:
+    """A device that could be opened. `mtu` None: what its network interface allows."""
+
+    name: str
+    ip: str
+    mtu: int | None = None
+    pcap: Path | None = None
+
+
+class Registry:
+    """Names, and what is open. Its methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._added: dict[str, DeviceEntry] = {}
+        self._open: dict[str, tuple[Device, int]] = {}
+
+    def add(self, name: str, ip: str, *, mtu: int | None = None, pcap: Path | None = None) -> DeviceEntry:
+        """Make a device known; one of this name is replaced. ValueError for no address, or too many."""
+        packed_address(ip)
+        entry = DeviceEntry(name, ip, mtu, pcap)
+        with self._lock:
+            if len(self._added) >= MAX_DEVICES and name not in self._added:
+                raise ValueError(f"{MAX_DEVICES} devices are known")
+            self._added[name] = entry
+        return entry
+
+    def remove(self, name: str) -> None:
+        """Forget a device that was added; an open one stays open."""
+        with self._lock:
+            self._added.pop(name, None)
+
+    def entries(self) -> list[DeviceEntry]:
+        """All devices: those of the environment, then those that were added. ValueError for a variable that
+        makes no sense."""
+        with self._lock:
+            known = {entry.name: entry for entry in _from_environment()} | self._added
+        return list(known.values())
+
+    def find(self, name_or_ip: str) -> DeviceEntry:
+        """The device of this name or address. `NoSuchDevice` where there is none."""
+        entries = self.entries()
+        for entry in entries:
+            if name_or_ip in (entry.name, entry.ip):
+                return entry
+        names = ", ".join(f"{entry.name} ({entry.ip})" for entry in entries) or "none"
+        raise NoSuchDevice(f"no device {name_or_ip!r}; known are: {names}")
+
+    def open(self, name_or_ip: str) -> Device:
+        """Open a device, or share the open one. `NoSuchDevice`, `CannotOpen`."""
+        entry = self.find(name_or_ip)
+        with self._lock:
+            device, users = self._open.get(entry.ip, (None, 0))
+            if device is None or device.closed:
+                device, users = Device(entry.name, entry.ip, mtu=entry.mtu, pcap=entry.pcap), 0
+            self._open[entry.ip] = device, users + 1
+        return device
+
+    def release(self, device: Device) -> None:
+        """One of those who opened it needs it no more."""
+        with self._lock:
+            opened, users = self._open.get(device.ip, (None, 0))
+            if opened is not device:
+                return
+            if users > 1:
+                self._open[device.ip] = device, users - 1
+                return
+            del self._open[device.ip]
+        device.close()
+
+
+def _from_environment() -> list[DeviceEntry]:
+    pcap = os.environ.get(ENVIRONMENT_PCAP)
+    entries = []
+    for word in filter(None, (word.strip() for word in os.environ.get(ENVIRONMENT, "").split(","))):
+        name, separator, ip = word.partition("=")
+        if not separator or not name:
+            raise ValueError(f"{ENVIRONMENT}: {word!r} is not NAME=ADDRESS")
+        packed_address(ip)
+        capture = Path(pcap.replace("{device}", name)) if pcap else None
+        entries.append(DeviceEntry(name, ip, pcap=capture))
+    return entries
+
+
+_registry: Final = Registry()
+
+add_device = _registry.add
+remove_device = _registry.remove
+devices = _registry.entries
+find_device = _registry.find
+open_device = _registry.open
+release_device = _registry.release

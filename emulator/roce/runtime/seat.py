@@ -1,0 +1,412 @@
+"""The driver's seat: the thread that waits receives for everybody until its own condition holds.
+
+A device has one UDP port, and many threads may wait for it: for completions, for connections. Handing every
+datagram over from a receiving thread to the waiting one would cost two context switches, and in Python the
+interpreter lock besides. So whoever waits takes the seat: it receives, lets the engine work, sends what the
+engine wants to send, and looks whether its condition holds. Threads that come to wait meanwhile hang up their
+condition here; the driver looks at those too after each round, wakes whom it concerns, and when it leaves
+calls the next of them to the seat.
+
+When nobody waits the device must act all the same: a remote READ needs no help from the program whose memory
+it reads. That is the progress thread's: it drives when no driver has driven for `PARK_S`, so that a program
+which waits again and again does not meet it, and leaves again as soon as it finds another driver at work.
+
+One lock guards engine, link and everything here. It is held while a round works and let go while the driver
+sleeps in poll(). Whoever calls the engine from outside does so in a `turn()`, which sends on leaving, and
+wakes the sleeping driver where a deadline has come nearer. A busy driver would never lose the lock by letting
+go of it for a moment; so there is a second lock, the door, through which everybody comes to the first: who
+stands in the door is next.
+
+What may interleave: two threads may sleep in poll() on the socket at once (the progress thread and a driver
+that came while it slept). Both may wake for one datagram; the second finds nothing, and if it is the progress
+thread, parks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from emulator.roce.link.base import Link
+from emulator.roce.nic.verbs import Address, Burst
+from emulator.roce.runtime.errors import DeviceClosed
+
+PARK_S: Final = 0.001
+"""How long the progress thread stays away after a driver was seen, and how often it looks."""
+
+ROUND_BURSTS: Final = 16
+"""Bursts received before the lock is offered to others: 1 MiB, some 0.3 ms."""
+
+MAX_SLEEP_S: Final = 3600.0
+"""Longest sleep in poll(), for want of a shorter reason."""
+
+log = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What is driven: a protocol object (`emulator.roce.cm.gsi.Endpoint`)."""
+
+    def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
+        """Datagrams have arrived."""
+
+    def deadline(self) -> float | None:
+        """When `advance` must be called, if nothing happens before."""
+
+    def advance(self, now: float) -> None:
+        """It is `now`."""
+
+    def next_burst(self, now: float) -> Burst | None:
+        """What to send next, before any other call; None when that is all."""
+
+
+class _Waiter:
+    """A thread that waits while another one drives."""
+
+    __slots__ = ("condition", "gate")
+
+    def __init__(self, condition: Callable[[], object]) -> None:
+        self.condition = condition
+        self.gate = threading.Lock()
+        """Held while there is nothing to wake up for. A bare lock: a Condition costs three times as much."""
+        self.gate.acquire()
+
+
+class _Sleep:
+    """One thread's sleep in poll(): until a datagram comes, the time is over, or somebody calls.
+
+    Each sleeper has its own eventfd: of two that poll the same one, either might read it before the other
+    has looked.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.until: float | None = None
+        """When it ends by itself; None while the thread is awake."""
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._receiving = self._new_poll(link, select.POLLIN)
+        self._sending_too = self._new_poll(link, select.POLLIN | select.POLLOUT)
+
+    def _new_poll(self, link: Link, events: int) -> select.poll:
+        poll = select.poll()
+        poll.register(link.fileno(), events)
+        poll.register(self._wake, select.POLLIN)
+        return poll
+
+    def sleep(self, lock: threading.Lock, now: float, until: float, sending: bool) -> None:
+        """Let go of `lock` meanwhile."""
+        poll = self._sending_too if sending else self._receiving
+        self.until = until
+        lock.release()
+        try:
+            # It counts in milliseconds and rounds up, so it never wakes too early to act.
+            ready = poll.poll(max(until - now, 0.0) * 1000)
+        finally:
+            lock.acquire()
+            self.until = None
+        for descriptor, _ in ready:
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+
+    def call(self) -> None:
+        """End the sleep."""
+        if self.until is not None:
+            os.eventfd_write(self._wake, 1)
+            self.until = None
+
+    def close(self) -> None:
+        os.close(self._wake)
+
+
+class Turn:
+    """`with seat.turn():` holds the lock; on leaving, what the engine wants to send is sent."""
+
+    __slots__ = ("_seat",)
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    def __enter__(self) -> None:
+        self._seat.enter()
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._seat.leave_turn()
+        finally:
+            self._seat.lock.release()
+
+
+class Seat:
+    """See the top of this file. `clock` is that of all deadlines."""
+
+    def __init__(
+        self, engine: Engine, link: Link, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.lock = threading.Lock()
+        self.closed = False
+        self.drives = 0
+        """How often somebody other than the progress thread took the seat."""
+        self._engine = engine
+        self._link = link
+        self._clock = clock
+        self._taken = False
+        self._waiters: list[_Waiter] = []
+        self._driver_sleep = _Sleep(link)
+        self._progress_sleep = _Sleep(link)
+        self._turn = Turn(self)
+        self._door = threading.Lock()
+        self._parked = threading.Event()
+        self._parked_long = False
+        self._thread = threading.Thread(target=self._progress, name=f"roce-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Let the progress thread run."""
+        self._thread.start()
+
+    def turn(self) -> Turn:
+        """The lock for a call of the engine from outside, and sending afterwards."""
+        return self._turn
+
+    def leave_turn(self) -> None:
+        """Send what has come up, and see that nobody oversleeps. With the lock held."""
+        if self.closed:
+            return
+        self._send(self._clock())
+        self._let_nobody_oversleep()
+        if self._waiters:
+            self._tell_waiters()
+
+    def enter(self) -> None:
+        """Take the lock, as the next in the row."""
+        with self._door:
+            self.lock.acquire()
+
+    def _let_nobody_oversleep(self) -> None:
+        """Wake who is in charge, if it sleeps longer than the engine now allows, or now has to send."""
+        sleep = self._driver_sleep if self._taken else self._progress_sleep
+        if sleep.until is not None:
+            deadline = self._engine.deadline()
+            if (deadline is not None and deadline < sleep.until) or self._link.backlog:
+                sleep.call()
+
+    def _offer(self) -> None:
+        """Let one who stands in the door go first."""
+        self.lock.release()
+        self.enter()
+
+    # --- waiting -------------------------------------------------------------------
+
+    def drive_until(self, condition: Callable[[], object], deadline: float | None = None) -> bool:
+        """Wait until `condition()` is true (asked with the lock held), at most until `deadline`.
+
+        Returns whether it is. Raises `DeviceClosed` where the device is closed, before or meanwhile.
+        """
+        self.enter()
+        try:
+            while True:
+                if self.closed:
+                    raise DeviceClosed("the device is closed")
+                if condition():
+                    return True
+                if self._taken:
+                    if not self._wait_for_the_seat(condition, deadline):
+                        return bool(condition())
+                    continue
+                self._taken = True
+                self.drives += 1
+                try:
+                    return self._drive(condition, deadline)
+                finally:
+                    self._taken = False
+                    self._let_nobody_oversleep()
+                    if self._parked_long:
+                        self._parked_long = False
+                        self._parked.set()
+        finally:
+            if self._waiters and not self._taken:
+                # We leave the seat, or were called to it and have no more need of it.
+                self._waiters.pop(0).gate.release()
+            self.lock.release()
+
+    def drive_once(self) -> None:
+        """Receive what is there and do what is due, without waiting: for programs that poll in a loop."""
+        self.enter()
+        try:
+            if not self.closed and not self._taken:
+                self.drives += 1
+                self._round(_never)
+                self._settle()
+                self._let_nobody_oversleep()
+        finally:
+            self.lock.release()
+
+    def _wait_for_the_seat(self, condition: Callable[[], object], deadline: float | None) -> bool:
+        """Sleep until the condition may hold, or the seat may be free; False when the time is over."""
+        waiter = _Waiter(condition)
+        self._waiters.append(waiter)
+        self.lock.release()
+        try:
+            if deadline is None:
+                return waiter.gate.acquire()
+            return waiter.gate.acquire(timeout=max(deadline - self._clock(), 0.0))
+        finally:
+            self.lock.acquire()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _tell_waiters(self) -> None:
+        for waiter in self._waiters[:]:
+            if waiter.condition():
+                self._waiters.remove(waiter)
+                waiter.gate.release()
+
+    # --- driving -------------------------------------------------------------------
+
+    def _drive(self, condition: Callable[[], object], deadline: float | None) -> bool:
+        """With the lock held, which is let go while asleep."""
+        while True:
+            more = self._round(condition)
+            self._settle()
+            if condition():
+                return True
+            if self.closed:
+                raise DeviceClosed("the device was closed")
+            if more:
+                self._offer()
+                continue
+            now = self._clock()
+            if deadline is not None and now >= deadline:
+                return False
+            self._sleep(self._driver_sleep, now, deadline)
+            if self.closed:
+                raise DeviceClosed("the device was closed")
+
+    def _round(self, condition: Callable[[], object]) -> bool:
+        """Receive up to `ROUND_BURSTS`, or until the condition holds; whether there may be more.
+
+        Sends after every second burst only, and else leaves it to `_settle`: so that acknowledgements that
+        speak for each other become one, and the peer still is not kept waiting for them.
+        """
+        receive, take, clock = self._link.receive, self._engine.receive, self._clock
+        for number in range(ROUND_BURSTS):
+            received = receive()
+            if received is None:
+                return False
+            now = clock()
+            take(received[0], received[1], received[2], now)
+            if condition():
+                return True
+            if number & 1:
+                self._send(now)
+        return True
+
+    def _send(self, now: float) -> None:
+        engine, link = self._engine, self._link
+        while (burst := engine.next_burst(now)) is not None:
+            link.send(burst)
+
+    def _settle(self) -> None:
+        """Do what is due, send what is to be sent, wake those whose conditions hold."""
+        engine, link = self._engine, self._link
+        now = self._clock()
+        deadline = engine.deadline()
+        if deadline is not None and deadline <= now:
+            engine.advance(now)
+        if link.backlog:
+            link.flush()
+        self._send(now)
+        if self._waiters:
+            self._tell_waiters()
+
+    def _sleep(self, sleep: _Sleep, now: float, deadline: float | None) -> None:
+        """Until a datagram comes, a deadline passes or somebody calls; with the lock let go."""
+        until = now + MAX_SLEEP_S if deadline is None else deadline
+        due = self._engine.deadline()
+        if due is not None and due < until:
+            until = due
+        sleep.sleep(self.lock, now, until, self._link.backlog > 0)
+
+    # --- the progress thread ---------------------------------------------------------
+
+    def _progress(self) -> None:
+        """Drive while no other thread does, until the device is closed."""
+        with self.lock:
+            while not self.closed:
+                seen = self.drives
+                if not self._taken:
+                    self._drive_alone(seen)
+                self._park()
+
+    def _drive_alone(self, seen: int) -> None:
+        """Without taking the seat, so that whoever comes can have it at once."""
+        while not self.closed and not self._taken and self.drives == seen:
+            try:
+                more = self._round(_never)
+                self._settle()
+            except Exception:
+                # A bug of ours. The device goes on for the sake of those who wait for something else.
+                log.exception("the progress thread met an error")
+                more = False
+            if more:
+                self._offer()
+            else:
+                self._sleep(self._progress_sleep, self._clock(), None)
+
+    def _park(self) -> None:
+        """Stay away until no driver has been seen for `PARK_S`. With the lock held, let go inside."""
+        while not self.closed:
+            seen, occupied = self.drives, self._taken
+            self._parked.clear()
+            self.lock.release()
+            try:
+                self._parked.wait(PARK_S)
+            finally:
+                self.lock.acquire()
+            if self.drives != seen:
+                continue
+            if not self._taken:
+                return
+            if occupied:
+                # The same driver for all that time: it calls when it leaves.
+                self._parked_long = True
+                self._parked.clear()
+                self.lock.release()
+                try:
+                    self._parked.wait()
+                finally:
+                    self.lock.acquire()
+
+    # --- the end -----------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all waiting, with `DeviceClosed`, and the progress thread. Closing twice is fine."""
+        with self.lock:
+            already, self.closed = self.closed, True
+            if not already:
+                for waiter in self._waiters:
+                    waiter.gate.release()
+                self._waiters.clear()
+                self._parked_long = False
+                self._parked.set()
+                self._driver_sleep.call()
+                self._progress_sleep.call()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+        if already:
+            return
+        self.lock.acquire()
+        while self._taken:
+            # The driver has been woken and is on its way out; it still polls these descriptors.
+            self.lock.release()
+            time.sleep(PARK_S)
+            self.lock.acquire()
+        self.lock.release()
+        self._driver_sleep.close()
+        self._progress_sleep.close()
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,349 @@
+"""The admin queue of a controller, driven by trio, whatever carries it.
+
+Read `host/controller_session.py` first.
+
+    async with open_controller("10.0.0.7", 4420, subsystem, host, host_id) as controller:
+        for namespace in controller.namespaces(): ...
+        queue = await trio.to_thread.run_sync(connect_io_queue, controller.info, 1, 32)
+
+A transport has its own `open_controller`, which makes a `Controller` and gives `held` what connects its
+`AdminLink`. Two tasks run behind it: one receives, one keeps the session's deadlines. Whoever changes
+something calls `_transmit` afterwards, which submits what the session wants submitted, sends, hands events
+out and re-arms the timer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Protocol, TypeVar
+
+import trio
+
+from nvmeof.errors import ConnectionLost, LocalProtocolError, NvmeofError
+from nvmeof.host.bring_up import ControllerFacts, SessionConfig
+from nvmeof.host.command import Command
+from nvmeof.host.controller_session import ControllerSession, Ended, Live, SessionEvent, SessionState
+from nvmeof.host.discovery import read_discovery_log
+from nvmeof.host.namespaces import NamespaceInfo
+from nvmeof.host.procedure import Pause, Procedure
+from nvmeof.limits import ADMIN_COMMANDS, ADMIN_TIMEOUT_S, SESSION_EVENTS, SHUTDOWN_TIMEOUT_S
+from nvmeof.transport.base import Address, ControllerInfo
+from nvmeof.wire.fabrics import DISCOVERY_NQN
+from nvmeof.wire.identify import IdentifyController
+from nvmeof.wire.log_page import DiscoveryEntry
+
+T = TypeVar("T")
+
+
+class AdminLink(Protocol):
+    """An admin queue and what carries it. Made connected; used in one trio run."""
+
+    @property
+    def ready(self) -> bool:
+        """Commands may be submitted."""
+
+    def submit(self, command: Command, now: float) -> None:
+        """Take a command. It goes out with the next `send`."""
+
+    async def send(self) -> None:
+        """Send what there is. Called by one task at a time. Raises `NvmeofError` when the link is dead."""
+
+    async def receive(self) -> list[Command]:
+        """Wait for something; the commands that ended by it. Raises `NvmeofError` when the link is dead."""
+
+    def fail(self, reason: str) -> list[Command]:
+        """The link is over; the commands that end by it."""
+
+    def complete(self, info: ControllerInfo) -> ControllerInfo:
+        """`info` with what an I/O queue has to know of this transport."""
+
+    async def close(self) -> None:
+        """Let go of everything. Not cancelled."""
+
+
+class Controller:
+    """A live controller. Made by a transport's `open_controller`; used in its trio run."""
+
+    def __init__(
+        self, address: Address, config: SessionConfig, admin_timeout_s: float = ADMIN_TIMEOUT_S
+    ) -> None:
+        if len(config.host_id) != 16:
+            raise LocalProtocolError(f"a host id has 16 bytes, not {len(config.host_id)}")
+        self.address = address
+        self.ended = trio.Event()
+        """Set when the session is over, for whatever reason."""
+        self.error: NvmeofError | None = None
+        """Why it ended; None after a reset or shutdown of ours."""
+        self._events_in, self.events = trio.open_memory_channel[SessionEvent](SESSION_EVENTS)
+        """`Live`, `NamespacesChanged`, `DiscoveryChanged`, `Noticed`, `Ended`, in order."""
+        self._session = ControllerSession(config, admin_timeout_s=admin_timeout_s)
+        self._link: AdminLink | None = None
+        self._live = trio.Event()
+        self._wake = trio.Event()
+        self._sending = trio.Lock()
+        self._room = trio.Semaphore(ADMIN_COMMANDS)
+        self._waiters: dict[Command, trio.Event] = {}
+
+    # --- what it is ----------------------------------------------------------
+
+    @property
+    def facts(self) -> ControllerFacts:
+        """What the controller said of itself."""
+        assert self._session.facts is not None, "the session was never live"
+        return self._session.facts
+
+    @property
+    def cntlid(self) -> int:
+        """The controller's id."""
+        return self.facts.cntlid
+
+    @property
+    def identify(self) -> IdentifyController:
+        """Its Identify data."""
+        return self.facts.identify
+
+    @property
+    def info(self) -> ControllerInfo:
+        """What `connect_io_queue` needs."""
+        facts, config = self.facts, self._session.config
+        assert self._link is not None
+        return self._link.complete(
+            ControllerInfo(
+                address=self.address,
+                subsystem_nqn=config.subsystem_nqn,
+                host_nqn=config.host_nqn,
+                host_id=config.host_id,
+                cntlid=facts.cntlid,
+                identify=facts.identify,
+                max_transfer=facts.max_transfer,
+                max_queue_entries=facts.capabilities.max_queue_entries + 1,
+                io_queues=facts.io_queues,
+                in_capsule_bytes=facts.in_capsule_bytes,
+            )
+        )
+
+    def namespaces(self) -> list[NamespaceInfo]:
+        """The active namespaces as last seen, by id. Renewed by itself when the controller tells."""
+        return [self._session.namespaces[nsid] for nsid in sorted(self._session.namespaces)]
+
+    # --- what one may do with it ---------------------------------------------
+
+    async def admin(self, command: Command) -> Command:
+        """Run an admin command to its end. Raises `CommandFailed` and `ConnectionLost`.
+
+        An I/O command is aborted by `admin(commands.abort(qid, command.cid))`.
+        """
+        await self._until_done(command)
+        command.check()
+        return command
+
+    async def perform(self, procedure: Procedure[T]) -> T:
+        """Run a procedure of admin commands to its result."""
+        while True:
+            try:
+                step = next(procedure)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            if isinstance(step, Pause):
+                await trio.sleep(step.seconds)
+            else:
+                await self._until_done(step)
+
+    async def reset(self) -> None:
+        """Reset the controller. The session ends, and every queue of it; open the controller anew."""
+        await self._finish(SessionState.RESETTING)
+
+    async def shut_down(self) -> None:
+        """Say goodbye. `open_controller` does this by itself."""
+        await self._finish(SessionState.SHUTTING_DOWN)
+
+    # --- inside ----------------------------------------------------------------
+
+    async def _until_done(self, command: Command) -> None:
+        """Submit and wait. When the waiting is cancelled the command stays in flight, and keeps its place."""
+        await self._room.acquire()
+        if self._session.state is not SessionState.LIVE:
+            self._room.release()
+            raise ConnectionLost(f"{command.name}: {self.error or 'the session has ended'}")
+        event = self._waiters[command] = trio.Event()
+        self._session.submit(command, trio.current_time())
+        await self._transmit()
+        await event.wait()
+
+    async def _finish(self, state: SessionState) -> None:
+        session = self._session
+        if session.state is SessionState.LIVE:
+            if state is SessionState.RESETTING:
+                session.reset(trio.current_time())
+            else:
+                session.shut_down(trio.current_time())
+            await self._transmit()
+        await self.ended.wait()
+
+    async def run(self, link: AdminLink) -> None:
+        """Drive the session over a connected link until it ends; closes the link."""
+        self._link = link
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._keep_time)
+                nursery.start_soon(self._receive, link)
+                await self.ended.wait()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.CancelScope(shield=True):
+                await link.close()
+
+    async def _receive(self, link: AdminLink) -> None:
+        started = False
+        while not self.ended.is_set():
+            if link.ready and not started:
+                started = True
+                self._session.start(trio.current_time())
+            await self._transmit()
+            try:
+                ended = await link.receive()
+            except NvmeofError as error:
+                self._lost(error)
+                return
+            now = trio.current_time()
+            for command in ended:
+                self._settle(command, now)
+
+    def _settle(self, command: Command, now: float) -> None:
+        self._session.ended(command, now)
+        self._release(command)
+
+    def _release(self, command: Command) -> None:
+        waiter = self._waiters.pop(command, None)
+        if waiter is not None:
+            waiter.set()
+            self._room.release()
+
+    async def _keep_time(self) -> None:
+        while not self.ended.is_set():
+            deadline = self._session.deadline
+            self._wake = trio.Event()
+            with trio.move_on_at(math.inf if deadline is None else deadline):
+                await self._wake.wait()
+                continue
+            self._session.tick(trio.current_time())
+            await self._transmit()
+
+    async def _transmit(self) -> None:
+        """Submit what the session wants, send it, and tell what happened."""
+        link = self._link
+        assert link is not None
+        for command in self._session.take_commands():
+            link.submit(command, trio.current_time())
+        for event in self._session.take_events():
+            self._tell(event)
+        self._wake.set()
+        if self.ended.is_set():
+            return
+        async with self._sending:
+            try:
+                await link.send()
+            except NvmeofError as error:
+                self._lost(error)
+
+    def _tell(self, event: SessionEvent) -> None:
+        if isinstance(event, Live):
+            self._live.set()
+        with suppress(trio.WouldBlock, trio.BrokenResourceError):
+            self._events_in.send_nowait(event)
+        if isinstance(event, Ended):
+            self.error = event.error
+            now = trio.current_time()
+            assert self._link is not None
+            for command in self._link.fail(str(event.error or "the session has ended")):
+                self._settle(command, now)
+            # Those that were never submitted end here.
+            for command in list(self._waiters):
+                if not command.done:
+                    command.lose(str(event.error or "the session has ended"))
+                self._release(command)
+            self._events_in.close()
+            self._live.set()
+            self.ended.set()
+            self._wake.set()
+
+    def _lost(self, error: NvmeofError) -> None:
+        self._session.connection_lost(error)
+        for event in self._session.take_events():
+            self._tell(event)
+
+    async def wait_live(self) -> None:
+        """Until the controller is up; raises what prevented it."""
+        await self._live.wait()
+        if self.ended.is_set():
+            raise self.error or ConnectionLost(f"{self.address}: the session ended before it began")
+
+
+def _the_one_in(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception that a group stands for, where it is a single one.
+
+    The nursery of `held` is nobody's business: its tasks raise nothing, so what comes out of it is what the
+    caller's block raised.
+    """
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+@asynccontextmanager
+async def held(
+    controller: Controller, connect: Callable[[], Awaitable[AdminLink]], connect_timeout_s: float
+) -> AsyncIterator[Controller]:
+    """Connect a controller and bring it up; shut it down at the end of the block.
+
+    Raises `ConnectionLost`, `ConnectRefused`, `RemoteProtocolError` when it cannot be brought up. When the
+    connection is lost later, nothing is raised in the block: `controller.ended` is set, `controller.error`
+    says why, and `admin` raises `ConnectionLost`.
+    """
+    try:
+        async with trio.open_nursery() as nursery:
+            with trio.move_on_after(connect_timeout_s) as limit:
+                nursery.start_soon(controller.run, await connect())
+                await controller.wait_live()
+            if limit.cancelled_caught:
+                nursery.cancel_scope.cancel()
+                raise ConnectionLost(f"{controller.address} was not up within {connect_timeout_s:g} s")
+            try:
+                yield controller
+            finally:
+                # Also when we are being cancelled: the controller shall know that this host has gone.
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_TIMEOUT_S):
+                    await controller.shut_down()
+                nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise _the_one_in(group) from None
+
+
+async def read_discovery(
+    open_controller: Callable[..., AbstractAsyncContextManager[Controller]],
+    address: str,
+    port: int,
+    host_nqn: str,
+    host_id: bytes,
+    *,
+    timeout_s: float,
+    **options: object,
+) -> list[DiscoveryEntry]:
+    """What the discovery subsystem at an address tells this host; `options` are the transport's own."""
+    opened = open_controller(
+        address,
+        port,
+        DISCOVERY_NQN,
+        host_nqn,
+        host_id,
+        keep_alive_s=0,
+        connect_timeout_s=timeout_s,
+        admin_timeout_s=timeout_s,
+        **options,
+    )
+    async with opened as controller:
+        log = await controller.perform(read_discovery_log())
+        return list(log.entries)

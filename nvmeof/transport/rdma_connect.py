@@ -1,0 +1,236 @@
+"""Connecting a queue pair to a controller through the connection manager: the host's side.
+
+Steps that wait are generators: each `yield` asks for an event on the link's `fd` (or its deadline). So one
+text serves threads, which poll the descriptor, and trio, which waits for it.
+
+The queue pair is ours and not the connection manager's (which could neither bind windows nor post work that
+pyverbs lets us see), so its states are ours to change: INIT, receives, `connect`, and on the answer INIT
+**again** (only now are the access rights known; without it every RDMA READ of the controller would be
+refused), RTR, RTS, `establish`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar
+
+from nvmeof.errors import ConnectionLost, MalformedPdu
+from nvmeof.rdma.work import Done, Receive, Work
+from nvmeof.transport.base import Address, VerbsChoice
+from nvmeof.transport.rdma_pair import Domain, QueuePair, poll, verbs_errors
+from nvmeof.transport.verbs_provider import Completions, Verbs
+from nvmeof.wire.rdma import (
+    ConnectAccept,
+    ConnectRequest,
+    decode_connect_accept_untrusted,
+    decode_connect_reject_untrusted,
+)
+
+RESPONDER_RESOURCES = 16
+"""RDMA READs of the controller that may be under way on one queue pair (IRD)."""
+
+ACK_TIMEOUT = 16
+"""4.096 us * 2^16 = 0.27 s until a packet is sent again. The connection manager proposes 2.1 s, which makes
+eight tries a quarter of a minute; a peer that does not answer for two seconds is as good as gone."""
+
+RETRIES = 7
+
+
+T = TypeVar("T")
+Waiting: TypeAlias = Generator[None, None, T]
+"""Resumed when an event may be there, or the deadline has come."""
+
+
+class RdmaLink:
+    """A queue pair, its completions and its connection. Used by one thread or task at a time.
+
+    `resolve`, `make_pair`, `connect` first; then `post` and `take`; `close` in any case.
+    """
+
+    def __init__(self, choice: VerbsChoice, verbs: Verbs) -> None:
+        self._choice = choice
+        self._verbs = verbs
+        self._address = Address("", 0)
+        self._device = ""
+        self._context: Any = None
+        self._cmid: Any = None
+        self._established = False
+        self.domain: Domain | None = None
+        self.pair: QueuePair | None = None
+        self.completions: Completions | None = None
+        self.gone: str | None = None
+        """Why the connection is over, as the connection manager tells it."""
+        self.windows: list[int] = []
+        with verbs_errors(verbs, "no event channel"):
+            self._events = verbs.make_channel(verbs.cmid.CMEventChannel)
+
+    # --- connecting ----------------------------------------------------------------------------------------
+
+    def resolve(self, address: Address, deadline: float) -> Waiting[None]:
+        """Find the way to the controller, and open the device that leads there. Raises `ConnectionLost`."""
+        verbs, cm = self._verbs, self._verbs.cm_enums
+        self._address = address
+        local_address = verbs.source_for(self._choice.local_address, address.host)
+        source = {"src": local_address} if local_address else {}
+        with verbs_errors(verbs, f"cannot reach {address}"):
+            info = verbs.cmid.AddrInfo(
+                dst=address.host, dst_service=str(address.port), port_space=cm.RDMA_PS_TCP, **source
+            )
+            self._cmid = verbs.cmid.CMID(creator=self._events.channel, port_space=cm.RDMA_PS_TCP)
+            left = max(1, int((deadline - time.monotonic()) * 1000))
+            self._cmid.resolve_addr(info, left)
+            yield from self._expect(cm.RDMA_CM_EVENT_ADDR_RESOLVED, deadline)
+            self._cmid.resolve_route(left)
+            yield from self._expect(cm.RDMA_CM_EVENT_ROUTE_RESOLVED, deadline)
+            name = self._cmid.dev_name
+            device = name.decode() if isinstance(name, bytes) else str(name)
+            self._context = verbs.open_context(device)
+            self._device = device
+
+    def make_pair(self, *, room: int, receives: int, windows: int) -> Domain:
+        """The domain and the queue pair; `windows` type 2 windows, fewer (none) where there are none."""
+        verbs, context = self._verbs, self._context
+        self.domain = Domain(verbs, context)
+        with verbs_errors(verbs, "no completion queue"):
+            self.completions = Completions(verbs, context, room + receives)
+        self.completions.watch(self.fd)
+        self.pair = QueuePair(
+            verbs, context, self.domain, self.completions.queue, room=room, receives=receives
+        )
+        if windows:
+            # A device without windows is served by plain keys.
+            with suppress(ConnectionLost):
+                self.windows = self.domain.make_windows(windows)
+        self.pair.modify(self._cmid, verbs.enums.IBV_QPS_INIT)
+        return self.domain
+
+    def connect(self, request: ConnectRequest, deadline: float) -> Waiting[ConnectAccept]:
+        """Connect; receives are posted. Raises `ConnectionLost`, with the controller's reason if any."""
+        verbs, cm, states = self._verbs, self._verbs.cm_enums, self._verbs.enums
+        assert self.pair is not None
+        private = request.encode()
+        with verbs_errors(verbs, f"cannot connect to {self._address}"):
+            parameters = verbs.cmid.ConnParam(
+                resources=RESPONDER_RESOURCES,
+                depth=0,
+                retry=RETRIES,
+                rnr_retry=RETRIES,
+                qp_num=self.pair.number,
+                data_len=len(private),
+            )
+            parameters.set_private_data(private)
+            self._cmid.connect(parameters)
+            answer = yield from self._expect(cm.RDMA_CM_EVENT_CONNECT_RESPONSE, deadline)
+            accept = decode_connect_accept_untrusted(answer)
+            self.pair.modify(self._cmid, states.IBV_QPS_INIT)
+            self.pair.modify(self._cmid, states.IBV_QPS_RTR)
+            self.pair.modify(self._cmid, states.IBV_QPS_RTS, timeout=ACK_TIMEOUT)
+            self._cmid.establish()
+        self._established = True
+        return accept
+
+    def _expect(self, wanted: int, deadline: float) -> Waiting[bytes]:
+        """Wait for an event; its private data. Raises `ConnectionLost` for any other."""
+        while True:
+            kind, private = self._next_event()
+            if kind == wanted:
+                return private
+            if kind is not None:
+                raise ConnectionLost(f"{self._address}: {self._why(kind, private)}")
+            if time.monotonic() >= deadline:
+                raise ConnectionLost(f"no answer from {self._address}")
+            yield
+
+    def wait_event(self, deadline: float) -> None:
+        """Until an event waits, or the deadline has come; for threads."""
+        self._events.wait(max(0.0, deadline - time.monotonic()))
+
+    def _next_event(self) -> tuple[int | None, bytes]:
+        """The event that made the descriptor readable; closed at once, for a CMID waits for its events."""
+        try:
+            event = self._verbs.cmid.CMEvent(self._events.channel)
+        except self._verbs.error:
+            return None, b""
+        try:
+            return int(event.event_type), bytes(event.private_data or b"")
+        finally:
+            event.close()
+
+    def _why(self, kind: int, private: bytes) -> str:
+        cm = self._verbs.cm_enums
+        if kind == cm.RDMA_CM_EVENT_REJECTED:
+            try:
+                refused = decode_connect_reject_untrusted(private)
+            except MalformedPdu:
+                return "nobody listens there"
+            # Without a consumer behind it a rejection has no private data, or only zeros.
+            return f"it refuses: {refused.reason}" if refused.status else "nobody listens there"
+        return {
+            cm.RDMA_CM_EVENT_ADDR_ERROR: "no RDMA device leads there",
+            cm.RDMA_CM_EVENT_ROUTE_ERROR: "there is no route",
+            cm.RDMA_CM_EVENT_UNREACHABLE: "it does not answer",
+            cm.RDMA_CM_EVENT_CONNECT_ERROR: "the connection failed",
+            cm.RDMA_CM_EVENT_DISCONNECTED: "it hung up",
+            cm.RDMA_CM_EVENT_DEVICE_REMOVAL: "the RDMA device was removed",
+        }.get(kind, f"connection manager event {kind}")
+
+    # --- connected -----------------------------------------------------------------------------------------
+
+    def post(self, receives: list[Receive], work: list[Work]) -> None:
+        """Post what there is. Raises `ConnectionLost`."""
+        assert self.pair is not None
+        if receives or work:
+            self.pair.post(receives, work)
+
+    def take(self) -> list[Done]:
+        """What has completed. Raises `ConnectionLost`."""
+        assert self.completions is not None
+        return [done for _, done in poll(self._verbs, self.completions.queue)]
+
+    def look_at_events(self) -> None:
+        """Take events of the connection manager; sets `gone` when the connection is over."""
+        while True:
+            kind, private = self._next_event()
+            if kind is None:
+                return
+            if kind != self._verbs.cm_enums.RDMA_CM_EVENT_ESTABLISHED:
+                self.gone = self._why(kind, private)
+
+    @property
+    def fd(self) -> int:
+        """Readable while an event of the connection manager waits."""
+        return self._events.fd
+
+    def event_waits(self) -> bool:
+        """Whether an event of the connection manager waits."""
+        return self._events.waits()
+
+    def break_off(self) -> None:
+        """The controller reaches no memory of ours from now on."""
+        if self.pair is not None:
+            self.pair.break_off()
+
+    def close(self) -> None:
+        """Break off, say goodbye, give everything back. May be called twice."""
+        verbs = self._verbs
+        self.break_off()
+        if self._established:
+            self._established = False
+            with suppress(verbs.error):
+                self._cmid.disconnect()
+        pair, self.pair = self.pair, None
+        completions, self.completions = self.completions, None
+        domain, self.domain = self.domain, None
+        steps: list[Callable[[], None]] = [each.close for each in (pair, completions, domain) if each]
+        cmid, self._cmid = self._cmid, None
+        if cmid is not None:
+            steps.append(cmid.close)
+        steps.append(self._events.channel.close)
+        for step in steps:
+            with suppress(verbs.error):
+                step()
+        device, self._device = self._device, ""
+        if device:
+            verbs.release_context(device)

@@ -1,0 +1,230 @@
+"""A reliable connected queue pair over verbs, in the words of `nvmeof/rdma/work.py`. Both roles use it.
+
+It is made, its receives are posted, the connection manager connects it (`rdma_connect.py`), and from then
+on it posts work and polls completions. Everything that verbs refuse is a `ConnectionLost`: there is nothing
+that a queue could do about it but to be made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from nvmeof.errors import ConnectionLost
+from nvmeof.rdma.buffers import address_of
+from nvmeof.rdma.work import (
+    Access,
+    BindWindow,
+    Done,
+    Invalidate,
+    Read,
+    Receive,
+    Region,
+    Send,
+    Span,
+    Work,
+    WorkKind,
+    Write,
+)
+from nvmeof.transport.verbs_provider import Verbs
+
+POLL_AT_MOST = 64
+"""Completions taken in one call."""
+
+INVALIDATED = 8 | 4
+"""IBV_WC_WITH_INV; rdma_rxe passes the kernel's value of the flag through (4). Nothing here sends immediates.
+"""
+
+_RECEIVED = int(WorkKind.RECEIVE)
+
+
+@contextmanager
+def verbs_errors(verbs: Verbs, what: str) -> Iterator[None]:
+    """What verbs refuse ends the queue."""
+    try:
+        yield
+    except verbs.error as error:
+        raise ConnectionLost(f"{what}: {error}") from error
+
+
+class Domain:
+    """A protection domain: the `Registrar` of its memory, and the memory windows of its queue pair."""
+
+    def __init__(self, verbs: Verbs, context: Any) -> None:
+        self._verbs = verbs
+        with verbs_errors(verbs, "no protection domain"):
+            self.pd = verbs.pd.PD(context)
+        self._regions: dict[int, Any] = {}
+        self._windows: list[Any] = []
+
+    def register(self, view: memoryview, access: Access) -> Region:
+        """See `Registrar.register`."""
+        address = address_of(view)
+        with verbs_errors(self._verbs, f"cannot register {len(view)} bytes"):
+            region = self._verbs.mr.MR(self.pd, len(view), int(access), address)
+        self._regions[region.lkey] = region
+        return Region(view, address, region.lkey, region.rkey, region)
+
+    def deregister(self, region: Region) -> None:
+        """See `Registrar.deregister`."""
+        if self._regions.pop(region.lkey, None) is not None:
+            with suppress(self._verbs.error):
+                region.handle.close()
+
+    def region(self, span: Span) -> Any:
+        """The registration that a span lies in."""
+        return self._regions[span.lkey]
+
+    def make_windows(self, count: int) -> list[int]:
+        """Type 2 windows for a new queue pair; their R_Keys, in the order of their numbers."""
+        self.close_windows()
+        kind = self._verbs.enums.IBV_MW_TYPE_2
+        with verbs_errors(self._verbs, "no memory windows"):
+            self._windows = [self._verbs.mr.MW(self.pd, kind) for _ in range(count)]
+            return [window.rkey for window in self._windows]
+
+    def window(self, number: int) -> Any:
+        """One of them."""
+        return self._windows[number]
+
+    def close_windows(self) -> None:
+        """Give them back; their queue pair is gone."""
+        windows, self._windows = self._windows, []
+        for window in windows:
+            with suppress(self._verbs.error):
+                window.close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.close_windows()
+        for region in self._regions.values():
+            with suppress(self._verbs.error):
+                region.close()
+        self._regions.clear()
+        with suppress(self._verbs.error):
+            self.pd.close()
+
+
+class QueuePair:
+    """See the top of this file. `completions` may be shared by many pairs; `number` tells them apart."""
+
+    def __init__(
+        self, verbs: Verbs, context: Any, domain: Domain, queue: Any, *, room: int, receives: int
+    ) -> None:
+        enums = verbs.enums
+        self._verbs = verbs
+        self._domain = domain
+        self._sge, self._recv_wr = verbs.wr.SGE, verbs.wr.RecvWR
+        self._bind_info = verbs.mr.MWBindInfo
+        self._signaled = int(enums.IBV_SEND_SIGNALED)
+        self._posted: dict[int, Any] = {}
+        ops = (
+            enums.IBV_QP_EX_WITH_SEND
+            | enums.IBV_QP_EX_WITH_SEND_WITH_INV
+            | enums.IBV_QP_EX_WITH_RDMA_WRITE
+            | enums.IBV_QP_EX_WITH_RDMA_READ
+            | enums.IBV_QP_EX_WITH_BIND_MW
+            | enums.IBV_QP_EX_WITH_LOCAL_INV
+        )
+        attributes = verbs.qp.QPInitAttrEx(
+            qp_type=enums.IBV_QPT_RC,
+            scq=queue,
+            rcq=queue,
+            cap=verbs.qp.QPCap(max_send_wr=room, max_recv_wr=receives, max_send_sge=1, max_recv_sge=1),
+            sq_sig_all=0,
+            pd=domain.pd,
+            comp_mask=enums.IBV_QP_INIT_ATTR_PD | enums.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+            send_ops_flags=ops,
+        )
+        with verbs_errors(verbs, "no queue pair"):
+            self._qp = verbs.qp.QPEx(context, attributes)
+        self.number = int(self._qp.qp_num)
+
+    def modify(self, cmid: Any, state: int, *, timeout: int | None = None) -> None:
+        """To `state`, with the attributes that the connection manager has for it."""
+        with verbs_errors(self._verbs, "the queue pair"):
+            attributes, mask = cmid.init_qp_attr(state)
+            if timeout is not None and state == self._verbs.enums.IBV_QPS_RTS:
+                attributes.timeout = timeout
+            self._qp.modify(attributes, mask)
+
+    def post(self, receives: Sequence[Receive], work: Sequence[Work]) -> None:
+        """Post, receives first. Raises `ConnectionLost`."""
+        with verbs_errors(self._verbs, "posting"):
+            for receive in receives:
+                self._qp.post_recv(self._receive_request(receive))
+            if work:
+                self._post_work(work)
+
+    def _receive_request(self, receive: Receive) -> Any:
+        """The same place is posted again and again, so its request is kept. As many as there are receives."""
+        request = self._posted.get(receive.work_id)
+        if request is None:
+            request = self._recv_wr(receive.work_id, 1, [self._sge(*receive.span)])
+            self._posted[receive.work_id] = request
+        return request
+
+    def _post_work(self, work: Iterable[Work]) -> None:
+        qp, sge, signaled = self._qp, self._sge, self._signaled
+        qp.wr_start()
+        try:
+            for each in work:
+                qp.wr_id = each.work_id
+                qp.wr_flags = signaled if each.signaled else 0
+                match each:
+                    case Send(span=span, invalidate=rkey):
+                        if rkey is None:
+                            qp.wr_send()
+                        else:
+                            qp.wr_send_inv(rkey)
+                        qp.wr_set_sge(sge(*span))
+                    case Write(span=span):
+                        qp.wr_rdma_write(each.rkey, each.remote_address)
+                        qp.wr_set_sge(sge(*span))
+                    case Read(span=span):
+                        qp.wr_rdma_read(each.rkey, each.remote_address)
+                        qp.wr_set_sge(sge(*span))
+                    case BindWindow(span=span):
+                        info = self._bind_info(
+                            self._domain.region(span), span.address, span.length, int(each.access)
+                        )
+                        qp.wr_bind_mw(self._domain.window(each.window), each.rkey, info)
+                    case Invalidate():
+                        qp.wr_local_inv(each.rkey)
+        except BaseException:
+            qp.wr_abort()
+            raise
+        qp.wr_complete()
+
+    def break_off(self) -> None:
+        """To the error state: from now on the peer reaches no memory by it."""
+        attributes = self._verbs.qp.QPAttr(qp_state=self._verbs.enums.IBV_QPS_ERR)
+        with suppress(self._verbs.error):
+            self._qp.modify(attributes, self._verbs.enums.IBV_QP_STATE)
+
+    def close(self) -> None:
+        """Destroy it."""
+        with suppress(self._verbs.error):
+            self._qp.close()
+
+
+def poll(verbs: Verbs, queue: Any) -> list[tuple[int, Done]]:
+    """What has completed: (number of the queue pair, completion)."""
+    with verbs_errors(verbs, "polling"):
+        count, completions = queue.poll(POLL_AT_MOST)
+    if not count:
+        return []
+    found = []
+    for completion in completions:
+        work_id = completion.wr_id
+        done: Done
+        if completion.status:
+            done = Done(work_id, int(completion.status))
+        elif work_id >> 32 == _RECEIVED:
+            invalidated = completion.imm_data if completion.wc_flags & INVALIDATED else None
+            done = Done(work_id, 0, completion.byte_len, invalidated)
+        else:
+            done = Done(work_id)
+        found.append((completion.qp_num, done))
+    return found

@@ -1,0 +1,276 @@
+"""An RDMA I/O queue for one thread: blocking, run to completion. Read `base.HostQueue` first.
+
+The waiter takes completions for every command in flight until its own is done; with an emulated device it
+also receives for everybody meanwhile (`verbs_provider.Completions.wait`).
+
+A queue whose only trouble is that we gave up on a command with a buffer of ours (`host/rdma_queue.py`) is
+still `alive`: its queue pair is broken at once, which makes the buffer safe, and the next `submit` connects
+a new one to the same controller. So a slow drive costs its reader the deadline and a new connection, and
+the session and the queues of others go on.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from nvmeof.errors import ConnectionLost, ConnectRefused, LocalProtocolError, MalformedPdu, NvmeofError
+from nvmeof.host.bring_up import SessionConfig, connect_command, connected
+from nvmeof.host.command import Command
+from nvmeof.host.rdma_queue import SPARE_RECEIVES, RdmaQueue, send_room
+from nvmeof.limits import CONNECT_TIMEOUT_S
+from nvmeof.rdma.buffers import RegisteredBuffers
+from nvmeof.rdma.work import Access
+from nvmeof.transport.base import Address, ControllerInfo
+from nvmeof.transport.rdma_connect import RdmaLink, Waiting
+from nvmeof.transport.verbs_provider import load_verbs
+from nvmeof.wire.identify import SGLS_OFFSET
+from nvmeof.wire.rdma import ConnectRequest
+
+MOST_IN_CAPSULE = 16 << 10
+"""Larger data are not worth the copy into the capsule; every command has room for so much."""
+
+RECONNECT_S = 1.0
+"""How long a queue may take to connect again after we broke its queue pair."""
+
+RETRY_S = 0.005
+"""A controller that has not yet heard of the end of the old queue pair refuses its id; then after so long
+again.
+"""
+
+WINDOWED = Access.LOCAL_WRITE | Access.WINDOW_BIND
+PLAIN = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A connected queue: the link and the protocol object on it."""
+
+    link: RdmaLink
+    queue: RdmaQueue
+    buffers: RegisteredBuffers
+
+    def post(self) -> None:
+        """Post what the queue wants posted. Raises `ConnectionLost`."""
+        self.link.post(self.queue.take_receives(), self.queue.sends.take())
+
+    def pump(self) -> list[Command]:
+        """Take what has completed and post what follows; the commands that ended. Raises `NvmeofError`."""
+        queue = self.queue
+        ended: list[Command] = []
+        for done in self.link.take():
+            ended += queue.completed(done)
+        if queue.to_post:
+            self.post()
+        return ended
+
+    def end(self, reason: str) -> list[Command]:
+        """Break the queue pair, then end the commands: their owners may use the buffers again."""
+        self.link.break_off()
+        ended = self.queue.fail(reason)
+        self.link.close()
+        return ended
+
+
+def link_up(
+    link: RdmaLink, address: Address, qid: int, cntlid: int, depth: int, in_capsule: int, deadline: float
+) -> Waiting[Linked]:
+    """Connect a queue pair, and the queue on it; Connect is yet to be sent. Raises `ConnectionLost`."""
+    try:
+        yield from link.resolve(address, deadline)
+        receives, room = depth + SPARE_RECEIVES, send_room(depth)
+        domain = link.make_pair(room=room, receives=receives, windows=depth)
+        buffers = RegisteredBuffers(domain, WINDOWED if link.windows else PLAIN)
+        queue = RdmaQueue(depth, buffers, in_capsule_bytes=in_capsule, windows=link.windows)
+        queue.start()
+        linked = Linked(link, queue, buffers)
+        linked.post()
+        accept = yield from link.connect(ConnectRequest(qid, receives, depth + 1, cntlid), deadline)
+        queue.limit_depth(accept.controller_receive_entries)
+        return linked
+    except BaseException:
+        link.close()
+        raise
+
+
+def _blocking(steps: Waiting[Linked], link: RdmaLink, deadline: float) -> Linked:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            linked: Linked = end.value
+            return linked
+        link.wait_event(deadline)
+
+
+class RdmaHostQueue:
+    """`HostQueue` over a queue pair, which it owns. All calls come from one thread."""
+
+    def __init__(self, info: ControllerInfo, qid: int, depth: int) -> None:
+        self.max_transfer = info.max_transfer
+        self.depth = depth
+        self.alive = True
+        self._info = info
+        self._qid = qid
+        self._why = ""
+        self._linked: Linked | None = None
+        self._registered: list[memoryview] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Commands without an answer, abandoned ones included."""
+        return self._linked.queue.in_flight if self._linked is not None else 0
+
+    def register(self, buffer: memoryview) -> None:
+        """See `HostQueue.register`."""
+        self._registered.append(buffer)
+        if self._linked is not None:
+            self._linked.buffers.register(buffer)
+
+    def submit(self, command: Command, *, more: bool = False) -> None:
+        """Post it. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
+        if not self.alive:
+            raise ConnectionLost(self._why)
+        linked = self._linked or self._connect_again()
+        queue = linked.queue
+        if queue.in_flight >= queue.depth:
+            # Answers that nobody waits for (to abandoned commands) may have made room.
+            self._pump(linked)
+            if self._linked is None:
+                raise ConnectionLost(self._why)
+        queue.submit(command, time.monotonic())
+        if more:
+            return
+        try:
+            linked.post()
+        except ConnectionLost as error:
+            self._die(str(error))
+
+    def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
+        """See `HostQueue.wait`. Data of RDMA are there when all of them are."""
+        while not command.done:
+            linked = self._linked
+            if command.cid < 0 or linked is None:
+                raise LocalProtocolError(f"{command!r} is not in flight here")
+            completions = linked.link.completions
+            assert completions is not None
+            if completions.needs_arming:
+                completions.arm()
+            self._pump(linked)
+            if command.done or self._linked is None:
+                break
+            if time.monotonic() >= deadline:
+                return False
+            try:
+                completions.wait(deadline, linked.link.event_waits)
+                if linked.link.event_waits():
+                    linked.link.look_at_events()
+            except NvmeofError as error:
+                self._die(str(error))
+            else:
+                if linked.link.gone is not None:
+                    self._die(linked.link.gone)
+        return command.done
+
+    def abandon(self, command: Command) -> None:
+        """See `HostQueue.abandon`. Breaks the queue pair where the data are in the owner's own buffer."""
+        linked = self._linked
+        if linked is not None and linked.queue.abandon(command):
+            self._linked = None
+            linked.end(f"{command.name} was given up, and its buffer taken back")
+
+    def oldest_abandoned(self) -> float | None:
+        """See `HostQueue.oldest_abandoned`. Takes what has arrived into account."""
+        if self._linked is not None and self._linked.queue.oldest_abandoned() is not None:
+            self._pump(self._linked)
+        return self._linked.queue.oldest_abandoned() if self._linked is not None else None
+
+    def close(self) -> None:
+        """Hang up. An RDMA connection needs no goodbye but the connection manager's."""
+        self._die("closed by us")
+
+    # --- inside ----------------------------------------------------------------
+
+    def _pump(self, linked: Linked) -> None:
+        try:
+            linked.pump()
+        except NvmeofError as error:
+            self._die(str(error))
+
+    def _die(self, reason: str) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._why = reason
+        linked, self._linked = self._linked, None
+        if linked is not None:
+            linked.end(reason)
+
+    def connect(self, deadline: float) -> None:
+        """Connect the queue pair and the queue. Raises `ConnectionLost`, `ConnectRefused`."""
+        info = self._info
+        assert info.verbs is not None
+        inside = min(info.in_capsule_bytes, MOST_IN_CAPSULE) if info.identify.sgls & SGLS_OFFSET else 0
+        link = RdmaLink(info.verbs, load_verbs(info.verbs.provider))
+        steps = link_up(link, info.address, self._qid, info.cntlid, self.depth, inside, deadline)
+        linked = self._linked = _blocking(steps, link, deadline)
+        command = connect_command(
+            SessionConfig(info.subsystem_nqn, info.host_nqn, info.host_id, 0),
+            self._qid,
+            self.depth + 1,
+            info.cntlid,
+        )
+        try:
+            linked.queue.submit(command, time.monotonic())
+            linked.post()
+            if not self.wait(command, deadline):
+                raise ConnectionLost("no answer to Connect")
+            if connected(command) != info.cntlid:
+                raise MalformedPdu("an I/O queue was connected to another controller")
+            for buffer in self._registered:
+                linked.buffers.register(buffer)
+        except NvmeofError:
+            self._linked = None
+            linked.end("not connected")
+            raise
+        self.depth = linked.queue.depth
+
+    def _connect_again(self) -> Linked:
+        """After a queue pair that we broke. The queue dies where that does not succeed in time."""
+        deadline = time.monotonic() + RECONNECT_S
+        while True:
+            try:
+                self.connect(deadline)
+            except ConnectRefused as error:
+                if time.monotonic() + RETRY_S >= deadline:
+                    self._die(str(error))
+                    raise ConnectionLost(str(error)) from error
+                time.sleep(RETRY_S)
+            except NvmeofError as error:
+                self._die(str(error))
+                raise ConnectionLost(str(error)) from error
+            else:
+                assert self._linked is not None
+                return self._linked
+
+
+def connect_io_queue(
+    info: ControllerInfo, qid: int, depth: int, timeout_s: float = CONNECT_TIMEOUT_S
+) -> RdmaHostQueue:
+    """Connect I/O queue `qid` (1 to `info.io_queues`) of a live controller. Blocks; call it in any thread.
+
+    The queue may turn out less deep than asked, where the controller allows no more. Raises
+    `ConnectionLost`, or `ConnectRefused`.
+    """
+    queue = RdmaHostQueue(info, qid, info.queue_depth(qid, depth))
+    try:
+        queue.connect(time.monotonic() + timeout_s)
+    except NvmeofError:
+        with suppress(NvmeofError):
+            queue.close()
+        raise
+    return queue
+
+
+__all__ = ["RdmaHostQueue", "connect_io_queue"]

@@ -1,0 +1,288 @@
+"""Where verbs come from: a package with the names of pyverbs 44, loaded by its name. Read WHAT DIFFERS first.
+
+`pyverbs` (Debian's python3-pyverbs, on a real RDMA device or the kernel's rdma_rxe) and
+`emulator.roce.pyverbs` (a soft-RoCE device in this process) are used alike by everything else in this
+folder.
+
+WHAT DIFFERS, and is settled here and nowhere else:
+
+* Descriptors. pyverbs 44 tells the descriptor of neither channel, so the one that appears in /proc/self/fd
+  while
+  a channel is made is taken for it, and made non-blocking: its calls hold the interpreter lock, and one that
+  blocked would stop every thread. The emulator's channels have `fd`.
+* Waiting. A thread that waits for the emulator receives for everybody meanwhile (`drive_until`), because that
+  saves handing every packet to another thread; pyverbs is waited for by arming the queue and poll().
+* Devices. The emulator's are made by their addresses when they are first wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import random
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nvmeof.errors import ConnectionLost, NvmeofError
+
+DEFAULT_PROVIDER = "pyverbs"
+
+MODULES = ("cm_enums", "cmid", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
+
+_making_channels = threading.Lock()
+"""Held while a channel is made, so that the descriptor that appears is its own."""
+
+
+DEBIANS = "/usr/lib/python3/dist-packages/pyverbs/__init__.py"
+
+
+def _find_debians() -> None:
+    """Let a virtual environment import Debian's pyverbs, and nothing else of the system's packages.
+
+    It cannot be installed from a registry, because it must match the installed rdma-core exactly; whether
+    it matches this interpreter shows when its modules are loaded.
+    """
+    if "pyverbs" in sys.modules or importlib.util.find_spec("pyverbs") is not None:
+        return
+    spec = importlib.util.spec_from_file_location(
+        "pyverbs", DEBIANS, submodule_search_locations=[os.path.dirname(DEBIANS)]
+    )
+    if os.path.exists(DEBIANS) and spec is not None and spec.loader is not None:
+        package = importlib.util.module_from_spec(spec)
+        sys.modules["pyverbs"] = package
+        spec.loader.exec_module(package)
+
+
+class VerbsUnavailable(NvmeofError):
+    """The world: the provider cannot be imported, or has no device. Says why, and what would help."""
+
+
+class Verbs:
+    """One provider. Its modules are attributes: `verbs.qp.QPEx`, `verbs.enums.IBV_QPS_RTS`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        if name == DEFAULT_PROVIDER:
+            _find_debians()
+        self._modules: dict[str, Any] = {}
+        for module in MODULES:
+            try:
+                self._modules[module] = importlib.import_module(f"{name}.{module}")
+            except Exception as error:
+                # Also what the loader of a shared library says, or a package that is half there.
+                raise VerbsUnavailable(f"{name}: {type(error).__name__}: {error}") from error
+        self.error: type[Exception] = self._modules["pyverbs_error"].PyverbsError
+        package = name.rpartition(".")[0]
+        self._registry: Any = importlib.import_module(f"{package}.runtime.registry") if package else None
+        self._loopback = ""
+        self._contexts: dict[str, tuple[Any, int]] = {}
+        self._lock = threading.Lock()
+
+    def __getattr__(self, module: str) -> Any:
+        try:
+            return self._modules[module]
+        except KeyError:
+            raise AttributeError(module) from None
+
+    @property
+    def emulated(self) -> bool:
+        """The device is in this process."""
+        return self._registry is not None
+
+    def ensure_device(self, address: str) -> None:
+        """Make an emulated device at a local address known, if there is none; real ones are there or not."""
+        if self._registry is None or any(entry.ip == address for entry in self._registry.devices()):
+            return
+        try:
+            self._registry.add_device(f"roce-{address}", address)
+        except ValueError as error:
+            raise VerbsUnavailable(f"no RDMA device at {address}: {error}") from error
+
+    def source_for(self, local_address: str, destination: str) -> str:
+        """The address to connect from: the one that was chosen; "" where the provider finds one by itself.
+
+        The emulator needs one. For a destination on loopback it is an address there that is free, the same
+        for the life of this process. Raises `VerbsUnavailable`.
+        """
+        if not local_address and self.emulated:
+            if not destination.startswith("127."):
+                raise VerbsUnavailable(f"an emulated device needs a local address to reach {destination}")
+            with self._lock:
+                local_address = self._loopback = self._loopback or free_loopback_address()
+        if local_address:
+            self.ensure_device(local_address)
+        return local_address
+
+    def devices(self) -> list[str]:
+        """Names of the devices that there are."""
+        return [
+            device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+            for device in self.device.get_device_list()
+        ]
+
+    # --- contexts: one for each device, for as long as somebody uses it ------------------------------------
+
+    def open_context(self, device: str) -> Any:
+        """The context of a device; give it back with `release_context`."""
+        with self._lock:
+            context, users = self._contexts.get(device, (None, 0))
+            if context is None:
+                context = self.device.Context(name=device)
+            self._contexts[device] = context, users + 1
+            return context
+
+    def release_context(self, device: str) -> None:
+        """One user less; the last one closes it."""
+        with self._lock:
+            context, users = self._contexts[device]
+            if users > 1:
+                self._contexts[device] = context, users - 1
+                return
+            del self._contexts[device]
+        context.close()
+
+    # --- channels ------------------------------------------------------------------------------------------
+
+    def make_channel(self, make: Callable[[], Any]) -> Channel:
+        """A channel (of completions or of the connection manager), made non-blocking."""
+        with _making_channels:
+            before = _descriptors()
+            channel = make()
+            fd = getattr(channel, "fd", None)
+            if fd is None:
+                fresh = [
+                    number
+                    for number, leads_to in _descriptors().items()
+                    if before.get(number) != leads_to and ("infiniband" in leads_to or "rdma_cm" in leads_to)
+                ]
+                if len(fresh) != 1:
+                    raise VerbsUnavailable(f"{self.name}: the descriptor of a channel cannot be told")
+                fd = fresh[0]
+        os.set_blocking(fd, False)
+        return Channel(channel, fd)
+
+
+class Channel:
+    """A channel with its descriptor, which is readable while an event waits."""
+
+    def __init__(self, channel: Any, fd: int) -> None:
+        self.channel = channel
+        self.fd = fd
+        # The emulator's events lie in this process: to count them saves a system call with every look.
+        self._events: Any = getattr(channel, "events", None)
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
+
+    def waits(self) -> bool:
+        """Whether an event waits."""
+        return bool(self._poll.poll(0)) if self._events is None else len(self._events) > 0
+
+    def wait(self, seconds: float) -> bool:
+        """Until an event waits; False when it did not come in time."""
+        return bool(self._poll.poll(seconds * 1000))
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists the folder has gone by now
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return found
+
+
+ROCE_PORT = 4791
+LOOPBACK_TRIES = 64
+
+
+def free_loopback_address() -> str:
+    """An address of 127.0.0.0/8 whose RoCE port is free. Raises `VerbsUnavailable`."""
+    for _ in range(LOOPBACK_TRIES):
+        address = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.{random.randint(1, 254)}"
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, ROCE_PORT))
+            return address
+    raise VerbsUnavailable(f"no address on loopback has UDP port {ROCE_PORT} free")
+
+
+_loaded: dict[str, Verbs] = {}
+
+
+def load_verbs(name: str = DEFAULT_PROVIDER) -> Verbs:
+    """The provider of that name. Raises `VerbsUnavailable`."""
+    verbs = _loaded.get(name)
+    if verbs is None:
+        verbs = _loaded[name] = Verbs(name)
+    return verbs
+
+
+def why_unavailable(name: str) -> str | None:
+    """What keeps the provider from being used, in a sentence; None where it can be."""
+    try:
+        verbs = load_verbs(name)
+        if not verbs.emulated and not verbs.devices():
+            return (
+                "it imports, but there is no RDMA device (rdma link add rxe0 type rxe netdev eth0 makes one)"
+            )
+    except Exception as error:
+        return str(error)
+    return None
+
+
+class Completions:
+    """A completion queue and the ways to wait for it. Used by one thread or task."""
+
+    def __init__(self, verbs: Verbs, context: Any, entries: int) -> None:
+        self._verbs = verbs
+        self._context = context
+        self._driven = hasattr(getattr(context, "device", None), "drive_until")
+        made = verbs.make_channel(lambda: verbs.cq.CompChannel(context))
+        self.channel, self.fd = made.channel, made.fd
+        self.queue = verbs.cq.CQ(context, entries, None, self.channel)
+        self._poll = select.poll()
+        self._poll.register(self.fd, select.POLLIN)
+
+    def watch(self, fd: int) -> None:
+        """Let `wait` return for this descriptor too."""
+        self._poll.register(fd, select.POLLIN)
+
+    def arm(self) -> None:
+        """`fd` becomes readable with the next completion; whoever arms looks once more before he waits."""
+        self.queue.req_notify()
+
+    def consume(self) -> None:
+        """Take the event that made `fd` readable."""
+        with contextlib.suppress(self._verbs.error):  # it was none of ours, or was taken already
+            self.channel.get_cq_event(self.queue)
+            self.queue.ack_events(1)
+
+    def wait(self, deadline: float, also: Callable[[], object] = lambda: False) -> None:
+        """Until there may be a completion, `also()` holds (asked while driving), or `deadline` has come."""
+        if self._driven:
+            queue = self.queue.queue
+            try:
+                self._context.device.drive_until(lambda: len(queue) or also(), deadline)
+            except Exception as error:
+                raise ConnectionLost(f"{self._verbs.name}: {error}") from error
+            return
+        left = deadline - time.monotonic()
+        if left > 0:
+            for fd, _ in self._poll.poll(left * 1000):
+                if fd == self.fd:
+                    self.consume()
+
+    @property
+    def needs_arming(self) -> bool:
+        """Whether `arm` has to be called before `wait`."""
+        return not self._driven
+
+    def close(self) -> None:
+        """Give queue and channel back."""
+        self.queue.close()
+        self.channel.close()

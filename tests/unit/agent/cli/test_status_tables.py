@@ -1,0 +1,60 @@
+"""`g35 status` on a narrow terminal: nothing is cut off."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from agent.cli.status_verb import EXISTS_NOTE, tables
+from agent.pool.tally import MissCause
+
+LARGE = 987_654_321_098
+NAME = "n" * 60 + "-end"
+
+
+def snapshot() -> dict[str, Any]:
+    """A snapshot in which everything is as long as it may get."""
+    causes = {cause.name.lower(): LARGE + cause for cause in MissCause}
+    return {
+        "uptime_s": 1e7,
+        "mount": "/mnt/" + "m" * 60,
+        "pool": {"id": "0123456789abcdef" * 2, "namespaces": 4096, "namespaces_away": 17},
+        "totals": {
+            "bytes_read": 1 << 60, "bytes_written": 1 << 59, "hit_ratio": 0.123, "gets": LARGE,
+            "miss_causes": causes,
+        },
+        "memory": {"resident_bytes": 1 << 34},
+        "volumes": [
+            {
+                "name": NAME, "kind": "files", "suite": "aes-256-xts+crc64", "slots": LARGE + 10,
+                "slots_seen_taken": LARGE + 11, "gets": LARGE + 12, "hit_ratio": None, "puts": LARGE + 13,
+                "evictions": LARGE + 14,
+            }
+        ],
+        "enclosures": [
+            {
+                "name": NAME, "connected": False, "fault": "Connection refused by the peer " * 6,
+                "namespaces": 256, "namespaces_paused": 255, "reconnects": LARGE + 15,
+            }
+        ],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_nothing_is_cut_off(width: int) -> None:
+    shown = io.StringIO()
+    found = snapshot()
+    Console(file=shown, width=width).print(tables(found, None))
+    text = shown.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for number in range(LARGE + 10, LARGE + 16):
+        assert str(number) in text, "a number stands in one piece"
+    for count in found["totals"]["miss_causes"].values():
+        assert str(count) in text
+    assert "".join(EXISTS_NOTE.split()) in "".join(text.split())
+    assert text.count("n" * 10) >= 6
+    assert found["pool"]["id"] in text
