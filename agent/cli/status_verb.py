@@ -18,8 +18,6 @@ from agent.cli.folding_table import folding_table
 from agent.cli.up.layout import Layout, default_state
 from agent.errors import G35Error
 
-EXISTS_NOTE = "A key that a lookup (exists) finds absent is no get: it is in neither number."
-
 State = Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")]
 Mount = Annotated[Path | None, typer.Option(help="The mount of the agent, instead of a state folder.")]
 
@@ -98,7 +96,8 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
                  "resident", f"{found['memory']['resident_bytes'] / 2**20:.0f} MiB")  # fmt: skip
     # Lines of their own: ids, paths and seven causes with large counts are longer than half a terminal.
     names = Text(f"pool    {pool['id']}\nmount   {found['mount']}", overflow="fold")
-    misses = Text.assemble(f"misses of gets: {causes}\n", (EXISTS_NOTE, "dim"), overflow="fold")
+    looked_up = f"{totals['lookups']} keys, {totals['lookups_absent']} absent"
+    misses = Text(f"misses of gets: {causes}\nlooked up by exists: {looked_up}", overflow="fold")
     rooms = folding_table("Volumes: room", ("volume", "kind", "suite"), ("slots", "taken (seen)"))
     traffic = folding_table("Volumes: traffic", ("volume",), ("gets", "hits", "puts", "evicted"))
     for volume in found["volumes"]:

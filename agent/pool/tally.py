@@ -34,6 +34,9 @@ class Tally:
     gets_hit: int = 0
     misses: dict[MissCause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     bytes_read: int = 0
+    lookups: int = 0
+    """Keys that were asked for by `exists`; no gets, and not among the misses."""
+    lookups_absent: int = 0
     puts: int = 0
     puts_already_there: int = 0
     puts_refused: int = 0

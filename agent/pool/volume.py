@@ -216,10 +216,14 @@ class Volume:
             if wanted:
                 trouble = yield from self.load(lanes, list(wanted.values()), deadline)
             now = lanes.wall()
-            return [
+            presences = [
                 self._presence(sets, pseudonym, now, trouble)
                 for pseudonym, sets in zip(pseudonyms, borrowed, strict=True)
             ]
+            tally = lanes.tally(self.settings.name)
+            tally.lookups += len(presences)
+            tally.lookups_absent += len(presences) - presences.count(None)
+            return presences
         finally:
             for sets in borrowed:
                 self.give_back_sets(sets)

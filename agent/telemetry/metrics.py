@@ -25,6 +25,8 @@ VOLUME_COUNTERS = {
     "deletes": "Keys that were removed.",
     "evictions": "Live values that made room.",
     "evictions_expired": "Expired values that made room.",
+    "lookups": "Keys asked for by exists.",
+    "lookups_absent": "Keys that exists found absent; no gets, and not among the misses.",
     "directory_reads": "Directory blocks read from flash.",
     "stale_hints": "Remembered entries that led to a slot since reused.",
     "corrupt_entries": "Directory entries that were damaged.",

@@ -59,6 +59,8 @@ def _counts(tally: Tally) -> dict[str, Any]:
         "deletes": tally.deletes,
         "evictions": tally.evictions,
         "evictions_expired": tally.evictions_expired,
+        "lookups": tally.lookups,
+        "lookups_absent": tally.lookups_absent,
         "directory_reads": tally.directory_reads,
         "stale_hints": tally.stale_hints,
         "corrupt_entries": tally.corrupt_entries,

@@ -153,7 +153,7 @@ class RdmaListener:
         if self._events.waits():
             self._take_event()
         touched: dict[RdmaConnection, None] = {}
-        found = poll(self._verbs, self._completions.queue)
+        found = poll(self._verbs, self._completions)
         now = time.monotonic()
         for number, done in found:
             connection = self._by_pair.get(number)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 # In order. What a module depends on comes before it without being named here, with one exception: an
-# algorithm that another module asks the crypto layer for by name is no dependency that depmod can see.
-# A module that this kernel has built in is passed over.
+# algorithm that another module asks the crypto layer for by name is no dependency that depmod can see
+# (rxe's CRC-32 is one). A module that this kernel has built in is passed over.
 WANTED = (
     "virtio_pci",
     "crc32_generic",
@@ -21,6 +21,11 @@ WANTED = (
     "nvme_tcp",
     "nvmet",
     "nvmet_tcp",
+    "veth",
+    "rdma_rxe",
+    "rdma_ucm",
+    "nvme_rdma",
+    "nvmet_rdma",
     "null_blk",
     "brd",
     "loop",

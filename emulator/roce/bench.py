@@ -65,6 +65,8 @@ WAIT_S: Final = 10.0
 SEGMENT: Final = 4096 + 16
 SEGMENTS: Final = 15
 
+FLOOR_BUFFER_BYTES: Final = 512 << 10
+
 _REGION: Final = struct.Struct(">IQ")
 _COUNT: Final = struct.Struct("=Qd")
 _ACCESS: Final = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
@@ -165,6 +167,8 @@ def _receive_datagrams() -> None:
     link = UdpLink(PEER_IP)
     print("ready", flush=True)
     sock = socket.socket(fileno=os.dup(link.fileno()))
+    # With a larger one the sender runs ahead until the data have left the caches, and both are slower.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, FLOOR_BUFFER_BYTES)
     sock.settimeout(0.5)
     received, first, last = 0, 0.0, 0.0
     buffers = [bytearray(1 << 16)]

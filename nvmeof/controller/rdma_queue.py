@@ -30,7 +30,7 @@ from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.session import QueueSession
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.subsystem import Target
-from nvmeof.rdma.buffers import Loan, RegisteredBuffers
+from nvmeof.rdma.buffers import Loan, Place, RegisteredBuffers
 from nvmeof.rdma.send_queue import SendQueue
 from nvmeof.rdma.work import Done, Read, Receive, Send, Span, WorkKind, Write, describe_status, work_id
 from nvmeof.wire.cqe import Cqe
@@ -66,6 +66,22 @@ class _Flight:
         self.loan: Loan | None = None
         self.request = request
         self.slot = slot
+
+
+class _LoanScratch(Scratch):
+    """Scratch for one answer: a drive whose bytes lie nowhere in memory fills what is then sent as it is."""
+
+    def __init__(self, borrow: Callable[[int], Loan]) -> None:
+        self._borrow = borrow
+        self.loan: Loan | None = None
+
+    def take(self, length: int) -> memoryview:
+        if self.loan is None:
+            self.loan = self._borrow(length)
+        return self.loan.view[:length]
+
+    def holds(self, view: memoryview) -> bool:
+        return self.loan is not None and view.obj is self.loan.view.obj
 
 
 class RdmaControllerQueue:
@@ -289,8 +305,14 @@ class RdmaControllerQueue:
         runnable = self._runnable
         while runnable and self.end_reason is None and self._lent < LENT_LIMIT:
             request = runnable.popleft()
-            if self.session.execute(request, self._now, self._scratch) is Outcome.DONE:
-                self._answer(self._flights[request.sqe.cid])
+            scratch = _LoanScratch(self._borrow)
+            outcome = self.session.execute(request, self._now, scratch)
+            flight = self._flights[request.sqe.cid]
+            flight.loan = scratch.loan
+            if outcome is Outcome.DONE:
+                self._answer(flight)
+            else:
+                self._give_back(flight)
         if self.end_reason is None and self._wanted:
             self._fetch()
 
@@ -304,26 +326,35 @@ class RdmaControllerQueue:
         if session.no_flow_control:
             head = _SQHD_NO_FLOW_CONTROL if _is_connect(sqe) else 0
         cqe = Cqe(sqe.cid, request.status, request.result, head, session.qid, request.do_not_retry)
-        send = Send(
-            work_id(WorkKind.SEND, flight.slot),
-            self._completion(cqe),
-            self.sends.signal_due or session.closes_when_answered,
-            flight.invalidate,
-        )
         self._receives.append(self._receive(flight.slot))
         data, request.data = request.data, None
+        place: Place | None = None
         if data is None or request.status:
+            self._give_back(flight)
+        else:
+            place = self._place(flight, data)
+        # A loan is back only when it is known to have been sent; were nothing signaled, all could be out.
+        signaled = self.sends.signal_due or flight.loan is not None or session.closes_when_answered
+        send = Send(work_id(WorkKind.SEND, flight.slot), self._completion(cqe), signaled, flight.invalidate)
+        if place is None:
             self.sends.put(send)
         else:
-            place = self._buffers.find(data)
-            if place is None:
-                loan = flight.loan = self._borrow(len(data))
-                loan.view[:] = data
-                place = loan.place
             write = Write(_WRITE, place.span, sqe.sgl.address, sqe.sgl.key)
             self.sends.put(write, send, then=None if flight.loan is None else lambda: self._give_back(flight))
         if session.closes_when_answered:
             self._end("the host disconnected")
+
+    def _place(self, flight: _Flight, data: memoryview) -> Place:
+        """Where the data of an answer are sent from: the drive's memory, or a loan."""
+        place = self._buffers.find(data)
+        if place is not None:
+            return place
+        loan = flight.loan
+        if loan is None or data.obj is not loan.view.obj or len(data) != len(loan.view):
+            self._give_back(flight)
+            loan = flight.loan = self._borrow(len(data))
+            loan.view[:] = data
+        return loan.place
 
     def _completion(self, cqe: Cqe) -> Span:
         """A place for a completion. They go round: there are more than can be out."""

@@ -303,21 +303,28 @@ async def held(
     connection is lost later, nothing is raised in the block: `controller.ended` is set, `controller.error`
     says why, and `admin` raises `ConnectionLost`.
     """
+    # Shielded, so that also when we are being cancelled the controller hears that this host has gone.
+    running = trio.CancelScope(shield=True)
+
+    async def run(link: AdminLink) -> None:
+        with running:
+            await controller.run(link)
+
     try:
         async with trio.open_nursery() as nursery:
-            with trio.move_on_after(connect_timeout_s) as limit:
-                nursery.start_soon(controller.run, await connect())
-                await controller.wait_live()
-            if limit.cancelled_caught:
-                nursery.cancel_scope.cancel()
-                raise ConnectionLost(f"{controller.address} was not up within {connect_timeout_s:g} s")
             try:
-                yield controller
+                with trio.move_on_after(connect_timeout_s) as limit:
+                    nursery.start_soon(run, await connect())
+                    await controller.wait_live()
+                if limit.cancelled_caught:
+                    raise ConnectionLost(f"{controller.address} was not up within {connect_timeout_s:g} s")
+                try:
+                    yield controller
+                finally:
+                    with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_TIMEOUT_S):
+                        await controller.shut_down()
             finally:
-                # Also when we are being cancelled: the controller shall know that this host has gone.
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_TIMEOUT_S):
-                    await controller.shut_down()
-                nursery.cancel_scope.cancel()
+                running.cancel()
     except BaseExceptionGroup as group:
         raise _the_one_in(group) from None
 

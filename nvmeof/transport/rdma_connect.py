@@ -37,6 +37,11 @@ eight tries a quarter of a minute; a peer that does not answer for two seconds i
 
 RETRIES = 7
 
+ANSWER_S = 2.0
+"""A controller that lives answers a request within milliseconds, and one that has died not at all: nothing
+refuses in its stead. The connection manager would ask again every four seconds; whoever wants the controller
+tries again sooner, and finds it as soon as it is back."""
+
 
 T = TypeVar("T")
 Waiting: TypeAlias = Generator[None, None, T]
@@ -122,7 +127,8 @@ class RdmaLink:
             )
             parameters.set_private_data(private)
             self._cmid.connect(parameters)
-            answer = yield from self._expect(cm.RDMA_CM_EVENT_CONNECT_RESPONSE, deadline)
+            soon = min(deadline, time.monotonic() + ANSWER_S)
+            answer = yield from self._expect(cm.RDMA_CM_EVENT_CONNECT_RESPONSE, soon)
             accept = decode_connect_accept_untrusted(answer)
             self.pair.modify(self._cmid, states.IBV_QPS_INIT)
             self.pair.modify(self._cmid, states.IBV_QPS_RTR)
@@ -144,8 +150,8 @@ class RdmaLink:
             yield
 
     def wait_event(self, deadline: float) -> None:
-        """Until an event waits, or the deadline has come; for threads."""
-        self._events.wait(max(0.0, deadline - time.monotonic()))
+        """Until an event waits, or the deadline of the step has come; for threads."""
+        self._events.wait(min(ANSWER_S, max(0.0, deadline - time.monotonic())))
 
     def _next_event(self) -> tuple[int | None, bytes]:
         """The event that made the descriptor readable; closed at once, for a CMID waits for its events."""
@@ -187,7 +193,7 @@ class RdmaLink:
     def take(self) -> list[Done]:
         """What has completed. Raises `ConnectionLost`."""
         assert self.completions is not None
-        return [done for _, done in poll(self._verbs, self.completions.queue)]
+        return [done for _, done in poll(self._verbs, self.completions)]
 
     def look_at_events(self) -> None:
         """Take events of the connection manager; sets `gone` when the connection is over."""

@@ -17,7 +17,7 @@ from nvmeof.host.command import Command
 from nvmeof.limits import ADMIN_QUEUE_DEPTH, ADMIN_TIMEOUT_S, CONNECT_TIMEOUT_S, KEEP_ALIVE_S
 from nvmeof.transport.base import Address, ControllerInfo, VerbsChoice
 from nvmeof.transport.controller import Controller, held, read_discovery
-from nvmeof.transport.rdma_connect import RdmaLink
+from nvmeof.transport.rdma_connect import ANSWER_S, RdmaLink
 from nvmeof.transport.rdma_queue import Linked, link_up
 from nvmeof.transport.verbs_provider import load_verbs
 from nvmeof.wire.log_page import DiscoveryEntry
@@ -41,8 +41,9 @@ class RdmaAdminLink:
     async def send(self) -> None:
         """See `AdminLink.send`. Posting does not wait."""
         await trio.lowlevel.checkpoint()
-        if not self._over.is_set():
-            self._linked.post()
+        if self._over.is_set():
+            raise ConnectionLost(f"{self._address}: closed by us")
+        self._linked.post()
 
     async def receive(self) -> list[Command]:
         """See `AdminLink.receive`."""
@@ -124,7 +125,7 @@ def open_controller(
                     next(steps)
                 except StopIteration as end:
                     return RdmaAdminLink(verbs, where, end.value)
-                with trio.move_on_after(max(0.0, deadline - time.monotonic())):
+                with trio.move_on_after(min(ANSWER_S, max(0.0, deadline - time.monotonic()))):
                     await trio.lowlevel.wait_readable(link.fd)
 
     return held(controller, connect, connect_timeout_s)

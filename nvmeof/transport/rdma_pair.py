@@ -27,10 +27,7 @@ from nvmeof.rdma.work import (
     WorkKind,
     Write,
 )
-from nvmeof.transport.verbs_provider import Verbs
-
-POLL_AT_MOST = 64
-"""Completions taken in one call."""
+from nvmeof.transport.verbs_provider import Completions, Verbs
 
 INVALIDATED = 8 | 4
 """IBV_WC_WITH_INV; rdma_rxe passes the kernel's value of the flag through (4). Nothing here sends immediates.
@@ -209,10 +206,10 @@ class QueuePair:
             self._qp.close()
 
 
-def poll(verbs: Verbs, queue: Any) -> list[tuple[int, Done]]:
+def poll(verbs: Verbs, queue: Completions) -> list[tuple[int, Done]]:
     """What has completed: (number of the queue pair, completion)."""
     with verbs_errors(verbs, "polling"):
-        count, completions = queue.poll(POLL_AT_MOST)
+        count, completions = queue.take()
     if not count:
         return []
     found = []

@@ -31,7 +31,7 @@ from nvmeof.wire.rdma import ConnectRequest
 MOST_IN_CAPSULE = 16 << 10
 """Larger data are not worth the copy into the capsule; every command has room for so much."""
 
-RECONNECT_S = 1.0
+RECONNECT_S = 0.5
 """How long a queue may take to connect again after we broke its queue pair."""
 
 RETRY_S = 0.005
@@ -126,7 +126,7 @@ class RdmaHostQueue:
         """See `HostQueue.register`."""
         self._registered.append(buffer)
         if self._linked is not None:
-            self._linked.buffers.register(buffer)
+            self._register(self._linked)
 
     def submit(self, command: Command, *, more: bool = False) -> None:
         """Post it. Raises `QueueFull` and `ConnectionLost`; then it was not submitted."""
@@ -228,13 +228,19 @@ class RdmaHostQueue:
                 raise ConnectionLost("no answer to Connect")
             if connected(command) != info.cntlid:
                 raise MalformedPdu("an I/O queue was connected to another controller")
-            for buffer in self._registered:
-                linked.buffers.register(buffer)
+            self._register(linked)
         except NvmeofError:
             self._linked = None
             linked.end("not connected")
             raise
         self.depth = linked.queue.depth
+
+    def _register(self, linked: Linked) -> None:
+        """Those that are not yet. One that the device will not have is copied from and to, as any other."""
+        for buffer in self._registered:
+            if linked.buffers.find(buffer) is None:
+                with suppress(ConnectionLost):
+                    linked.buffers.register(buffer)
 
     def _connect_again(self) -> Linked:
         """After a queue pair that we broke. The queue dies where that does not succeed in time."""

@@ -36,6 +36,9 @@ DEFAULT_PROVIDER = "pyverbs"
 
 MODULES = ("cm_enums", "cmid", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
 
+POLL_AT_MOST = 64
+"""Completions taken in one call."""
+
 _making_channels = threading.Lock()
 """Held while a channel is made, so that the descriptor that appears is its own."""
 
@@ -176,7 +179,7 @@ class Channel:
         self.channel = channel
         self.fd = fd
         # The emulator's events lie in this process: to count them saves a system call with every look.
-        self._events: Any = getattr(channel, "events", None)
+        self._events: Any = channel if hasattr(channel, "__len__") else None
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
@@ -261,6 +264,14 @@ class Completions:
         with contextlib.suppress(self._verbs.error):  # it was none of ours, or was taken already
             self.channel.get_cq_event(self.queue)
             self.queue.ack_events(1)
+
+    def take(self) -> tuple[int, list[Any]]:
+        """How many have completed, and which. Raises what the provider raises."""
+        if self._driven and not len(self.queue.queue):
+            # The emulator's `poll` would look at its socket first, and so does `wait`, which comes next.
+            return 0, []
+        count, completions = self.queue.poll(POLL_AT_MOST)
+        return count, completions
 
     def wait(self, deadline: float, also: Callable[[], object] = lambda: False) -> None:
         """Until there may be a completion, `also()` holds (asked while driving), or `deadline` has come."""

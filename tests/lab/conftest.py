@@ -14,7 +14,9 @@ import pytest
 
 from emulator.lab.errors import LabUnavailableError
 from emulator.lab.image import LabImage, prepare
+from emulator.roce.runtime import Device
 from tests.support.guest_tests import GuestTests
+from tests.support.rdma_cable import Cable, far_device
 
 HERE = Path(__file__).parent
 IN_GUEST = os.environ.get("G35_LAB_GUEST") == "1"
@@ -85,3 +87,17 @@ def lab_image() -> Iterator[LabImage]:
         if os.environ.get("G35_LAB_REQUIRED") == "1":
             raise
         pytest.skip(f"the lab cannot run here: {error}")
+
+
+@pytest.fixture(scope="session")
+def cable() -> Iterator[Cable]:
+    """In the guest: rxe here, a network namespace for an emulated NIC at the far end."""
+    with Cable() as laid:
+        yield laid
+
+
+@pytest.fixture
+def far_nic(cable: Cable) -> Iterator[Device]:
+    """The emulated NIC at the far end, in this process."""
+    with far_device() as device:
+        yield device

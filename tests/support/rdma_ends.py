@@ -1,4 +1,4 @@
-"""Our NVMe/RDMA host queue and our controller queue over `memory_verbs`, with a live controller behind them."""
+"""Our NVMe/RDMA host queue and our controller queue over `memory_verbs`, with a live controller behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class RdmaPair:
         self.queue = RdmaQueue(depth, self.buffers, in_capsule_bytes=in_capsule_bytes, windows=keys)
         self.media = RegisteredBuffers(self.far, Access.LOCAL_WRITE)
         for storage in bench.storage.values():
-            self.media.register(memoryview(storage.memory))
+            if storage.direct:
+                self.media.register(memoryview(storage.memory))
         self.controller = RdmaControllerQueue(
             bench.target,
             self.media,

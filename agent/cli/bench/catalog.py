@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 SIZES = MappingProxyType({"64k": 1 << 16, "1m": 1 << 20, "4m": 1 << 22})
 
-RATE, LATENCY, RATIO, MEMORY = "GiB/s", "ms", "ratio", "MiB"
+RATE, LATENCY, MICROSECONDS, RATIO, MEMORY = "GiB/s", "ms", "us", "ratio", "MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Entry:
     floor: str | None = None
     door: str = "fuse"
     tls: bool = False
+    transport: str = "tcp"
 
     @property
     def value_bytes(self) -> int:
@@ -34,7 +35,7 @@ class Entry:
     @property
     def in_rounds(self) -> bool:
         """Whether it is a speed, taken in rounds among the others, rather than a count taken once."""
-        return self.unit in (RATE, LATENCY)
+        return self.unit in (RATE, LATENCY, MICROSECONDS)
 
 
 def _entries() -> Iterable[Entry]:
@@ -58,6 +59,21 @@ def _entries() -> Iterable[Entry]:
             f"kv_put_{size}", "kv_put", RATE, "/kv puts, AES on, four in flight", size, f"raw_tcp_{size}"
         )
     yield Entry("kv_get_64k_p50_ms", "kv_get_p50", LATENCY, "/kv gets, one at a time", "64k")
+    yield Entry("udp_gso", "roce", RATE, "bare UDP, bursts of 60 KiB by segmentation offload")
+    for verb in ("write", "read"):
+        yield Entry(
+            f"roce_{verb}_1m",
+            "roce",
+            RATE,
+            f"RDMA {verb.upper()}, emulated NICs, two in flight",
+            "1m",
+            "udp_gso",
+        )
+    yield Entry("roce_send_64b_p50_us", "roce", MICROSECONDS, "half of a SEND of 64 bytes to and fro")
+    yield Entry(
+        "kv_get_1m_rdma", "kv_get", RATE, "/kv gets over NVMe/RDMA on the emulated NICs", "1m", "kv_get_1m",
+        transport="rdma",
+    )  # fmt: skip
     for tls in (False, True):
         name, what = ("redis_tls", "Redis over TLS") if tls else ("redis", "Redis")
         for verb in ("get", "put"):

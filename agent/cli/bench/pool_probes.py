@@ -30,11 +30,11 @@ BATCH = 8
 """Keys that a thread names at a time."""
 
 
-def shape_for(value_bytes: int, door: str = "fuse") -> PoolShape:
+def shape_for(value_bytes: int, door: str = "fuse", transport: str = "tcp") -> PoolShape:
     """A pool in which what the probes store is a third at most: nothing is evicted, nothing is crowded."""
     room = value_bytes + 4096
     sets = max(3, -(-3 * (values_got(value_bytes) + puts_at_a_time(value_bytes)) // 64))
-    return PoolShape(value_bytes, (16 << 20) + sets * (64 * room + 4096), door=door)
+    return PoolShape(value_bytes, (16 << 20) + sets * (64 * room + 4096), door=door, transport=transport)
 
 
 def values_got(value_bytes: int) -> int:

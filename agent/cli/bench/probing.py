@@ -8,6 +8,7 @@ from agent.cli.bench.catalog import Entry
 from agent.cli.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
 from agent.cli.bench.pool_probes import GetProbe, LatencyProbe, PutProbe, shape_for
 from agent.cli.bench.redis_probes import RedisGetProbe, RedisPutProbe
+from agent.cli.bench.roce_probes import RoceProbe
 from agent.cli.bench.rounds import Probe
 from agent.cli.bench.sites import Sites
 
@@ -15,10 +16,11 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "raw_tcp": lambda sites, entry: RawTcpProbe(sites, entry.value_bytes),
     "fuse_memory": lambda sites, entry: FuseMemoryProbe(sites, entry.value_bytes),
     "aes": lambda sites, entry: AesProbe(entry.value_bytes),
-    "kv_get": lambda sites, entry: GetProbe(sites, shape_for(entry.value_bytes, entry.door)),
+    "kv_get": lambda sites, entry: GetProbe(sites, shape_for(entry.value_bytes, entry.door, entry.transport)),
     "kv_get_single": lambda sites, entry: GetProbe(sites, shape_for(entry.value_bytes), batch=1),
     "kv_put": lambda sites, entry: PutProbe(sites, shape_for(entry.value_bytes, entry.door)),
     "kv_get_p50": lambda sites, entry: LatencyProbe(sites, shape_for(entry.value_bytes)),
+    "roce": lambda sites, entry: RoceProbe(entry.name, entry.unit),
     "redis_get": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls),
     "redis_put": lambda sites, entry: RedisPutProbe(sites, entry.value_bytes, tls=entry.tls),
     "redis_get_p50": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls, clients=1),

@@ -37,6 +37,7 @@ class PoolShape:
     drive_bytes: int
     drives: int = 1
     door: str = "fuse"
+    transport: str = "tcp"
 
 
 class PoolSite:
@@ -54,7 +55,8 @@ class PoolSite:
             sys.executable, "-P", "-m", "agent.cli", "up", "--state", str(self._layout.state),
             "--enclosures", "1", "--drives", str(shape.drives), "--drive-size", str(shape.drive_bytes),
             "--media", "memory", "--prefault", "--no-files", "--value-size", str(shape.value_bytes),
-            "--door", shape.door, "--read-deadline-ms", str(READ_DEADLINE_MS), "--no-restart",
+            "--door", shape.door, "--transport", shape.transport,
+            "--read-deadline-ms", str(READ_DEADLINE_MS), "--no-restart",
         ]  # fmt: skip
         self._child = Child(f"the pool {name}", command, log, lambda: says_ready(log), folder / f"{name}.pid")
 

@@ -68,6 +68,10 @@ class Link(Protocol):
     def backlog(self) -> int:
         """Bursts that wait to be sent; while there are any, the owner waits for writability too."""
 
+    @property
+    def receive_buffer_bytes(self) -> int:
+        """What is kept for us while we do not receive; what is more is lost."""
+
     def numbers_segments(self, ip: str) -> bool:
         """True: segment i of a burst to `ip` carries IP identification i; False: all of them carry 0."""
 

@@ -42,6 +42,11 @@ class TappedLink:
         """See `Link`."""
         return self._link.backlog
 
+    @property
+    def receive_buffer_bytes(self) -> int:
+        """See `Link`."""
+        return self._link.receive_buffer_bytes
+
     def numbers_segments(self, ip: str) -> bool:
         """See `Link`."""
         return self._link.numbers_segments(ip)

@@ -125,7 +125,7 @@ class UdpLink:
 
     @property
     def receive_buffer_bytes(self) -> int:
-        """What the kernel keeps for us, its own overhead included; more than this in flight is lost."""
+        """See `Link`; the kernel's own overhead is included."""
         return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
 
     @property

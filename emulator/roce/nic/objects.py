@@ -107,7 +107,7 @@ class Objects:
     def rereg_mr(
         self, region: MemoryRegion, pd: ProtectionDomain, memory: Memory, address: int, access: Access
     ) -> MemoryRegion:
-        """ibv_rereg_mr: the keys of `region` lead to this from now on. Where it is refused nothing changes."""
+        """ibv_rereg_mr: the keys of `region` lead to this from now on; refused, nothing has changed."""
         successor = self.reg_mr(pd, memory, address, access)
         try:
             self.keys.replace_region(region, successor)

@@ -337,7 +337,6 @@ class Responder:
             or rkey != resource.rkey
             or address != resource.address + (psn - resource.first) * mtu
             or address + length > resource.address + resource.length
-            or end > resource.end
         ):
             self._count(Count.NO_RESOURCE)
             return

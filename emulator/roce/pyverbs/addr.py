@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from emulator.roce.nic.gid import gid_of, ip_of
 from emulator.roce.nic.verbs import GRH_BYTES, AddressVector, VerbsError
 from emulator.roce.pyverbs import mem_alloc
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, forsake, listing, refusal
+from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, forsake, give_back, listing, refusal
 from emulator.roce.pyverbs.enums_queues import ibv_wc_flags
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.utils import gid_bytes
@@ -139,7 +139,7 @@ class GlobalRoute(PyverbsObject):
 
 
 class AHAttr(PyverbsObject):
-    """struct ibv_ah_attr. What belongs to the global route is None while `is_global` is not set, as in pyverbs."""
+    """struct ibv_ah_attr. As in pyverbs, what belongs to the route is None while `is_global` is not set."""
 
     __slots__ = (
         "_flow_label", "_hop_limit", "_sgid_index", "_traffic_class", "dlid", "is_global", "port_num",
@@ -225,7 +225,7 @@ class AHAttr(PyverbsObject):
         return other
 
     def vector(self) -> AddressVector:
-        """What the device takes. VerbsError(EINVAL) without a global route: RoCE has no other (IBTA A17.4.1)."""
+        """What the device takes. VerbsError(EINVAL) without a global route: RoCE needs it (IBTA A17)."""
         if not self.is_global:
             raise VerbsError(errno.EINVAL, "an address over RoCE needs its global route")
         if self.raw_dgid == NO_GID:
@@ -275,7 +275,7 @@ def sender_gid(header: bytes) -> bytes:
 
 
 class AH(PyverbsCM):
-    """An address handle, from `attr=` or from a datagram that came: `wc=`, `grh=` (an address), `port_num=`."""
+    """An address handle: of `attr=`, or of a datagram that came: `wc=`, `grh=` (an address), `port_num=`."""
 
     __slots__ = ("device", "pd", "target")
 
@@ -301,11 +301,7 @@ class AH(PyverbsCM):
         """Destroy the handle; requests that are under way keep what they need of it."""
         if self.target is None:
             return
-        try:
-            with self.device.turn():
-                self.device.nic.destroy_ah(self.target)
-        except VerbsError as error:
-            raise refusal("Failed to destroy AH", error) from error
+        give_back(self.device, self.device.nic.destroy_ah, self.target, "Failed to destroy AH")
         self.target = self.pd = None
 
 

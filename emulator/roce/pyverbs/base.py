@@ -10,15 +10,17 @@ import ctypes
 import logging
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from emulator.roce.nic.verbs import VerbsError
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError
 
 if TYPE_CHECKING:
     from emulator.roce.runtime.device import Device
+
+_Thing = TypeVar("_Thing")
 
 LOG_LEVEL: Final = logging.INFO
 LOG_FORMAT: Final = "[%(levelname)s] %(asctime)s %(filename)s:%(lineno)s: %(message)s"
@@ -125,8 +127,18 @@ def refusal(message: str, error: VerbsError | OSError) -> PyverbsRDMAError:
     return PyverbsRDMAError(message, error.errno if error.errno is not None else -1)
 
 
+def give_back(device: Device, destroy: Callable[[_Thing], None], thing: _Thing, refused: str) -> None:
+    """Destroy an object of the device. With a device that is closed it is gone already."""
+    try:
+        with device.turn():
+            if not device.closed:
+                destroy(thing)
+    except VerbsError as error:
+        raise refusal(refused, error) from error
+
+
 def inc_rkey(rkey: int) -> int:
-    """The next key of a memory window: its low byte, the caller's part of it, one higher (IBTA 10.6.7.2.4)."""
+    """The next key of a memory window: the caller's part of it, its low byte, one higher (IBTA 10.6.7.2)."""
     return (rkey & 0xFFFFFF00) | ((rkey + 1) & 0xFF)
 
 

@@ -1,7 +1,7 @@
 """Event channels of the connection manager, and its events. Part of `pyverbs.cmid`.
 
-A channel serves connections of several devices, each with a lock of its own, so it has a lock, too: innermost,
-and held for a moment only.
+A channel serves connections of several devices, each with a lock of its own, so it has a lock, too: the
+innermost, held for a moment only.
 """
 
 from __future__ import annotations
@@ -57,6 +57,14 @@ class CMEventChannel(PyverbsObject):
     def fd(self) -> int:
         """For select and poll. Not in pyverbs."""
         return self._events.fileno()
+
+    def __len__(self) -> int:
+        """Events that wait. Not in pyverbs."""
+        return len(self._events)
+
+    def __bool__(self) -> bool:
+        """A channel is there with and without events."""
+        return True
 
     def close(self) -> None:
         """Close the descriptor; events that wait are lost."""

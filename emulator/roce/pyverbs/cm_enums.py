@@ -1,4 +1,4 @@
-"""`pyverbs.cm_enums`: the enumerations of `rdma/rdma_cma.h` (rdma-core 44), and the members as names of this module."""
+"""`pyverbs.cm_enums`: the enumerations of `rdma/rdma_cma.h` (rdma-core 44), and the members as names here."""
 
 from __future__ import annotations
 
@@ -50,8 +50,15 @@ class rdma_port_space(IntEnum):
     RDMA_PS_IB = 0x13F
 
 
-for _enumeration in (rdma_cm_event_type, rdma_cm_join_mc_attr_mask, rdma_cm_mc_join_flags, rdma_port_space):
-    globals().update(_enumeration.__members__)
+globals().update(
+    {
+        name: member
+        for kind in (
+            rdma_cm_event_type, rdma_cm_join_mc_attr_mask, rdma_cm_mc_join_flags, rdma_port_space,
+        )
+        for name, member in kind.__members__.items()
+    }
+)  # fmt: skip
 
 if TYPE_CHECKING:  # the names that are added above are numbers
 

@@ -41,8 +41,8 @@ class QueuePairOfId(PyverbsCM):
         def domain_holder(self) -> PD: ...
 
     def create_qp(self, qp_init: QPInitAttr) -> None:
-        """A queue pair for the connection (rdma_create_qp), in INIT. Completion queues that `qp_init` does not
-        name are made for it."""
+        """A queue pair for the connection (rdma_create_qp), in INIT. Completion queues that `qp_init` does
+        not name are made for it."""
         refused = "Failed to Create QP"
         if self.qp is not None:
             raise PyverbsRDMAError(refused, errno.EINVAL)

@@ -92,7 +92,8 @@ class ConnParam(PyverbsObject):
     """struct rdma_conn_param. `data_len` makes room for private data; what does not fit is cut off."""
 
     __slots__ = (
-        "_data_len", "_private_data", "depth", "flow_control", "qpn", "resources", "retry", "rnr_retry", "srq",
+        "_data_len", "_private_data", "depth", "flow_control", "qpn", "resources", "retry", "rnr_retry",
+        "srq",
     )  # fmt: skip
 
     def __init__(

@@ -1,17 +1,18 @@
 """`pyverbs.cmid`: connections by address and port, as librdmacm makes them.
 
-A CMID made of an `AddrInfo` is synchronous: its calls return when what they ask for has happened. One made of a
-`CMEventChannel` is not: what happens comes out of the channel as a `CMEvent`.
+A CMID made of an `AddrInfo` is synchronous: its calls return when what they ask for has happened. One made of
+a `CMEventChannel` is not: what happens comes out of the channel as a `CMEvent`.
 
-Beyond pyverbs, a passive side may have many connections: a `CMEvent` names its CMID (`CMEvent.id`), and what a
-listening CMID and its connections share goes with the listening one. There is no RDMA_PS_UDP and no multicast.
+Beyond pyverbs, a passive side may have many connections: a `CMEvent` names its CMID (`CMEvent.id`), and what
+a listening CMID and its connections share goes with the listening one. There is no RDMA_PS_UDP and no
+multicast.
 """
 
 from __future__ import annotations
 
 import errno
 import weakref
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
@@ -22,16 +23,14 @@ from emulator.roce.pyverbs.base import bury, close_children, forsake, refusal
 from emulator.roce.pyverbs.cm_channel import CMEvent, CMEventChannel, Happened
 from emulator.roce.pyverbs.cm_enums import (
     RAI_PASSIVE,
-    RDMA_OPTION_ID,
-    RDMA_OPTION_ID_ACK_TIMEOUT,
     rdma_port_space,
 )
-from emulator.roce.pyverbs.cm_queue_pair import QueuePairOfId
+from emulator.roce.pyverbs.cm_options import OptionsOfId
 from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx, UDParam
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
-from emulator.roce.pyverbs.qp import ECE, QPAttr, QPInitAttr
+from emulator.roce.pyverbs.qp import QPAttr, QPInitAttr
 from emulator.roce.runtime import registry
 from emulator.roce.wire.cm_ip import PortSpace
 
@@ -47,11 +46,11 @@ _FAILED = frozenset(
 )
 
 
-class CMID(QueuePairOfId):
+class CMID(OptionsOfId):
     """One end of a connection, or a listener. See the top of this file."""
 
     __slots__ = (
-        "_ack_timeout", "_channel", "_connection", "_device", "_listeners", "_local", "_open", "_over",
+        "_channel", "_device", "_listeners", "_local", "_open", "_over",
         "_passive_qp", "_shares", "_users", "ctx", "event_channel", "mrs", "pd",
     )  # fmt: skip
 
@@ -320,7 +319,7 @@ class CMID(QueuePairOfId):
             happened = self._channel.take(wait=True)
             if happened is not None and happened.type is CmEventType.CONNECT_REQUEST:
                 break
-        assert happened is not None and happened.event is not None
+        assert happened.event is not None
         request = CMID()
         request._adopt(happened.event.connection, self)
         if self.ctx is None:
@@ -360,7 +359,7 @@ class CMID(QueuePairOfId):
     # --- the active side ----------------------------------------------------------------------------------
 
     def connect(self, param: ConnParam | None = None) -> None:
-        """Ask for the connection. CONNECT_RESPONSE follows (ESTABLISHED, with a queue pair of the CMID's own),
+        """Ask for the connection. CONNECT_RESPONSE follows (with a queue pair of the CMID's own ESTABLISHED),
         or REJECTED (ECONNREFUSED), or UNREACHABLE (ETIMEDOUT)."""
         refused = "Failed to Connect"
         try:
@@ -495,38 +494,6 @@ class CMID(QueuePairOfId):
         while self._users:
             registry.release_device(self._users.pop())
         self._device = None
-
-    # --- what is not there --------------------------------------------------------------------------------
-
-    def set_option(self, level: int, optname: int, optval: int, optlen: int) -> None:
-        """RDMA_OPTION_ID_ACK_TIMEOUT: the exponent of the local ACK time-out, up to 31."""
-        if optname != RDMA_OPTION_ID_ACK_TIMEOUT:
-            raise PyverbsUserError("Currently only RDMA_OPTION_ID_ACK_TIMEOUT is supported in Pyverbs.")
-        if level != RDMA_OPTION_ID or optlen != 1 or not 0 <= optval <= 31:
-            raise PyverbsRDMAError("Failed to set option", errno.EINVAL)
-        self._ack_timeout = optval
-        if self._connection is not None:
-            with self.opened().turn():
-                self._connection.ack_exponent = optval
-
-    def set_local_ece(self, ece: ECE) -> None:
-        """There are no extensions to agree on, so nothing is said of them."""
-
-    def get_remote_ece(self) -> ECE:
-        """No peer is heard of extensions."""
-        return ECE()
-
-    def join_multicast(
-        self, addr: AddrInfo | None = None, mc_attr: JoinMCAttrEx | None = None, context: int = 0
-    ) -> NoReturn:
-        """There is no multicast (EOPNOTSUPP)."""
-        if addr is None and mc_attr is None:
-            raise PyverbsUserError("Join to multicast must have AddrInfo or JoinMCAttrEx arguments")
-        raise PyverbsRDMAError("Failed to Join multicast", errno.EOPNOTSUPP)
-
-    def leave_multicast(self, addr: AddrInfo) -> NoReturn:
-        """There is no multicast (EOPNOTSUPP)."""
-        raise PyverbsRDMAError("Failed to leave multicast", errno.EOPNOTSUPP)
 
 
 __all__ = ["AH", "CMID", "AddrInfo", "CMEvent", "CMEventChannel", "ConnParam", "JoinMCAttrEx", "UDParam"]

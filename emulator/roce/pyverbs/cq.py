@@ -19,6 +19,7 @@ from emulator.roce.pyverbs.base import (
     bury,
     close_children,
     forsake,
+    give_back,
     listing,
     refusal,
 )
@@ -125,10 +126,12 @@ def _created(context: Context, cqe: int, channel: CompChannel | None, comp_vecto
     return queue
 
 
-def _destroyed(queue: CompletionQueue, device: OpenedDevice, channel: CompChannel | None) -> None:
-    with device.turn():
-        device.nic.destroy_cq(queue)
-        if channel is not None and not channel.events.closed:
+def _destroyed(
+    queue: CompletionQueue, device: OpenedDevice, channel: CompChannel | None, refused: str
+) -> None:
+    give_back(device, device.nic.destroy_cq, queue, refused)
+    if channel is not None and not channel.events.closed:
+        with device.turn():
             channel.drop(queue)
 
 
@@ -186,10 +189,7 @@ class CQ(PyverbsCM):
         if self._queue is None:
             return
         close_children(self.qps, self.srqs)
-        try:
-            _destroyed(self._queue, self.device, self.channel)
-        except VerbsError as error:
-            raise refusal("Failed to close CQ", error) from error
+        _destroyed(self._queue, self.device, self.channel, "Failed to close CQ")
         self._queue = self.channel = None
         self.num_events = 0
 
@@ -325,10 +325,7 @@ class CQEX(PyverbsCM):
         if self._queue is None:
             return
         close_children(self.srqs, self.qps)
-        try:
-            _destroyed(self._queue, self.device, self.channel)
-        except VerbsError as error:
-            raise refusal("Failed to destroy CQEX", error) from error
+        _destroyed(self._queue, self.device, self.channel, "Failed to destroy CQEX")
         self._queue = self._current = self.channel = None
 
     def req_notify(self, solicited_only: bool = False) -> None:

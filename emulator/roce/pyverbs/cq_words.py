@@ -10,9 +10,9 @@ from emulator.roce.pyverbs.enums_queues import ibv_create_cq_wc_flags, ibv_wc_op
 _ABBREVIATED: Final = frozenset({"QP", "EEC", "EECN", "WR", "MW", "RDD", "RD", "RNR", "WC"})
 
 _STATUS: Final = {
-    "LOC": "local", "REM": "remote", "ERR": "error", "LEN": "length", "PROT": "protection", "RESP": "response",
-    "REQ": "request", "EXC": "exceeded", "VIOL": "violation", "INV": "invalidate", "MW": "memory window",
-    "OP": "op",
+    "LOC": "local", "REM": "remote", "ERR": "error", "LEN": "length", "PROT": "protection",
+    "RESP": "response", "REQ": "request", "EXC": "exceeded", "VIOL": "violation",
+    "INV": "invalidate", "MW": "memory window", "OP": "op",
 }  # fmt: skip
 
 _STATUS_AS_THEY_ARE: Final[dict[int, str]] = {

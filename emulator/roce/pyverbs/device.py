@@ -1,7 +1,7 @@
 """`pyverbs.device`: the list of devices, and a device once it is opened.
 
-Devices are the NICs of `emulator.roce.runtime`'s registry: those that were added in this process and those that
-the environment variable G35_ROCE_DEVICES names. Each has one port with one GID.
+Devices are the NICs of `emulator.roce.runtime`'s registry: those that were added in this process and those
+that the environment variable G35_ROCE_DEVICES names. Each has one port with one GID.
 """
 
 from __future__ import annotations
@@ -118,14 +118,9 @@ class Device(PyverbsObject):
 
 def get_device_list() -> list[Device]:
     """All devices, opened or not."""
+    kinds = (ibv_node_type.IBV_NODE_CA, ibv_transport_type.IBV_TRANSPORT_IB)
     return [
-        Device(
-            known.name.encode(),
-            guid_of(known.ip),
-            ibv_node_type.IBV_NODE_CA,
-            ibv_transport_type.IBV_TRANSPORT_IB,
-            index,
-        )  # fmt: skip
+        Device(known.name.encode(), guid_of(known.ip), *kinds, index)
         for index, known in enumerate(registry.devices())
     ]
 

@@ -1,4 +1,4 @@
-"""`pyverbs.mem_alloc`: memory by its address: the C library's allocators, and reading and writing at a number.
+"""`pyverbs.mem_alloc`: memory by its address: the C library's allocators, reading and writing at a number.
 
 Addresses are the caller's word, as in C: a wrong one ends the process.
 """

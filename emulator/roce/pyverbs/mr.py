@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from emulator.roce.nic.verbs import Access, Bind, MwType, VerbsError
 from emulator.roce.pyverbs import mem_alloc
-from emulator.roce.pyverbs.base import PyverbsCM, forsake, listing, refusal
+from emulator.roce.pyverbs.base import PyverbsCM, forsake, give_back, listing, refusal
 from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type, ibv_rereg_mr_flags
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 
@@ -120,11 +120,7 @@ class MR(PyverbsCM):
         """Deregister. Memory that was allocated here goes when nobody looks at it any more."""
         if self.region is None:
             return
-        try:
-            with self.device.turn():
-                self.device.nic.dereg_mr(self.region)
-        except VerbsError as error:
-            raise refusal("Failed to dereg MR", error) from error
+        give_back(self.device, self.device.nic.dereg_mr, self.region, "Failed to dereg MR")
         self.region = self._memory = self.pd = self.cmid = None
         self._buf = 0
 
@@ -285,11 +281,7 @@ class MW(PyverbsCM):
         """Free the window; the peer reaches nothing by it any more."""
         if self.window is None:
             return
-        try:
-            with self.device.turn():
-                self.device.nic.dealloc_mw(self.window)
-        except VerbsError as error:
-            raise refusal("Failed to dealloc MW", error) from error
+        give_back(self.device, self.device.nic.dealloc_mw, self.window, "Failed to dealloc MW")
         self.window = self.pd = None
 
     @property

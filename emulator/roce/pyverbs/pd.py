@@ -1,4 +1,4 @@
-"""`pyverbs.pd`: protection domains. Parent domains are refused: there is nothing of a device's to allocate."""
+"""`pyverbs.pd`: protection domains. Parent domains are refused: the device has nothing to allocate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from emulator.roce.nic.verbs import VerbsError
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, bury, close_children, forsake, refusal
+from emulator.roce.pyverbs.base import (
+    PyverbsCM,
+    PyverbsObject,
+    bury,
+    close_children,
+    forsake,
+    give_back,
+    refusal,
+)
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
 if TYPE_CHECKING:
@@ -93,11 +101,7 @@ class PD(PyverbsCM):
             return
         close_children(self.qps, self.ahs, self.mws, self.mrs, self.srqs)
         if not self._borrowed:
-            try:
-                with self.device.turn():
-                    self.device.nic.dealloc_pd(self._domain)
-            except VerbsError as error:
-                raise refusal("Failed to dealloc PD", error) from error
+            give_back(self.device, self.device.nic.dealloc_pd, self._domain, "Failed to dealloc PD")
         self._domain = None
 
     def forget_if_borrowed(self) -> None:

@@ -15,7 +15,7 @@ class PyverbsError(Exception):
 
 
 class PyverbsRDMAError(PyverbsError):
-    """The device or the connection manager has refused: the call was wrong, or the world is. See `error_code`."""
+    """The device or the connection manager refuses: the call was wrong, or the world is. See `error_code`."""
 
     def __init__(self, msg: str, error_code: int = -1) -> None:
         super().__init__(msg, error_code)

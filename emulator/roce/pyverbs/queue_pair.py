@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.states import MOVES
 from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendOpcode, SendRequest, VerbsError
-from emulator.roce.pyverbs.base import PyverbsCM, bury, close_children, forsake, inc_rkey, listing, refusal
+from emulator.roce.pyverbs.base import (
+    PyverbsCM,
+    bury,
+    close_children,
+    forsake,
+    give_back,
+    inc_rkey,
+    listing,
+    refusal,
+)
 from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type
 from emulator.roce.pyverbs.enums_queues import ibv_qp_init_attr_mask, ibv_qp_state, ibv_qp_type
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
@@ -154,11 +163,7 @@ class QP(PyverbsCM):
         if self._pair is None:
             return
         close_children(self.mws)
-        try:
-            with self.device.turn():
-                self.device.nic.destroy_qp(self._pair)
-        except VerbsError as error:
-            raise refusal("Failed to destroy QP", error) from error
+        give_back(self.device, self.device.nic.destroy_qp, self._pair, "Failed to destroy QP")
         self._pair = self.pd = self.scq = self.rcq = self.srq = None
 
     # --- states -------------------------------------------------------------------------------------------

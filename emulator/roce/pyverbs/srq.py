@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from emulator.roce.nic.verbs import SrqAttr as SrqMask
 from emulator.roce.nic.verbs import VerbsError
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, bury, close_children, forsake, refusal
+from emulator.roce.pyverbs.base import (
+    PyverbsCM,
+    PyverbsObject,
+    bury,
+    close_children,
+    forsake,
+    give_back,
+    refusal,
+)
 from emulator.roce.pyverbs.enums_queues import ibv_ops_flags, ibv_ops_wr_opcode, ibv_srq_type
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.wr import SGE, RecvWR, elements
@@ -153,11 +161,7 @@ class SRQ(PyverbsCM):
         if self._queue is None:
             return
         close_children(self.qps)
-        try:
-            with self.device.turn():
-                self.device.nic.destroy_srq(self._queue)
-        except VerbsError as error:
-            raise refusal("Failed to destroy SRQ", error) from error
+        give_back(self.device, self.device.nic.destroy_srq, self._queue, "Failed to destroy SRQ")
         self._queue = self.cq = None
 
     def get_srq_num(self) -> NoReturn:

@@ -28,7 +28,7 @@ def be64toh(num: int) -> int:
 
 
 def gid_str(subnet_prefix: int, interface_id: int) -> str:
-    """The text of a GID, `xxxx:` eight times; its halves are big-endian numbers read in this machine's order."""
+    """The text of a GID; its halves are big-endian numbers that were read in this machine's order."""
     return struct.pack("=QQ", subnet_prefix, interface_id).hex(":", 2)
 
 

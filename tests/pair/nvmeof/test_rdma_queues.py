@@ -89,6 +89,25 @@ def test_parts_and_bytes_are_gathered(bench: RdmaBench) -> None:
     assert same(bench.storage[1].memory[: 9 * LBA], data + data[:LBA])
 
 
+@pytest.mark.parametrize("blocks", [1, 3, 256])
+def test_a_drive_whose_bytes_lie_nowhere_in_memory(bench: RdmaBench, blocks: int) -> None:
+    """One in a file: loans on the controller's side, which come back."""
+    bench.storage[1].direct = False
+    pair = bench.io()
+    before = pair.media.lent_bytes
+    data = random.Random(blocks).randbytes(blocks * LBA)
+    assert pair.run(commands.write(1, 3, blocks, [data])).status == 0
+    assert same(bench.storage[1].memory[3 * LBA : (3 + blocks) * LBA], data)
+    for _ in range(20):
+        command = pair.run(commands.read(1, 3, blocks, memory(len(data))))
+        assert same(command.data_in, data)
+    assert pair.run(commands.compare(1, 3, blocks, [data])).status == 0
+    assert pair.run(commands.read(1, 1024, 1, memory(LBA))).status == Status.LBA_OUT_OF_RANGE
+    assert pair.media.lent_bytes == before
+    pair.controller.connection_lost()
+    assert pair.media.lent_bytes == 0
+
+
 def test_the_other_commands(bench: RdmaBench) -> None:
     pair = bench.io()
     data = random.Random(1).randbytes(8 * LBA)

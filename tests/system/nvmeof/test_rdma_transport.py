@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ import pytest
 import trio
 
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
+from emulator.jbof.faults import ErrorFault, FlipFault
 from emulator.jbof.process import EnclosureProcess
 from nvmeof.errors import ConnectionLost, LocalProtocolError, NvmeofError
 from nvmeof.host import commands
@@ -27,8 +30,11 @@ from nvmeof.transport.rdma_queue import Linked, link_up
 from nvmeof.transport.verbs_provider import VerbsUnavailable, free_loopback_address, load_verbs
 from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.rdma import ConnectRequest, Provider, RejectStatus, decode_rdma_address_untrusted
+from nvmeof.wire.status import Status
 from tests.support.nvme_ends import HOST, HOST_ID, same
+from tests.support.processes import Processes
 from tests.support.transport_ways import EMULATED
+from tests.support.waiting import wait_until
 
 LBA = 4096
 VERBS = VerbsChoice(EMULATED)
@@ -371,6 +377,76 @@ def test_the_enclosure_is_killed_and_comes_back(tmp_path: Path) -> None:
                 process.stop()
 
     trio.run(main)
+
+
+HOST_PROGRAM = """
+import sys, trio
+from nvmeof.transport.rdma import VerbsChoice, connect_io_queue, open_controller
+
+async def main():
+    address, port, nqn, host = sys.argv[1:]
+    verbs = VerbsChoice("emulator.roce.pyverbs")
+    async with open_controller(
+        address, int(port), nqn, host, bytes(range(16)), verbs=verbs, keep_alive_s=1.0
+    ) as controller:
+        queue = connect_io_queue(controller.info, 1, 8)
+        print("connected", flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+def test_a_host_that_is_killed_is_forgotten(enclosure: Enclosure, processes: Processes) -> None:
+    """No goodbye either: the keep-alive time passes, and its controller and queue pairs go."""
+    settings = enclosure.settings
+    host = processes.python(
+        "-c", HOST_PROGRAM, settings.address, str(enclosure.port), settings.subsystem_nqn, HOST
+    )
+    host.wait_for_line("connected", 20)
+    assert enclosure.stats()["connections"] == 2
+    os.kill(host.process.pid, signal.SIGKILL)
+    wait_until(lambda: not enclosure.stats()["controllers"], 20, "the controller to go")
+    wait_until(lambda: enclosure.stats()["connections"] == 0, 20, "its queue pairs to go")
+
+
+def test_faults_of_drives(enclosure: Enclosure, info: ControllerInfo) -> None:
+    """Those of the control socket: they wake the one thread that serves all queue pairs."""
+    queue = connect_io_queue(info, 1, 8)
+    drive = enclosure.drive(0)
+    data = random.Random(7).randbytes(16 * LBA)
+    assert finish(queue, commands.write(1, 0, 16, [data])).status == 0
+    drive.set_hung(True)
+    waiting = [commands.read(1, 0, 16, memory(16 * LBA)) for _ in range(4)]
+    for command in waiting:
+        queue.submit(command)
+    assert not queue.wait(waiting[0], time.monotonic() + 0.05)
+    assert finish(queue, commands.read(2, 0, 1, memory(LBA))).status == 0
+    drive.heal()
+    enclosure.target.poke()
+    for command in waiting:
+        assert queue.wait(command, soon())
+        assert command.data_in is not None
+        assert same(command.data_in, data)
+    drive.set_error(ErrorFault(Status.UNRECOVERED_READ_ERROR))
+    assert finish(queue, commands.read(1, 0, 1, memory(LBA))).status == Status.UNRECOVERED_READ_ERROR
+    drive.heal()
+    drive.set_flip_on_read(FlipFault(0, 16 * LBA))
+    flipped = finish(queue, commands.read(1, 0, 16, memory(16 * LBA)))
+    assert flipped.data_in is not None
+    assert not same(flipped.data_in, data)
+    drive.heal()
+    drive.set_lose_writes(1.0)
+    assert finish(queue, commands.write(1, 0, 16, [bytes(16 * LBA)])).status == 0
+    drive.heal()
+    assert same(finish(queue, commands.read(1, 0, 16, memory(16 * LBA))).data_in, data)
+    added = enclosure.add_drive()
+    assert finish(queue, commands.write(added.number + 1, 0, 16, [data])).status == 0
+    assert same(finish(queue, commands.read(added.number + 1, 0, 16, memory(16 * LBA))).data_in, data)
+    enclosure.remove_drive(added.number)
+    gone = finish(queue, commands.read(added.number + 1, 0, 1, memory(LBA)))
+    assert gone.status == Status.INVALID_NAMESPACE
+    queue.close()
 
 
 def test_a_queue_that_is_not_there(info: ControllerInfo) -> None:

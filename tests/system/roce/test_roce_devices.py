@@ -13,7 +13,7 @@ import pytest
 
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
-from emulator.roce.nic.verbs import EventType, QpState, SendOpcode, WcStatus
+from emulator.roce.nic.verbs import EventType, QpCapabilities, QpState, QpType, SendOpcode, WcStatus
 from emulator.roce.runtime import (
     CannotOpen,
     Device,
@@ -305,3 +305,31 @@ def test_polling_in_a_loop_is_driving_too(pair: tuple[Program, Program]) -> None
     while not len(first.cq) and time.monotonic() < end:
         first.device.drive_once()
     assert first.done()[0].status is WcStatus.SUCCESS
+
+
+@pytest.mark.parametrize("family", ["IPv4", "IPv6"])
+def test_a_device_talks_to_itself(family: str) -> None:
+    try:
+        program = Program(some_ip() if family == "IPv4" else "::1")
+    except CannotOpen as error:
+        pytest.skip(f"no {family}: {error}")
+    try:
+        nic = program.device.nic
+        program.listen()
+        program.request(program.device.ip)
+        request = program.event(CmEventType.CONNECT_REQUEST)
+        with program.device.turn():
+            other = nic.create_qp(
+                program.pd, QpType.RC, program.cq, program.cq, QpCapabilities(8, 8, 1, 1, 0)
+            )
+            for state in (QpState.INIT, QpState.RTR, QpState.RTS):
+                other.modify(*queue_pair_attributes(request.connection, state))
+            request.connection.accept(ConnectionParameters(other.number, b"", 4, 4), program.now())
+        program.establish()
+        program.event(CmEventType.ESTABLISHED)
+        program.memory[:5000] = os.urandom(5000)
+        program.post(SendOpcode.RDMA_WRITE, 0, 5000, rkey=program.region.rkey, remote=100_000)
+        assert program.done()[0].status is WcStatus.SUCCESS
+        assert program.memory[100_000:105_000] == program.memory[:5000]
+    finally:
+        program.close()

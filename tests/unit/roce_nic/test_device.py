@@ -111,8 +111,8 @@ def test_sizes_that_are_refused() -> None:
         QpCapabilities(max_inline_data=65),
     ):
         _refused(errno.EINVAL, lambda caps=caps: nic.create_qp(pd, QpType.RC, cq, cq, caps))
-    _refused(errno.EOPNOTSUPP, lambda: nic.create_qp(pd, 3, cq, cq, QpCapabilities()))  # type:
-    ignore[arg-type] for size, sges, limit in ((0, 1, 0), (1, 33, 0), (1, 1, 2), (1 << 20, 1, 0)):
+    _refused(errno.EOPNOTSUPP, lambda: nic.create_qp(pd, 3, cq, cq, QpCapabilities()))  # type: ignore
+    for size, sges, limit in ((0, 1, 0), (1, 33, 0), (1, 1, 2), (1 << 20, 1, 0)):
         _refused(errno.EINVAL, lambda a=size, b=sges, c=limit: nic.create_srq(pd, a, b, c))
     srq = nic.create_srq(pd, 4, 1)
     for _ in range(2):
@@ -215,6 +215,17 @@ def test_a_queue_fires_once_for_each_arm(
     for status, solicited in pushes:
         cq.push(_completion(status), solicited)
     assert len(fired) == fires
+
+
+def test_to_arm_for_all_lasts_for_one_event() -> None:
+    cq = CompletionQueue(8, 8, lambda _: None)
+    fired: list[int] = []
+    cq.on_completion = lambda queue: fired.append(len(queue))
+    cq.arm()
+    cq.push(_completion())
+    cq.arm(solicited_only=True)
+    cq.push(_completion())
+    assert fired == [1]
 
 
 def test_poll_gives_no_more_than_asked_for_oldest_first() -> None:

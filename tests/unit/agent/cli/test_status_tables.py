@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agent.cli.status_verb import EXISTS_NOTE, tables
+from agent.cli.status_verb import tables
 from agent.pool.tally import MissCause
 
 LARGE = 987_654_321_098
@@ -24,7 +24,7 @@ def snapshot() -> dict[str, Any]:
         "pool": {"id": "0123456789abcdef" * 2, "namespaces": 4096, "namespaces_away": 17},
         "totals": {
             "bytes_read": 1 << 60, "bytes_written": 1 << 59, "hit_ratio": 0.123, "gets": LARGE,
-            "miss_causes": causes,
+            "miss_causes": causes, "lookups": LARGE + 16, "lookups_absent": LARGE + 17,
         },
         "memory": {"resident_bytes": 1 << 34},
         "volumes": [
@@ -55,6 +55,6 @@ def test_nothing_is_cut_off(width: int) -> None:
         assert str(number) in text, "a number stands in one piece"
     for count in found["totals"]["miss_causes"].values():
         assert str(count) in text
-    assert "".join(EXISTS_NOTE.split()) in "".join(text.split())
+    assert f"looked up by exists: {LARGE + 16} keys, {LARGE + 17} absent" in " ".join(text.split())
     assert text.count("n" * 10) >= 6
     assert found["pool"]["id"] in text

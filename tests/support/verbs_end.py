@@ -1,0 +1,130 @@
+"""One end of a reliable connection without a connection manager, on any package with pyverbs' names.
+
+The text is the same for Debian's pyverbs on the kernel's rxe and for the emulator's: what differs is the
+package that is named.
+"""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from typing import Any, Final
+
+from nvmeof.transport.verbs_provider import load_verbs
+from tests.support.waiting import wait_until
+
+OPERATIONS_AT_ONCE: Final = 16
+SECONDS: Final = 60.0
+
+
+class VerbsEnd:
+    """A queue pair with `size` bytes of registered memory. `close` it, or use it in a `with`."""
+
+    def __init__(self, package: str, device: str, address: str, size: int) -> None:
+        load_verbs(package)  # Debian's is found where it lies
+        for name in ("enums", "addr", "cq", "device", "mr", "pd", "qp", "wr", "pyverbs_error"):
+            setattr(self, f"_{name}", importlib.import_module(f"{package}.{name}"))
+        self.e: Any = self._enums  # type: ignore[attr-defined]
+        e = self.e
+        self._context = self._device.Context(name=device)  # type: ignore[attr-defined]
+        self._gid, self._gid_index = self._find_gid(address)
+        self._domain = self._pd.PD(self._context)  # type: ignore[attr-defined]
+        access = (
+            e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
+            | e.IBV_ACCESS_REMOTE_ATOMIC
+        )  # fmt: skip
+        self.memory = self._mr.MR(self._domain, size, access)  # type: ignore[attr-defined]
+        self._completions = self._cq.CQ(self._context, 4 * OPERATIONS_AT_ONCE)  # type: ignore[attr-defined]
+        self._access = access
+        self.pair: Any = None
+        self.renew()
+
+    def _find_gid(self, address: str) -> tuple[str, int]:
+        wanted = bytes(10) + b"\xff\xff" + socket.inet_aton(address)
+        for index in range(16):
+            gid = self._context.query_gid(1, index).gid
+            if socket.inet_pton(socket.AF_INET6, gid) == wanted:
+                return gid, index
+        raise AssertionError(f"no GID for {address}")
+
+    def __enter__(self) -> VerbsEnd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for thing in (self.pair, self._completions, self.memory, self._domain, self._context):
+            thing.close()
+
+    def renew(self) -> None:
+        """A queue pair in place of the old one, not connected yet."""
+        if self.pair is not None:
+            self.pair.close()
+        room = OPERATIONS_AT_ONCE
+        qp = self._qp  # type: ignore[attr-defined]
+        cap = qp.QPCap(max_send_wr=room, max_recv_wr=room, max_send_sge=1, max_recv_sge=1)
+        self.pair = qp.QP(
+            self._domain,
+            qp.QPInitAttr(
+                qp_type=self.e.IBV_QPT_RC, scq=self._completions, rcq=self._completions, cap=cap, sq_sig_all=1
+            ),
+        )
+
+    def connect(self, other: VerbsEnd, *, path_mtu: int, first_psn: int, expected_psn: int) -> None:
+        """To RTS, with `other` as the peer; `path_mtu` is an ibv_mtu."""
+        addr, qp = self._addr, self._qp  # type: ignore[attr-defined]
+        attr = qp.QPAttr(port_num=1)
+        attr.qp_access_flags = self._access
+        attr.path_mtu = path_mtu
+        attr.dest_qp_num = other.pair.qp_num
+        attr.sq_psn, attr.rq_psn = first_psn, expected_psn
+        attr.max_rd_atomic = attr.max_dest_rd_atomic = 16
+        attr.min_rnr_timer = 12
+        attr.timeout, attr.retry_cnt, attr.rnr_retry = 17, 7, 7
+        route = addr.GlobalRoute(dgid=addr.GID(other._gid), sgid_index=self._gid_index, hop_limit=64)
+        attr.ah_attr = addr.AHAttr(port_num=1, is_global=1, gr=route)
+        self.pair.to_rts(attr)
+
+    # --- work ---------------------------------------------------------------------------------------------
+
+    def receive(self, offset: int, length: int) -> None:
+        """Post a receive."""
+        sge = self._wr.SGE(self.memory.buf + offset, length, self.memory.lkey)  # type: ignore[attr-defined]
+        self.pair.post_recv(self._wr.RecvWR(num_sge=1, sg=[sge]))  # type: ignore[attr-defined]
+
+    def post(
+        self,
+        opcode: int,
+        offset: int,
+        length: int,
+        *,
+        immediate: int = 0,
+        remote: tuple[int, int] | None = None,
+        atomic: tuple[int, int] | None = None,
+    ) -> None:
+        """Post a request; `remote` is (key, address), `atomic` (compare or add, swap)."""
+        sge = self._wr.SGE(self.memory.buf + offset, length, self.memory.lkey)  # type: ignore[attr-defined]
+        request = self._wr.SendWR(  # type: ignore[attr-defined]
+            opcode=opcode, num_sge=1, sg=[sge], imm_data=immediate, send_flags=self.e.IBV_SEND_SIGNALED
+        )
+        if atomic is not None:
+            assert remote is not None
+            request.set_wr_atomic(remote[0], remote[1], *atomic)
+        elif remote is not None:
+            request.set_wr_rdma(*remote)
+        self.pair.post_send(request)
+
+    def completion(self) -> Any:
+        """The next completion, whatever its status."""
+        return wait_until(self._poll, SECONDS, "a completion")
+
+    def _poll(self) -> Any:
+        count, completions = self._completions.poll(1)
+        return completions[0] if count else None
+
+    def done(self, count: int = 1) -> list[Any]:
+        """So many completions, all of them good."""
+        found = [self.completion() for _ in range(count)]
+        assert [each.status for each in found] == [self.e.IBV_WC_SUCCESS] * count, found
+        return found

@@ -1,0 +1,249 @@
+"""The driver's seat with an engine and a link made for the test: fairness, errors, deadlines, the backlog."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from emulator.roce.link.base import LinkCounters, Received
+from emulator.roce.nic.verbs import Address, Burst
+from emulator.roce.runtime.seat import ROUND_BURSTS, Seat
+from tests.support.waiting import wait_until
+
+
+class PairLink:
+    """One end of a socket pair; what arrives is bytes, what is sent is counted."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self.counters = LinkCounters()
+        self.address = Address("here")
+        self.receive_buffer_bytes = 1 << 20
+        self.waiting: list[bytes] = []
+        self.blocked = False
+        self.endless = False
+        """There is always something to receive."""
+
+    @property
+    def backlog(self) -> int:
+        return len(self.waiting)
+
+    def numbers_segments(self, ip: str) -> bool:
+        return False
+
+    def receive(self) -> Received | None:
+        if self.endless:
+            return Received(memoryview(b"again"), 5, self.address)
+        try:
+            data = self.sock.recv(2048)
+        except OSError:
+            return None
+        return Received(memoryview(data), len(data), self.address) if data else None
+
+    def send(self, burst: Burst) -> None:
+        self.waiting.append(bytes(burst.data))
+        self.flush()
+
+    def flush(self) -> None:
+        while self.waiting and not self.blocked:
+            self.sock.send(self.waiting.pop(0))
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class CountingEngine:
+    """Notes what it is given; sends and wakes as told."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+        self.bursts = 0
+        self.outgoing: list[bytes] = []
+        self.due: float | None = None
+        self.advanced = 0
+        self.trip: Callable[[bytes], None] = lambda data: None
+
+    def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
+        self.bursts += 1
+        if len(self.got) < 1000:
+            self.got.append(bytes(burst))
+        self.trip(bytes(burst))
+
+    def deadline(self) -> float | None:
+        return self.due
+
+    def advance(self, now: float) -> None:
+        self.advanced += 1
+        self.due = None
+
+    def next_burst(self, now: float) -> Burst | None:
+        if not self.outgoing:
+            return None
+        data = self.outgoing.pop(0)
+        return Burst(memoryview(data), len(data), Address("there"))
+
+
+class Stand:
+    """A seat with its engine and link, and the other end of the link."""
+
+    def __init__(self) -> None:
+        own, self.other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.other.settimeout(20)
+        self.link = PairLink(own)
+        self.engine = CountingEngine()
+        self.seat = Seat(self.engine, self.link, "test")
+        self.seat.start()
+
+    def close(self) -> None:
+        self.seat.close()
+        self.link.close()
+        self.other.close()
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    stand = Stand()
+    try:
+        yield stand
+    finally:
+        stand.link.endless = False
+        stand.close()
+
+
+def test_the_progress_thread_receives_when_nobody_drives(stand: Stand) -> None:
+    stand.other.send(b"hello")
+    wait_until(lambda: stand.engine.got == [b"hello"])
+
+
+def test_a_driver_receives_for_itself(stand: Stand) -> None:
+    stand.other.send(b"one")
+    assert stand.seat.drive_until(lambda: b"one" in stand.engine.got, time.monotonic() + 20)
+
+
+def test_a_turn_sends_what_it_has_caused(stand: Stand) -> None:
+    with stand.seat.turn():
+        stand.engine.outgoing.append(b"now")
+    assert stand.other.recv(100) == b"now"
+
+
+def test_a_deadline_is_kept_by_the_progress_thread(stand: Stand) -> None:
+    with stand.seat.turn():
+        stand.engine.due = time.monotonic() + 0.02
+    wait_until(lambda: stand.engine.advanced == 1)
+
+
+def test_a_deadline_that_a_driver_leaves_behind_is_kept(stand: Stand) -> None:
+    """The progress thread slept without end when the driver came; it must not go on sleeping."""
+    wait_until(lambda: stand.seat._progress_sleep.until is not None)
+    soon = time.monotonic() + 0.05
+
+    def condition() -> bool:
+        stand.engine.due = soon
+        return True
+
+    assert stand.seat.drive_until(condition, soon)
+    assert not stand.seat.drive_until(lambda: False, time.monotonic())
+    wait_until(lambda: stand.engine.advanced == 1)
+
+
+def test_what_the_link_could_not_send_goes_when_it_can(stand: Stand) -> None:
+    stand.link.blocked = True
+    with stand.seat.turn():
+        stand.engine.outgoing.append(b"later")
+    assert stand.link.backlog == 1
+    stand.link.blocked = False
+    # The socket is writable, which wakes whoever sleeps on it with something to send.
+    assert stand.other.recv(100) == b"later"
+
+
+def test_a_busy_driver_lets_others_have_their_turn(stand: Stand) -> None:
+    stand.link.endless = True
+    over = threading.Event()
+    driver = threading.Thread(target=lambda: stand.seat.drive_until(over.is_set, None))
+    driver.start()
+    wait_until(lambda: stand.engine.bursts > 10 * ROUND_BURSTS)
+    longest = 0.0
+    for _ in range(50):
+        start = time.monotonic()
+        with stand.seat.turn():
+            longest = max(longest, time.monotonic() - start)
+    over.set()
+    driver.join(20)
+    assert not driver.is_alive()
+    assert longest < 2.0
+
+
+def test_the_progress_thread_survives_a_bug(stand: Stand, expects_log: Callable[..., None]) -> None:
+    expects_log("the progress thread met an error")
+
+    def trip(data: bytes) -> None:
+        if data == b"bad":
+            raise RuntimeError("a bug")
+
+    stand.engine.trip = trip
+    stand.other.send(b"bad")
+    wait_until(lambda: b"bad" in stand.engine.got)
+    stand.other.send(b"good")
+    wait_until(lambda: b"good" in stand.engine.got)
+
+
+def test_an_error_in_a_drivers_round_is_the_drivers_and_frees_the_seat(stand: Stand) -> None:
+    def condition() -> bool:
+        raise RuntimeError("the condition's own")
+
+    with pytest.raises(RuntimeError, match="own"):
+        stand.seat.drive_until(condition, time.monotonic() + 20)
+    stand.other.send(b"still here")
+    assert stand.seat.drive_until(lambda: b"still here" in stand.engine.got, time.monotonic() + 20)
+
+
+def test_the_one_who_waits_gets_the_seat_when_the_driver_leaves(stand: Stand) -> None:
+    first_over = threading.Event()
+    answered = threading.Event()
+
+    def first() -> None:
+        stand.seat.drive_until(lambda: b"first" in stand.engine.got, None)
+        first_over.set()
+
+    def second() -> None:
+        stand.seat.drive_until(lambda: b"second" in stand.engine.got, None)
+        answered.set()
+
+    threads = [threading.Thread(target=first)]
+    threads[0].start()
+    wait_until(lambda: stand.seat._taken)
+    threads.append(threading.Thread(target=second))
+    threads[1].start()
+    wait_until(lambda: stand.seat._waiters)
+    stand.other.send(b"first")
+    assert first_over.wait(20)
+    stand.other.send(b"second")
+    assert answered.wait(20)
+    for thread in threads:
+        thread.join(20)
+
+
+def test_the_driver_serves_those_who_wait(stand: Stand) -> None:
+    over = threading.Event()
+    driver = threading.Thread(target=lambda: stand.seat.drive_until(lambda: b"end" in stand.engine.got, None))
+    driver.start()
+    wait_until(lambda: stand.seat._taken)
+    waiter = threading.Thread(
+        target=lambda: (stand.seat.drive_until(lambda: b"mine" in stand.engine.got, None), over.set())
+    )
+    waiter.start()
+    wait_until(lambda: stand.seat._waiters)
+    stand.other.send(b"mine")
+    assert over.wait(20)
+    assert stand.seat._taken
+    stand.other.send(b"end")
+    driver.join(20)
+    waiter.join(20)
