@@ -25,6 +25,7 @@ from nvmeof.host.controller_session import NamespacesChanged
 from nvmeof.host.reconnect import ReconnectPolicy
 from nvmeof.tcp.pdu import Digests
 from nvmeof.transport import VerbsChoice, transport_named
+from nvmeof.transport.base import DEFAULT_PROVIDER
 from nvmeof.transport.keeper import Connected, Disconnected, Keeper, keep_controller
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class Supervisor:
         verbs: VerbsChoice | None = None,
     ) -> None:
         self._sections = sections
-        self._verbs = verbs
+        self._verbs = verbs or VerbsChoice(DEFAULT_PROVIDER)
         self._host_nqn = host_nqn
         self._host_id = host_id
         self._io_queues = io_queues

@@ -128,7 +128,7 @@ class RdmaConnection:
         else:
             self.due = queue.deadline()
 
-    def end(self) -> None:
+    def end(self, reason: str = "the connection was lost") -> None:
         """Break the queue pair, hang up, give everything back."""
         if self.over:
             return
@@ -139,5 +139,5 @@ class RdmaConnection:
                 step()
             except self._verbs.error as error:
                 log.debug("%s: %s", self.name, error)
-        self.queue.connection_lost()
+        self.queue.connection_lost(reason)
         log.debug("%s: %s", self.name, self.queue.end_reason)

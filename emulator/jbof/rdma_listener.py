@@ -142,7 +142,7 @@ class RdmaListener:
             log.exception("the RDMA thread of the enclosure ends")
         finally:
             for connection in list(self._by_pair.values()):
-                connection.end()
+                connection.end("the enclosure stops")
             self._by_pair.clear()
             self._by_cmid.clear()
 
@@ -201,8 +201,8 @@ class RdmaListener:
             event.close()
         connection = self._by_cmid.get(cmid)
         if connection is not None and kind != cm.RDMA_CM_EVENT_ESTABLISHED:
-            connection.queue.session.close(f"connection manager event {kind}")
-            connection.end()
+            hung_up = kind == cm.RDMA_CM_EVENT_DISCONNECTED
+            connection.end("the host hung up" if hung_up else f"connection manager event {kind}")
             self._forget(connection)
 
     def _request(self, cmid: Any, private: bytes, event: Any) -> None:

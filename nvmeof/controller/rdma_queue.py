@@ -170,14 +170,9 @@ class RdmaControllerQueue:
         if self.end_reason is not None:
             return
         session = self.session
-        if session.controller is None:
-            if now >= self._until:
-                self._end("no Connect within the time for it")
-                return
-        else:
-            session.check(now)
-        if session.close_reason is not None:
-            self._end(session.close_reason)
+        reason = session.reason_to_end(now, self._until)
+        if reason is not None:
+            self._end(reason)
             return
         for completion in session.take_completions():
             flight = self._flights.get(completion.cid)
@@ -194,12 +189,12 @@ class RdmaControllerQueue:
             return self._until
         return self.session.deadline()
 
-    def connection_lost(self) -> None:
+    def connection_lost(self, reason: str = "the connection was lost") -> None:
         """The queue pair is gone; gives up the queue, and with the admin queue the controller."""
         if self._lost:
             return
         self._lost = True
-        self._end("the connection was lost")
+        self._end(reason)
         self.sends.abandon()
         for flight in (*self._wanted, *self._reads.values()):
             self._give_back(flight)

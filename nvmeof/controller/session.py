@@ -197,6 +197,14 @@ class QueueSession:
             with self.target.lock:
                 controller.end("keep-alive timeout")
 
+    def reason_to_end(self, now: float, connect_by: float) -> str | None:
+        """Let time pass; why the connection has to end now, or None. Connect had to come by `connect_by`."""
+        if self.controller is not None:
+            self.check(now)
+        elif now >= connect_by:
+            return "no Connect within the time for it"
+        return self.close_reason
+
     # --- called by commands and by other threads -----------------------------------------------------------
 
     def attach(self, controller: Controller, qid: int, entries: int, *, no_flow_control: bool) -> None:

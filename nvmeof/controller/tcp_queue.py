@@ -199,14 +199,9 @@ class TcpControllerQueue:
                 self._output.clear()
             return
         session = self.session
-        if session.controller is None:
-            if now >= self._handshake_until:
-                self._end("no Connect within the time for it")
-                return
-        else:
-            session.check(now)
-        if session.close_reason is not None:
-            self._end(session.close_reason)
+        reason = session.reason_to_end(now, self._handshake_until)
+        if reason is not None:
+            self._end(reason)
             return
         for completion in session.take_completions():
             self._complete(completion.cid, completion.status, completion.result)

@@ -17,6 +17,8 @@ With memory windows (type 2) every command has an R_Key of its own, bound just b
 with its answer: the SGL asks the controller to invalidate it (4Fh), and where its answer did not, we do
 before the command ends. Without them the registration's own key goes out (40h), and a controller that means
 harm may use it for longer; what it can reach that way is sealed, and proves itself when it is opened.
+`windows` are the R_Keys of windows that may be bound again and again, or, with `renew_window`, once: it
+makes a new one of that number and tells its key.
 
 An abandoned command whose data are in the owner's memory is the one case that ends a queue: `abandon` says
 so, and the owner must break the queue pair before it lets go of the buffer. Invalidating the window instead
@@ -29,7 +31,7 @@ answered, and the controller has posted its receive again when it answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from nvmeof.errors import LocalProtocolError, MalformedPdu, QueueFull, RemoteProtocolError
 from nvmeof.host.command import Command
@@ -115,6 +117,7 @@ class RdmaQueue:
         *,
         in_capsule_bytes: int = 0,
         windows: Sequence[int] = (),
+        renew_window: Callable[[int], int] | None = None,
         room: int | None = None,
     ) -> None:
         if not 1 <= depth <= MAX_QUEUE_DEPTH:
@@ -129,6 +132,7 @@ class RdmaQueue:
         self._receives: list[Receive] = []
         self._flights: dict[int, _Flight] = {}
         self._next_cid = 0
+        self._renew_window = renew_window
         self._windows = [_Window(number, rkey) for number, rkey in enumerate(windows)]
         # Commands that are answered but wait for their window to be closed, in the order of the work.
         self._closing: list[tuple[_Flight, int, int, bool]] = []
@@ -341,8 +345,11 @@ class RdmaQueue:
         """The one place where a command of a live queue ends."""
         command, loan = flight.command, flight.loan
         self._free_slots.append(flight.slot)
-        if flight.window is not None:
-            self._windows.append(flight.window)
+        window = flight.window
+        if window is not None:
+            if self._renew_window is not None:
+                window.rkey = self._renew_window(window.number)
+            self._windows.append(window)
         if loan is not None:
             if status == 0 and command.data_in is not None:
                 command.data_in[:] = loan.view

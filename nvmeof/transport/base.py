@@ -31,6 +31,9 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+DEFAULT_PROVIDER = "pyverbs"
+
+
 @dataclass(frozen=True, slots=True)
 class VerbsChoice:
     """Which verbs to use: the provider's package, and the local address to connect from ("": any)."""

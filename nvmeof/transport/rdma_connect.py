@@ -71,6 +71,11 @@ class RdmaLink:
         with verbs_errors(verbs, "no event channel"):
             self._events = verbs.make_channel(verbs.cmid.CMEventChannel)
 
+    @property
+    def windows_serve_once(self) -> bool:
+        """See `Verbs.windows_serve_once`."""
+        return self._verbs.windows_serve_once
+
     # --- connecting ----------------------------------------------------------------------------------------
 
     def resolve(self, address: Address, deadline: float) -> Waiting[None]:

@@ -81,6 +81,13 @@ class Domain:
             self._windows = [self._verbs.mr.MW(self.pd, kind) for _ in range(count)]
             return [window.rkey for window in self._windows]
 
+    def renew_window(self, number: int) -> int:
+        """A new window in place of one that was used; its R_Key. Raises `ConnectionLost`."""
+        with verbs_errors(self._verbs, "no memory window"):
+            self._windows[number].close()
+            window = self._windows[number] = self._verbs.mr.MW(self.pd, self._verbs.enums.IBV_MW_TYPE_2)
+            return int(window.rkey)
+
     def window(self, number: int) -> Any:
         """One of them."""
         return self._windows[number]

@@ -82,7 +82,13 @@ def link_up(
         receives, room = depth + SPARE_RECEIVES, send_room(depth)
         domain = link.make_pair(room=room, receives=receives, windows=depth)
         buffers = RegisteredBuffers(domain, WINDOWED if link.windows else PLAIN)
-        queue = RdmaQueue(depth, buffers, in_capsule_bytes=in_capsule, windows=link.windows)
+        queue = RdmaQueue(
+            depth,
+            buffers,
+            in_capsule_bytes=in_capsule,
+            windows=link.windows,
+            renew_window=domain.renew_window if link.windows_serve_once else None,
+        )
         queue.start()
         linked = Linked(link, queue, buffers)
         linked.post()

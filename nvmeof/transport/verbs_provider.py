@@ -12,6 +12,8 @@ WHAT DIFFERS, and is settled here and nowhere else:
   blocked would stop every thread. The emulator's channels have `fd`.
 * Waiting. A thread that waits for the emulator receives for everybody meanwhile (`drive_until`), because that
   saves handing every packet to another thread; pyverbs is waited for by arming the queue and poll().
+* Windows. A type 2 window is bound again under a new key, which a program has to note in `ibv_mw.rkey`
+  (rdma_rxe compares it); pyverbs lets nobody write it, so there each window serves once.
 * Devices. The emulator's are made by their addresses when they are first wanted.
 """
 
@@ -31,8 +33,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvmeof.errors import ConnectionLost, NvmeofError
-
-DEFAULT_PROVIDER = "pyverbs"
+from nvmeof.transport.base import DEFAULT_PROVIDER
 
 MODULES = ("cm_enums", "cmid", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
 
@@ -99,6 +100,11 @@ class Verbs:
         """The device is in this process."""
         return self._registry is not None
 
+    @property
+    def windows_serve_once(self) -> bool:
+        """A memory window cannot be bound a second time."""
+        return not self.emulated
+
     def ensure_device(self, address: str) -> None:
         """Make an emulated device at a local address known, if there is none; real ones are there or not."""
         if self._registry is None or any(entry.ip == address for entry in self._registry.devices()):
@@ -149,7 +155,7 @@ class Verbs:
                 self._contexts[device] = context, users - 1
                 return
             del self._contexts[device]
-        context.close()
+            context.close()
 
     # --- channels ------------------------------------------------------------------------------------------
 

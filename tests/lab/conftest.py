@@ -90,10 +90,9 @@ def lab_image() -> Iterator[LabImage]:
 
 
 @pytest.fixture(scope="session")
-def cable() -> Iterator[Cable]:
+def cable() -> Cable:
     """In the guest: rxe here, a network namespace for an emulated NIC at the far end."""
-    with Cable() as laid:
-        yield laid
+    return Cable()
 
 
 @pytest.fixture

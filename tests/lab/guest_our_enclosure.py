@@ -7,45 +7,23 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from emulator.jbof.control_client import ask
 from tests.support import kernel_host
-from tests.support.kernel_host import KernelController, run
-from tests.support.processes import Processes, Started
+from tests.support.kernel_host import run
+from tests.support.lab_enclosure import (
+    DRIVE_BYTES,
+    MEBIBYTE,
+    RunningEnclosure,
+    read_directly,
+    start_enclosure,
+    write_directly,
+)
+from tests.support.processes import Processes
 from tests.support.waiting import wait_until
-
-MEBIBYTE = 1 << 20
-DRIVE_BYTES = 48 * MEBIBYTE
-# Emulated, Python takes its time to start.
-START_S = 90.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunningEnclosure:
-    """An enclosure's process, what it said when it was ready, and its control socket."""
-
-    process: Started
-    port: int
-    nqn: str
-    namespaces: list[dict[str, Any]]
-    control: Path
-
-    def connect(self, *options: str, digests: bool = False) -> KernelController:
-        return kernel_host.connect(self.nqn, self.port, *options, digests=digests)
-
-
-def start_enclosure(processes: Processes, folder: Path, *options: str | Path) -> RunningEnclosure:
-    control = folder / "control"
-    process = processes.python(
-        *("-m", "emulator.jbof", "--drive-size", str(DRIVE_BYTES), "--control", control), *options
-    )
-    ready = json.loads(process.wait_for_line("ready ", START_S).removeprefix("ready "))
-    return RunningEnclosure(process, ready["port"], ready["nqn"], ready["namespaces"], control)
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +50,6 @@ def mount_point(tmp_path: Path) -> Iterator[Path]:
     yield folder
     if folder.is_mount():
         run("umount", "--lazy", folder)
-
-
-def read_directly(device: Path, blocks: int, skip: int = 0) -> bytes:
-    """Read 4 KiB blocks past the page cache."""
-    file = Path("/tmp/read-directly")
-    run("dd", f"if={device}", f"of={file}", "bs=4096", f"count={blocks}", f"skip={skip}", "iflag=direct")
-    return file.read_bytes()
-
-
-def write_directly(device: Path, content: bytes, seek: int = 0) -> None:
-    """Write past the page cache, in one command as far as the limits allow."""
-    file = Path("/tmp/write-directly")
-    file.write_bytes(content)
-    run("dd", f"if={file}", f"of={device}", "bs=1M", f"seek={seek}", "oflag=direct", "conv=notrunc,fsync")
 
 
 def test_discover(enclosure: RunningEnclosure) -> None:

@@ -1,4 +1,4 @@
-"""librdmacm's rping on the kernel's rxe against the emulator: connections, SEND, READ and WRITE, both ways."""
+"""librdmacm's rping on the kernel's rxe against the emulator, both ways: connections, SEND, READ, WRITE."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_kernels_client(server: RpingServer, processes: Processes) -> None:
     client = processes.start(
         ["rping", "-c", "-V", "-a", OURS, "-p", str(PORT), "-C", str(ROUNDS), "-S", str(SIZE)]
     )
-    texts = server.serve(SIZE)
+    texts = server.serve(SIZE, ROUNDS)
     assert client.process.wait(SECONDS) == 0, client.output
     assert len(texts) == ROUNDS
     assert texts[0].startswith(b"rdma-ping-0: ABCDEFGHIJ")

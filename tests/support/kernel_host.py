@@ -1,4 +1,5 @@
-"""The Linux kernel as NVMe/TCP host, driven by nvme-cli and seen through sysfs. Only inside the lab's guest.
+"""The Linux kernel as NVMe/TCP and NVMe/RDMA host, driven by nvme-cli and seen through sysfs. Only inside the
+lab's guest.
 
 The guest has no udev: device nodes come from devtmpfs, and their names from the kernel alone.
 """
@@ -43,9 +44,9 @@ def kernel_log() -> str:
     return run("dmesg")
 
 
-def discover(port: int, address: str = "127.0.0.1") -> list[dict[str, Any]]:
+def discover(port: int, address: str = "127.0.0.1", transport: str = "tcp") -> list[dict[str, Any]]:
     """The records of the discovery log page, as `nvme discover` prints them in JSON."""
-    said = run("nvme", "discover", *_where(port, address), "-o", "json")
+    said = run("nvme", "discover", *_where(port, address, transport), "-o", "json")
     records: list[dict[str, Any]] = json.loads(said)["records"]
     return records
 
@@ -112,11 +113,12 @@ def connect(
     address: str = "127.0.0.1",
     queues: int = 2,
     host_nqn: str = HOST_NQN,
+    transport: str = "tcp",
 ) -> KernelController:
     """`nvme connect`; returns when the controller is live. Raises AssertionError with what nvme-cli said."""
     before = _controllers()
     run(
-        *("nvme", "connect", *_where(port, address, host_nqn), "-n", nqn, "-i", str(queues)),
+        *("nvme", "connect", *_where(port, address, transport, host_nqn), "-n", nqn, "-i", str(queues)),
         *(("--hdr-digest", "--data-digest") if digests else ()),
         *options,
     )
@@ -147,8 +149,8 @@ def _controllers() -> set[str]:
     return {entry.name for entry in folder.iterdir()} if folder.exists() else set()
 
 
-def _where(port: int, address: str, host_nqn: str = HOST_NQN) -> tuple[str, ...]:
-    return ("-t", "tcp", "-a", address, "-s", str(port), "-q", host_nqn, "-I", HOST_ID)
+def _where(port: int, address: str, transport: str, host_nqn: str = HOST_NQN) -> tuple[str, ...]:
+    return ("-t", transport, "-a", address, "-s", str(port), "-q", host_nqn, "-I", HOST_ID)
 
 
 def _read(path: Path) -> str:

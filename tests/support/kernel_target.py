@@ -1,4 +1,4 @@
-"""The Linux kernel's nvmet as NVMe/TCP target, set up through configfs. Only inside the lab's guest.
+"""The Linux kernel's nvmet as NVMe/TCP or NVMe/RDMA target, set up through configfs. Only in the lab's guest.
 
 Backing devices are null_blk disks that keep what is written in memory.
 """
@@ -25,9 +25,12 @@ class KernelTarget:
         port: int = 4420,
         allow_any_host: bool = True,
         inline_bytes: int | None = None,
+        address: str = ADDRESS,
+        transport: str = "tcp",
     ) -> None:
         self.nqn = nqn
         self.port = port
+        self.address = address
         self._subsystem = NVMET / "subsystems" / nqn
         self._port = NVMET / "ports" / str(port)
         self._link = self._port / "subsystems" / nqn
@@ -38,9 +41,9 @@ class KernelTarget:
             (self._subsystem / "attr_allow_any_host").write_text("1" if allow_any_host else "0")
             self._port.mkdir()
             for name, value in (
-                ("addr_trtype", "tcp"),
+                ("addr_trtype", transport),
                 ("addr_adrfam", "ipv4"),
-                ("addr_traddr", ADDRESS),
+                ("addr_traddr", address),
                 ("addr_trsvcid", str(port)),
             ):
                 (self._port / name).write_text(value)

@@ -133,7 +133,7 @@ class Wire:
 
     def _carry_out(self, near: Station, far: Station) -> bool:
         work = near.work[0]
-        if isinstance(work, Send) and not far.receives:
+        if isinstance(work, Send) and not far.receives and not far.error:
             far.starved += 1
             return False
         near.work.popleft()

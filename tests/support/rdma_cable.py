@@ -1,8 +1,8 @@
 """A cable in the lab's guest: rxe, the kernel's soft-RoCE, at one end, a network namespace at the other.
 
-rxe receives in the initial network namespace alone, so that is the kernel's side; an emulated NIC lives in the
-namespace at the far end. Whoever only holds its socket need not: `inside` takes the calling thread there for
-a moment, and a socket stays where it was made.
+rxe receives in the initial network namespace alone, so that is the kernel's side; an emulated NIC lives in
+the namespace at the far end. Its program need not: `inside` takes the calling thread there for a moment, and
+a socket stays where it was made.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from emulator.roce.runtime import Device, add_device, open_device, release_device, remove_device
@@ -28,43 +27,26 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Cable:
-    """veth0 here, with rxe0 on it; veth1 in the namespace. A context manager: leaving it removes all."""
+    """veth0 here, with rxe0 on it; veth1 in the namespace. It stays: to take a device of rxe away under somebody
+    who still uses it blocks for good (`unregister_netdevice`), and the guest ends anyway.
+    """
 
     def __init__(self) -> None:
-        run(*"ip link add veth0 type veth peer name veth1".split())
-        try:
-            run("ip", "netns", "add", NAMESPACE)
-            run("ip", "link", "set", "veth1", "netns", NAMESPACE)
-            for near, name, address in ((True, "veth0", KERNEL), (False, "veth1", OURS)):
-                ip = ("ip",) if near else ("ip", "-n", NAMESPACE)
-                run(*ip, "address", "add", f"{address}/24", "dev", name)
-                run(*ip, "link", "set", name, "up")
-            run("ip", "-n", NAMESPACE, "link", "set", "lo", "up")
-            run("rdma", "link", "add", RXE, "type", "rxe", "netdev", "veth0")
-        except BaseException:
-            self.close()
-            raise
-
-    def __enter__(self) -> Cable:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
+        run("ip", "netns", "add", NAMESPACE)
+        run("ip", "link", "set", "veth1", "netns", NAMESPACE)
+        for near, name, address in ((True, "veth0", KERNEL), (False, "veth1", OURS)):
+            ip = ("ip",) if near else ("ip", "-n", NAMESPACE)
+            run(*ip, "address", "add", f"{address}/24", "dev", name)
+            run(*ip, "link", "set", name, "up")
+        run("ip", "-n", NAMESPACE, "link", "set", "lo", "up")
+        run("rdma", "link", "add", RXE, "type", "rxe", "netdev", "veth0")
 
     @staticmethod
     def set_mtu(mtu: int = 1500) -> None:
         """Of both interfaces: 1500 gives a RoCE MTU of 1024, 4200 one of 4096."""
         run("ip", "link", "set", "veth0", "mtu", str(mtu))
         run("ip", "-n", NAMESPACE, "link", "set", "veth1", "mtu", str(mtu))
-
-    def close(self) -> None:
-        """rxe0 goes with its interface."""
-        with contextlib.suppress(AssertionError):
-            run("ip", "link", "delete", "veth0")
-        if Path("/run/netns", NAMESPACE).exists():
-            run("ip", "netns", "delete", NAMESPACE)
 
 
 @contextlib.contextmanager

@@ -3,8 +3,8 @@
     python rdma_core_program.py FOLDER DEVICE ADDRESS MODULE...
 
 What is not under test is replaced: providers of single vendors, names that came after pyverbs 44, and the
-questions to sysfs and iproute2 about a kernel device. The connection manager's tests fork; here both sides are
-threads, since one address is one device of one process.
+questions to sysfs and iproute2 about a kernel device. The connection manager's tests fork; here both sides
+are threads, since one address is one device of one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import types
 import unittest
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import emulator.roce.pyverbs
 from emulator.roce import runtime
@@ -46,7 +46,7 @@ ARGUMENTS = {
 class Anything(types.ModuleType):
     """A module in which every name is an empty class."""
 
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):

@@ -1,8 +1,8 @@
 """rping's protocol, of librdmacm's examples, for a CMID of the emulator's pyverbs: both its sides.
 
-One round: the client tells in 16 bytes (address u64, key u32, length u32, big-endian) where its text lies; the
-server READs it there and answers with any message; the client tells where it wants the text back; the server
-WRITEs it there, and answers again. The client compares.
+One round: the client tells in 16 bytes (address u64, key u32, length u32, big-endian) where its text lies;
+the server READs it there and answers with any message; the client tells where it wants the text back; the
+server WRITEs it there, and answers again. The client compares.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ ACCESS: Final = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REM
 
 
 def _queue_pair() -> QPInitAttr:
-    return QPInitAttr(qp_type=IBV_QPT_RC, cap=QPCap(max_send_wr=4, max_recv_wr=4, max_send_sge=1, max_recv_sge=1))
+    return QPInitAttr(
+        qp_type=IBV_QPT_RC, cap=QPCap(max_send_wr=4, max_recv_wr=4, max_send_sge=1, max_recv_sge=1)
+    )
 
 
 class _Peer:
@@ -48,16 +50,16 @@ class _Peer:
     def say(self, address: int, key: int, length: int) -> None:
         self.said.write(INFO.pack(address, key, length), INFO.size)
         self.cmid.post_send(self.said, IBV_SEND_SIGNALED, INFO.size)
-        self._sent()
+        self.sent()
 
     def hear(self) -> tuple[int, int, int]:
-        """What the peer says next; ConnectionError when it hung up."""
+        """What the peer says next."""
         self._check(self.cmid.get_recv_comp())
         heard = INFO.unpack(self.heard.read(INFO.size, 0))
         self.cmid.post_recv(self.heard, INFO.size)
         return heard
 
-    def _sent(self) -> None:
+    def sent(self) -> None:
         self._check(self.cmid.get_send_comp())
 
     @staticmethod
@@ -75,38 +77,32 @@ class RpingServer:
     """Listens from its making on; `serve` takes one client."""
 
     def __init__(self, address: str, port: int) -> None:
-        where = AddrInfo(
-            src=address, src_service=str(port), port_space=RDMA_PS_TCP, flags=RAI_PASSIVE
-        )
+        where = AddrInfo(src=address, src_service=str(port), port_space=RDMA_PS_TCP, flags=RAI_PASSIVE)
         self._listening = CMID(creator=where, qp_init_attr=_queue_pair())
         self._listening.listen(1)
 
-    def serve(self, size: int) -> list[bytes]:
-        """One client until it hangs up; the texts that it had."""
+    def serve(self, size: int, rounds: int) -> list[bytes]:
+        """One client, for so many rounds; the texts that it had."""
         request = self._listening.get_request()
         peer = _Peer(request, size)
         try:
             request.accept()
-            return self._rounds(peer)
+            return [self._round(peer) for _ in range(rounds)]
         finally:
             peer.close()
 
     @staticmethod
-    def _rounds(peer: _Peer) -> list[bytes]:
-        texts: list[bytes] = []
-        while True:
-            try:
-                address, key, length = peer.hear()
-            except ConnectionError:
-                return texts
-            peer.cmid.post_read(peer.text, length, address, key, IBV_SEND_SIGNALED)
-            peer._sent()
-            texts.append(peer.text.read(length, 0))
-            peer.say(0, 0, 0)
-            address, key, length = peer.hear()
-            peer.cmid.post_write(peer.text, length, address, key, IBV_SEND_SIGNALED)
-            peer._sent()
-            peer.say(0, 0, 0)
+    def _round(peer: _Peer) -> bytes:
+        address, key, length = peer.hear()
+        peer.cmid.post_read(peer.text, length, address, key, IBV_SEND_SIGNALED)
+        peer.sent()
+        text = peer.text.read(length, 0)
+        peer.say(0, 0, 0)
+        address, key, length = peer.hear()
+        peer.cmid.post_write(peer.text, length, address, key, IBV_SEND_SIGNALED)
+        peer.sent()
+        peer.say(0, 0, 0)
+        return text
 
     def close(self) -> None:
         self._listening.close()

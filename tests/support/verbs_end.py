@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import importlib
 import socket
+from types import SimpleNamespace
 from typing import Any, Final
 
 from nvmeof.transport.verbs_provider import load_verbs
 from tests.support.waiting import wait_until
 
+MODULES: Final = ("addr", "cq", "device", "enums", "mr", "pd", "qp", "wr")
 OPERATIONS_AT_ONCE: Final = 16
 SECONDS: Final = 60.0
 
@@ -22,19 +24,19 @@ class VerbsEnd:
 
     def __init__(self, package: str, device: str, address: str, size: int) -> None:
         load_verbs(package)  # Debian's is found where it lies
-        for name in ("enums", "addr", "cq", "device", "mr", "pd", "qp", "wr", "pyverbs_error"):
-            setattr(self, f"_{name}", importlib.import_module(f"{package}.{name}"))
-        self.e: Any = self._enums  # type: ignore[attr-defined]
-        e = self.e
-        self._context = self._device.Context(name=device)  # type: ignore[attr-defined]
+        p = self._p = SimpleNamespace(
+            **{name: importlib.import_module(f"{package}.{name}") for name in MODULES}
+        )
+        e = self.e = p.enums
+        self._context = p.device.Context(name=device)
         self._gid, self._gid_index = self._find_gid(address)
-        self._domain = self._pd.PD(self._context)  # type: ignore[attr-defined]
+        self._domain = p.pd.PD(self._context)
         access = (
             e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
             | e.IBV_ACCESS_REMOTE_ATOMIC
         )  # fmt: skip
-        self.memory = self._mr.MR(self._domain, size, access)  # type: ignore[attr-defined]
-        self._completions = self._cq.CQ(self._context, 4 * OPERATIONS_AT_ONCE)  # type: ignore[attr-defined]
+        self.memory = p.mr.MR(self._domain, size, access)
+        self._completions = p.cq.CQ(self._context, 4 * OPERATIONS_AT_ONCE)
         self._access = access
         self.pair: Any = None
         self.renew()
@@ -62,7 +64,7 @@ class VerbsEnd:
         if self.pair is not None:
             self.pair.close()
         room = OPERATIONS_AT_ONCE
-        qp = self._qp  # type: ignore[attr-defined]
+        qp = self._p.qp
         cap = qp.QPCap(max_send_wr=room, max_recv_wr=room, max_send_sge=1, max_recv_sge=1)
         self.pair = qp.QP(
             self._domain,
@@ -73,7 +75,7 @@ class VerbsEnd:
 
     def connect(self, other: VerbsEnd, *, path_mtu: int, first_psn: int, expected_psn: int) -> None:
         """To RTS, with `other` as the peer; `path_mtu` is an ibv_mtu."""
-        addr, qp = self._addr, self._qp  # type: ignore[attr-defined]
+        addr, qp = self._p.addr, self._p.qp
         attr = qp.QPAttr(port_num=1)
         attr.qp_access_flags = self._access
         attr.path_mtu = path_mtu
@@ -90,8 +92,8 @@ class VerbsEnd:
 
     def receive(self, offset: int, length: int) -> None:
         """Post a receive."""
-        sge = self._wr.SGE(self.memory.buf + offset, length, self.memory.lkey)  # type: ignore[attr-defined]
-        self.pair.post_recv(self._wr.RecvWR(num_sge=1, sg=[sge]))  # type: ignore[attr-defined]
+        sge = self._p.wr.SGE(self.memory.buf + offset, length, self.memory.lkey)
+        self.pair.post_recv(self._p.wr.RecvWR(num_sge=1, sg=[sge]))
 
     def post(
         self,
@@ -104,8 +106,8 @@ class VerbsEnd:
         atomic: tuple[int, int] | None = None,
     ) -> None:
         """Post a request; `remote` is (key, address), `atomic` (compare or add, swap)."""
-        sge = self._wr.SGE(self.memory.buf + offset, length, self.memory.lkey)  # type: ignore[attr-defined]
-        request = self._wr.SendWR(  # type: ignore[attr-defined]
+        sge = self._p.wr.SGE(self.memory.buf + offset, length, self.memory.lkey)
+        request = self._p.wr.SendWR(
             opcode=opcode, num_sge=1, sg=[sge], imm_data=immediate, send_flags=self.e.IBV_SEND_SIGNALED
         )
         if atomic is not None:
@@ -117,9 +119,10 @@ class VerbsEnd:
 
     def completion(self) -> Any:
         """The next completion, whatever its status."""
-        return wait_until(self._poll, SECONDS, "a completion")
+        return wait_until(self.poll, SECONDS, "a completion")
 
-    def _poll(self) -> Any:
+    def poll(self) -> Any:
+        """A completion, if there is one."""
         count, completions = self._completions.poll(1)
         return completions[0] if count else None
 

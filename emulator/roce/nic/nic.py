@@ -34,6 +34,10 @@ WINDOW_BYTES: Final = 320 << 10
 """What one connection has under way. Small, because all of it has to fit into the peer's socket buffer (416
 KiB without privilege, and payload counts for some more), and what is larger falls out of the cache."""
 
+CONNECTIONS_AT_FULL_SPEED: Final = 2
+"""All connections to one address together have no more windows than this under way (and one burst, or the
+answer to one READ request, beyond it): it all meets in one socket buffer."""
+
 MAX_PATHS: Final = 4096
 
 _ROW_OPCODES: Final = frozenset({Opcode.SEND_MIDDLE, Opcode.WRITE_MIDDLE, Opcode.READ_RESPONSE_MIDDLE})
@@ -72,7 +76,9 @@ class Nic(Objects):
         if path is None:
             if len(self._paths) >= MAX_PATHS:
                 self._paths.clear()
-            path = self._paths[ip] = Path(self.address, ip, self.segments_numbered)
+            path = self._paths[ip] = Path(
+                self.address, ip, self.segments_numbered, self.window_bytes * CONNECTIONS_AT_FULL_SPEED
+            )
         return path
 
     def number_segments(self, ip: str, yes: bool) -> None:
@@ -148,6 +154,7 @@ class Nic(Objects):
             self.counters[Count.STRANGE_SOURCE] += 1
             return
         at, index, size = 0, 0, len(data)
+        segment_size = max(1, segment_size)
         while at < size:
             whole = (size - at) // segment_size
             count = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import random
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +56,7 @@ MAX_EVENTS: Final = 1024
 """Asynchronous events that wait to be taken; later ones are counted and lost."""
 
 
-class Objects:
+class Objects(ABC):
     """The half of a `Nic` that the verbs see."""
 
     def __init__(self, address: str, rng: random.Random, guid: int, mtu: int, limits: Limits | None) -> None:
@@ -333,6 +334,6 @@ class Objects:
                 self.raise_event(AsyncEvent(EventType.QP_FATAL, qp))
                 qp.enter_error()
 
+    @abstractmethod
     def _device(self) -> Nic:
         """The whole of which this is one half."""
-        raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from emulator.roce.nic.verbs import ROCE_PORT, Address
@@ -9,15 +10,58 @@ from emulator.roce.wire.flow import Flow, flow_of
 
 
 class Path:
-    """The way to one address. `numbered` says that segment i of a burst travels with IP identification i."""
+    """The way to one address. `numbered` says that segment i of a burst travels with IP identification i.
 
-    __slots__ = ("destination", "flow", "ip", "numbered")
+    `budget` bounds what all connections to that address together have under way, in bytes: it all meets in
+    one socket buffer. A connection that finds it used up waits in `_blocked` (once) until something is
+    answered.
+    """
 
-    def __init__(self, own: str, ip: str, numbered: bool) -> None:
+    __slots__ = ("_blocked", "budget", "destination", "flow", "in_flight", "ip", "numbered")
+
+    def __init__(self, own: str, ip: str, numbered: bool, budget: int) -> None:
         self.ip = ip
         self.destination = Address(ip, ROCE_PORT)
         self.flow = flow_of(own, ip, ROCE_PORT)
         self.numbered = numbered
+        self.budget = budget
+        self.in_flight = 0
+        self._blocked: dict[Callable[[], None], None] = {}
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """Call `wake` when something was answered."""
+        self._blocked[wake] = None
+
+    def wake(self) -> None:
+        """Something was answered: whoever waits may look again."""
+        blocked, self._blocked = self._blocked, {}
+        for wake in blocked:
+            wake()
+
+
+class Share:
+    """What one connection has under way, as a part of its path's `in_flight`."""
+
+    __slots__ = ("_path", "_size")
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._size = 0
+
+    def hold(self, path: Path | None, size: int) -> None:
+        """It is `size` bytes now, on `path`."""
+        before, previous = self._path, self._size
+        self._path, self._size = path, size
+        if before is path and size >= previous:
+            if path is not None:
+                path.in_flight += size - previous
+            return
+        if before is not None:
+            before.in_flight -= previous
+        if path is not None:
+            path.in_flight += size
+        if before is not None:
+            before.wake()
 
 
 @lru_cache(maxsize=1024)

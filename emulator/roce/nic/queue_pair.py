@@ -23,6 +23,7 @@ from emulator.roce.nic.verbs import (
     AsyncEvent,
     Burst,
     EventType,
+    Mtu,
     QpAttr,
     QpAttributes,
     QpCapabilities,
@@ -169,7 +170,7 @@ class QueuePair:
             assert attributes.av is not None
             self._path = self.device.path_to(attributes.av.ip)
         if mask & QpAttr.PATH_MTU:
-            self.mtu = attributes.path_mtu.bytes
+            self.mtu = Mtu(attributes.path_mtu).bytes
         if mask & QpAttr.RQ_PSN:
             self.responder.start(attributes.rq_psn & LOW_24_BITS)
         if mask & QpAttr.SQ_PSN:
@@ -277,6 +278,7 @@ class QueuePair:
         opcode = request.opcode
         if opcode not in _OPCODES[self.type]:
             raise VerbsError(errno.EINVAL, f"{self.type.name} does not do opcode {int(opcode)}")
+        opcode = request.opcode = SendOpcode(opcode)
         if len(request.sges) > self.capabilities.max_send_sge:
             raise VerbsError(errno.EINVAL, f"{len(request.sges)} gather entries are too many")
         length = sum(sge[1] for sge in request.sges) if request.inline is None else len(request.inline)

@@ -26,6 +26,7 @@ from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import Bytes, ProtectionFault
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.packets_out import rows_of
+from emulator.roce.nic.path import Share
 from emulator.roce.nic.retry import Due, RetryClock
 from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, SendRequest, WcStatus
 from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, LOCAL_COMPLETION, Work, extended_psn
@@ -60,6 +61,8 @@ class Requester:
 
     def __init__(self, qp: QueuePair) -> None:
         self._qp = qp
+        self._share = Share()
+        self._wake = qp.schedule
         self._waiting: deque[SendRequest] = deque()
         self._open: deque[Work] = deque()
         self.start(0)
@@ -69,6 +72,7 @@ class Requester:
         self._waiting.clear()
         self._open.clear()
         self.unacked = self._cursor = self._next = self._sent = psn + (1 << 24)
+        self._share.hold(None, 0)
         self._index = 0
         self._pieces: deque[int] = deque()
         self._unasked = 0
@@ -100,7 +104,8 @@ class Requester:
         while self._open or self._waiting:
             request = self._open.popleft().request if self._open else self._waiting.popleft()
             self._qp.complete_send(request, WcStatus.WR_FLUSH_ERR)
-        self._cursor = self._next = self.unacked
+        self._cursor = self._next = self._sent = self.unacked
+        self._share.hold(None, 0)
         self._index = 0
 
     def _begin(self) -> bool:
@@ -162,6 +167,10 @@ class Requester:
         room = self.unacked + self._qp.device.window_packets(self._qp.mtu) - self._cursor
         if room <= 0:
             return None
+        path = self._qp.path
+        if self._cursor >= self._sent and path.in_flight >= path.budget:
+            path.wait(self._wake)
+            return None
         while self._open[self._index].end <= self._cursor:
             self._index += 1
         work = self._open[self._index]
@@ -172,18 +181,25 @@ class Requester:
             self._fail(work, WcStatus.LOC_PROT_ERR)
             return None
         if burst is not None:
-            self._sent = max(self._sent, self._cursor)
+            if self._cursor > self._sent:
+                self._sent = self._cursor
+                self._share.hold(path, (self._sent - self.unacked) * self._qp.mtu)
             if not self.clock.running:
                 self.clock.restart(now)
         return burst
 
-    def _carry(self, work: Work, room: int) -> Burst:
-        """Packets of a SEND or WRITE: a row of them, or a single one where there is no row."""
+    def _carry(self, work: Work, room: int) -> Burst | None:
+        """Packets of a SEND or WRITE: a row of them, or a single one where there is no row; None: not yet."""
         qp, shape, request = self._qp, work.shape, work.request
         assert shape is not None
         mtu, position = qp.mtu, self._cursor - work.first
         last = work.packets - 1
-        wanted = min(room, rows_of(mtu), work.packets - position)
+        rows, left = rows_of(mtu), work.packets - position
+        wanted = min(room, rows, left)
+        if wanted < left and wanted < min(rows, qp.device.window_packets(mtu) // 4):
+            # The window leaves room for a scrap of a row: there will soon be more, since what is under way
+            # and asks for no acknowledgement is never half a window.
+            return None
         if wanted > 1 and (position or not shape.write):
             # The last packet is part of the row where it is full and has no header that the others have not.
             if position + wanted > last and (shape.trailer or work.length != work.packets * mtu):
@@ -291,6 +307,8 @@ class Requester:
             self._fail(self._oldest(), WcStatus.RETRY_EXC_ERR)
             return
         self._went_back_at = -1
+        # It is not in the peer's socket buffer any more, so it keeps no other connection waiting.
+        self._share.hold(self._qp.path, 0)
         self._go_back(self.unacked)
 
     def _oldest(self) -> Work:
@@ -443,6 +461,7 @@ class Requester:
         if psn <= self.unacked:
             return
         self.unacked = psn
+        self._share.hold(self._qp.path, (self._sent - psn) * self._qp.mtu)
         if self._cursor < psn:
             self._cursor = psn
         clock = self.clock

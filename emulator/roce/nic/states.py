@@ -90,9 +90,12 @@ def next_state(
     `wanted` and `current` count where the mask names them; `current` is what the caller takes the state for.
     QP1 has no port to choose.
     """
-    if mask & _A.CUR_STATE and (current not in _CURRENT or current is not state):
+    if mask & _A.CUR_STATE and (current not in _CURRENT or current != state):
         raise VerbsError(errno.EINVAL, f"the state is {state.name}, not {current.name}")
-    target = wanted if mask & _A.STATE else state
+    try:
+        target = QpState(wanted) if mask & _A.STATE else state
+    except ValueError as error:
+        raise VerbsError(errno.EINVAL, str(error)) from error
     if target in (_S.RESET, _S.ERR) and (state, target) != (_S.RESET, _S.ERR):
         move: Move | None = _NONE
     else:

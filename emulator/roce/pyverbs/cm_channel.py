@@ -10,7 +10,7 @@ import errno
 import os
 import select
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emulator.roce.cm import events as cm_events
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from emulator.roce.cm.manager import Listener
     from emulator.roce.pyverbs.cmid import CMID
     from emulator.roce.runtime.device import Device
+
+
+LOOK_AGAIN_MS: Final = 100
+"""Who waits for several devices at once looks so often whether the channel is still there."""
 
 
 class Happened(NamedTuple):
@@ -67,9 +71,14 @@ class CMEventChannel(PyverbsObject):
         return True
 
     def close(self) -> None:
-        """Close the descriptor; events that wait are lost."""
+        """Close the descriptor; events that wait are lost, and who waits for one gets EBADF."""
         with self._lock:
             self._events.close()
+        for device in tuple(self.devices):
+            if not device.closed:
+                with device.turn():
+                    pass  # whoever drives looks again
+        self.devices.clear()
 
     def happened(self, event: cm_events.CmEvent) -> None:
         """The sink of connections: with their device's lock held. Not in pyverbs."""
@@ -119,14 +128,18 @@ class CMEventChannel(PyverbsObject):
                 return
             except DeviceClosed:
                 self.devices.discard(devices[0])
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        poll.poll(100)
+        with self._lock:
+            if self._events.closed:
+                return
+            poll = select.poll()
+            poll.register(self.fd, select.POLLIN)
+        poll.poll(LOOK_AGAIN_MS)
 
     @property
     def blocking(self) -> bool:
         """Whether the descriptor blocks. Not in pyverbs."""
-        return not self._events.closed and os.get_blocking(self.fd)
+        with self._lock:
+            return not self._events.closed and os.get_blocking(self.fd)
 
 
 class CMEvent(PyverbsObject):

@@ -7,7 +7,6 @@ program which polls in a loop drives its own traffic and meets no other thread.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import weakref
 from typing import TYPE_CHECKING, Final
@@ -67,6 +66,13 @@ class CompChannel(PyverbsCM):
         if events is not None and not events.closed:
             forsake(self)
 
+    def __len__(self) -> int:
+        """Events that wait. Not in pyverbs."""
+        return len(self.events)
+
+    def __bool__(self) -> bool:
+        return True
+
     @property
     def fd(self) -> int:
         """For select and poll. Not in pyverbs 44 (it came with 57)."""
@@ -83,21 +89,24 @@ class CompChannel(PyverbsCM):
     def get_cq_event(self, expected_cq: CQ | CQEX) -> None:
         """Wait for the next event and take it. PyverbsRDMAError where it is another queue's, and with EAGAIN
         where there is none and the descriptor does not block."""
-        if self.events.closed:
-            raise PyverbsRDMAError("Failed to get CQ event", errno.EBADF)
         device, events = self.device, self.events
-        if not len(events):
-            if fcntl.fcntl(events.fileno(), fcntl.F_GETFL) & os.O_NONBLOCK:
+        while True:
+            with device.turn():
+                if events.closed:
+                    raise PyverbsRDMAError("Failed to get CQ event", errno.EBADF)
+                queue = events.pop()
+                if queue is not None:
+                    break
+                blocking = os.get_blocking(events.fileno())
+            if not blocking:
                 device.drive_once()
                 if not len(events):
                     raise PyverbsRDMAError("Failed to get CQ event", errno.EAGAIN)
-            else:
-                try:
-                    device.drive_until(events.__len__, None)
-                except DeviceClosed as error:
-                    raise PyverbsRDMAError("Failed to get CQ event", errno.ENODEV) from error
-        with device.turn():
-            queue = events.pop()
+                continue
+            try:
+                device.drive_until(lambda: len(events) or events.closed, None)
+            except DeviceClosed as error:
+                raise PyverbsRDMAError("Failed to get CQ event", errno.ENODEV) from error
         if queue is not expected_cq.queue:
             raise PyverbsRDMAError("Received event on an unexpected CQ", 0)
         expected_cq.num_events += 1

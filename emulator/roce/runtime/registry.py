@@ -94,7 +94,8 @@ class Registry:
                 self._open[device.ip] = device, users - 1
                 return
             del self._open[device.ip]
-        device.close()
+            # Under the lock: who opens it next shall find its port free.
+            device.close()
 
 
 def _from_environment() -> list[DeviceEntry]:

@@ -22,7 +22,7 @@ from emulator.roce.nic.verbs import (
     WcOpcode,
     WcStatus,
 )
-from tests.support.roce_ends import Pair, attributes_for, move_up
+from tests.support.roce_ends import Pair, attributes_for, make_end, move_up
 
 SIZES = (0, 1, 3, 4, 255, 256, 257, 4095, 4096, 4097, 70_000, 300_001)
 
@@ -135,7 +135,7 @@ def test_the_window_bounds_what_is_under_way() -> None:
     most = [0]
 
     def watch() -> bool:
-        under_way = sum(flight.segment_size and len(flight.data) for flight in pair.network._flights)
+        under_way = sum(len(flight.data) for flight in pair.network._flights)
         most[0] = max(most[0], under_way)
         return len(a.cq) == 2
 
@@ -312,3 +312,69 @@ def test_both_sides_at_once() -> None:
         assert [c.status for c in end.polled()] == [WcStatus.SUCCESS] * 2
         assert end.memory.view[300_000:600_000] == peer.memory.view[:300_000]
         assert end.memory.view[600_000:900_000] == peer.memory.view[:300_000]
+
+
+def test_many_connections_share_what_one_socket_buffer_holds() -> None:
+    pair = Pair(1 << 17, window_bytes=16 << 10)
+    ends = [(pair.a, pair.b)]
+    for _ in range(7):
+        a = make_end(pair.a.nic, 1 << 17)
+        b = make_end(pair.b.nic, 1 << 17)
+        for end, peer in ((a, b), (b, a)):
+            move_up(end, attributes_for(end, peer))
+        ends.append((a, b))
+    for number, (a, b) in enumerate(ends):
+        a.memory.view[:60_000] = bytes([number + 1]) * 60_000
+        a.post(SendOpcode.RDMA_WRITE, a.sge(0, 60_000), to=b)
+        a.post(SendOpcode.RDMA_READ, a.sge(60_000, 60_000), to=b)
+    path, most = pair.a.nic.path_to(pair.b.nic.address), 0
+
+    def all_done() -> bool:
+        nonlocal most
+        most = max(most, path.in_flight)
+        return all(len(a.cq) == 2 for a, _ in ends)
+
+    assert pair.network.run(all_done)
+    for number, (a, b) in enumerate(ends):
+        assert [c.status for c in a.polled()] == [WcStatus.SUCCESS] * 2
+        assert b.memory.view[:60_000] == a.memory.view[60_000:120_000] == bytes([number + 1]) * 60_000
+    assert 2 * (16 << 10) <= most <= 3 * (16 << 10)
+    assert path.in_flight == 0
+
+
+def test_a_connection_that_ends_gives_its_share_back() -> None:
+    pair = Pair(1 << 17, window_bytes=16 << 10)
+    other, peer = make_end(pair.a.nic, 1 << 17), make_end(pair.b.nic, 1 << 17)
+    for end, far in ((other, peer), (peer, other)):
+        move_up(end, attributes_for(end, far))
+    third, far = make_end(pair.a.nic, 1 << 17), make_end(pair.b.nic, 1 << 17)
+    for end, to in ((third, far), (far, third)):
+        move_up(end, attributes_for(end, to))
+    for end, to in ((pair.a, pair.b), (other, peer), (third, far)):
+        end.post(SendOpcode.RDMA_WRITE, end.sge(0, 100_000), to=to)
+    pair.a.nic.take_output(0.0)
+    path = pair.a.nic.path_to(pair.b.nic.address)
+    assert path.in_flight >= path.budget
+    pair.a.qp.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)
+    pair.a.nic.destroy_qp(other.qp)
+    assert pair.a.nic.has_output
+    assert pair.run_until(1, third)[0].status is WcStatus.SUCCESS
+    assert path.in_flight == 0
+
+
+def test_a_silent_peer_keeps_no_other_connection_waiting_for_long() -> None:
+    pair = Pair(1 << 17, window_bytes=16 << 10, changes={"timeout": 19})
+    silent = [pair.a]
+    for _ in range(2):
+        silent.append(make_end(pair.a.nic, 1 << 17))
+        move_up(silent[-1], attributes_for(silent[-1], pair.b, dest_qpn=0x123456, timeout=19))
+    pair.b.qp.modify(QpAttributes(state=QpState.ERR), QpAttr.STATE)
+    for end in silent:
+        end.post(SendOpcode.RDMA_WRITE, end.sge(0, 100_000), to=pair.b)
+    alive, peer = make_end(pair.a.nic, 1 << 17), make_end(pair.b.nic, 1 << 17)
+    for end, to in ((alive, peer), (peer, alive)):
+        move_up(end, attributes_for(end, to))
+    pair.network.collect()
+    alive.post(SendOpcode.RDMA_WRITE, alive.sge(0, 100_000), to=peer)
+    assert pair.run_until(1, alive)[0].status is WcStatus.SUCCESS
+    assert pair.network.now < 0.1

@@ -90,7 +90,7 @@ def test_a_row_is_the_packets_that_it_stands_for(
 ) -> None:
     size = mtu.bytes
     count = min(count, rows_of(size))
-    path = Path("10.0.0.1", "10.0.0.2", numbered)
+    path = Path("10.0.0.1", "10.0.0.2", numbered, budget=0)
     source = np.arange(count * size, dtype=np.uint32).astype(np.uint8)
     burst = PacketWriter().rows(
         path,

@@ -11,7 +11,7 @@ import pytest
 
 from emulator.roce.link.base import LinkCounters, Received
 from emulator.roce.nic.verbs import Address, Burst
-from emulator.roce.runtime.seat import ROUND_BURSTS, Seat
+from emulator.roce.runtime.seat import LINGER_S, PATIENCE, RARELY, ROUND_BURSTS, Seat, _Sleep
 from tests.support.waiting import wait_until
 
 
@@ -247,3 +247,42 @@ def test_the_driver_serves_those_who_wait(stand: Stand) -> None:
     stand.other.send(b"end")
     driver.join(20)
     waiter.join(20)
+
+
+def test_who_looks_in_vain_again_and_again_looks_rarely() -> None:
+    """A sleep that follows a datagram begins with looking for the next, as long as that pays."""
+    own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    asked = 0
+
+    def clock() -> float:
+        nonlocal asked
+        asked += 1
+        return asked * LINGER_S / 10
+
+    link = PairLink(own)
+    sleep = _Sleep(link, clock)
+    lock = threading.Lock()
+    lock.acquire()
+
+    def looked() -> bool:
+        """Whether a sleep of no length begins with looking."""
+        before, now = asked, asked * LINGER_S / 10
+        sleep.sleep(lock, now, now + LINGER_S / 2, False, lively=True)
+        return asked > before
+
+    try:
+        assert [looked() for _ in range(PATIENCE + 3)] == [True] * PATIENCE + [False] * 3
+        assert sum(looked() for _ in range(4 * RARELY)) == 4
+        other.send(b"there it is")
+        while not looked():
+            pass
+        # It has paid, so it is tried each time again.
+        link.receive()
+        assert [looked() for _ in range(PATIENCE)] == [True] * PATIENCE
+        before = asked
+        sleep.sleep(lock, 0.0, 0.0, False, lively=False)
+        assert asked == before
+    finally:
+        sleep.close()
+        link.close()
+        other.close()

@@ -141,10 +141,9 @@ def test_waiting_for_the_seat_ends_at_its_deadline_too(pair: tuple[Program, Prog
         assert first.device._seat._waiters == []
     finally:
         over.set()
+        # Whatever a turn does, conditions may have become true by it: those who wait are asked.
         with first.device.turn():
             pass
-        # The condition of the driver is looked at when something happens: a turn wakes nobody by itself.
-        first.device._seat._driver_sleep.call()
         driver.join(20)
     assert not driver.is_alive()
 
@@ -233,6 +232,8 @@ def test_a_device_of_the_registry_is_shared_and_closed_by_the_last(monkeypatch: 
             open_device("mlx5_0")
     finally:
         remove_device("added0")
+    monkeypatch.setenv("G35_ROCE_PCAP", "/tmp/{device}.pcap")
+    assert str(find_device("env0").pcap) == "/tmp/env0.pcap"
     monkeypatch.setenv("G35_ROCE_DEVICES", "nonsense")
     with pytest.raises(ValueError, match="NAME=ADDRESS"):
         devices()

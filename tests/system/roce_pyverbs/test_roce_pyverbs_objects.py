@@ -39,7 +39,10 @@ def test_a_completion_channel_is_readable_while_an_event_waits() -> None:
         assert not readable(right.channel.fd, 0)
         left.qp.post_send(left.request(e.IBV_WR_SEND))
         assert readable(right.channel.fd, SECONDS)
+        assert len(right.channel) == 1
         right.channel.get_cq_event(right.cq)
+        assert right.channel
+        assert not len(right.channel)
         assert not readable(right.channel.fd, 0)
         assert right.cq.poll()[0] == 1
         right.cq.ack_events(1)
@@ -71,6 +74,34 @@ def test_who_waits_for_an_event_is_woken_by_it() -> None:
         waiter.join(SECONDS)
         assert not waiter.is_alive()
         assert right.cq.num_events == 1
+
+
+def test_who_waits_is_woken_by_what_another_thread_does_here() -> None:
+    """Nothing comes from the network: work is flushed, a channel is closed."""
+    with two_sides() as (left, _):
+        left.receive(wr_id=7)
+        got: list[int] = []
+        waiter = threading.Thread(target=lambda: got.append(left.completions(1)[0].wr_id))
+        waiter.start()
+        left.qp.modify(QPAttr(qp_state=e.IBV_QPS_ERR), e.IBV_QP_STATE)
+        waiter.join(SECONDS / 2)
+        assert got == [7]
+    with devices(1) as (name,), Context(name=name) as context:
+        channel = CompChannel(context)
+        cq = CQ(context, 4, None, channel)
+        refused: list[int] = []
+
+        def wait() -> None:
+            try:
+                channel.get_cq_event(cq)
+            except PyverbsRDMAError as error:
+                refused.append(error.error_code)
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        channel.close()
+        waiter.join(SECONDS)
+        assert refused == [errno.EBADF]
 
 
 def test_a_descriptor_that_does_not_block_says_eagain() -> None:

@@ -1,4 +1,4 @@
-"""rdma-core's own tests of pyverbs, on the stand-in: none fails, and what is skipped is what no device here does."""
+"""rdma-core's own tests of pyverbs, on the stand-in: none fails, and skipped is what no device here does."""
 
 from __future__ import annotations
 

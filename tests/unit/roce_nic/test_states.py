@@ -148,3 +148,15 @@ def test_query_gives_back_what_was_set() -> None:
         assert getattr(found, name) == getattr(attributes, name)
     qp.modify(QpAttributes(state=QpState.RESET), QpAttr.STATE)
     assert qp.query().av is None
+
+
+def test_plain_numbers_are_as_good_as_enumerations() -> None:
+    qp = _qp()
+    attributes = QpAttributes(av=AddressVector("10.0.0.2"), path_mtu=3, port_num=1)  # type: ignore[arg-type]
+    for state, mask in ((1, TO_INIT), (2, TO_RTR), (3, TO_RTS)):
+        attributes.state = state  # type: ignore[assignment]
+        qp.modify(attributes, QpAttr(int(mask)))
+    assert qp.state is QpState.RTS
+    assert qp.mtu == 1024
+    with pytest.raises(VerbsError, match="9 is not a valid QpState"):
+        next_state(QpType.RC, 5, QpState.RTS, QpAttr.STATE, 9, QpState.RTS)  # type: ignore[arg-type]
