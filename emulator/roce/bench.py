@@ -2,6 +2,7 @@
 
     python -m emulator.roce.bench                 all records, one JSON line each
     python -m emulator.roce.bench roce_write_1m   one
+    python -m emulator.roce.bench --seconds 0.5   each for this long; 2 s where nothing is said
 
     udp_gso                 GiB/s: datagrams of the same size, 15 to a `sendmsg` with UDP_SEGMENT, received
                             with UDP_GRO and looked at by nobody: the floor of all that follows
@@ -57,9 +58,11 @@ PEER_IP: Final = "127.0.35.3"
 PORT: Final = 4420
 MIB: Final = 1 << 20
 SECONDS: Final = 2.0
+SECONDS_MOST: Final = 600.0
 IN_FLIGHT: Final = 2
 SMALL: Final = 64
 PING_PONGS: Final = 4000
+PING_PONGS_LEAST: Final = 200
 WAIT_S: Final = 10.0
 
 SEGMENT: Final = 4096 + 16
@@ -297,13 +300,14 @@ def roce_read_1m(seconds: float = SECONDS) -> Record:
     return _one_sided("roce_read_1m", SendOpcode.RDMA_READ, seconds)
 
 
-def roce_send_64b_p50_us(rounds: int = PING_PONGS) -> Record:
+def roce_send_64b_p50_us(seconds: float = SECONDS) -> Record:
     """Half a round trip of two SENDs."""
     with _connected() as (party, _, _):
-        times = []
+        times: list[float] = []
         with party.device.turn():
             party.post_receives(32)
-        for _ in range(rounds):
+        end = time.perf_counter() + seconds
+        while len(times) < PING_PONGS and (len(times) < PING_PONGS_LEAST or time.perf_counter() < end):
             start = time.perf_counter()
             with party.device.turn():
                 party.send_small()
@@ -314,7 +318,7 @@ def roce_send_64b_p50_us(rounds: int = PING_PONGS) -> Record:
     return Record("roce_send_64b_p50_us", statistics.median(times) / 2 * 1e6, "us")
 
 
-RECORDS: Final[dict[str, Callable[[], Record]]] = {
+RECORDS: Final[dict[str, Callable[[float], Record]]] = {
     "udp_gso": udp_gso,
     "roce_write_1m": roce_write_1m,
     "roce_read_1m": roce_read_1m,
@@ -328,12 +332,22 @@ def main(words: list[str]) -> int:
     if len(words) == 1 and words[0] in _ROLES:
         _ROLES[words[0]]()
         return 0
+    seconds = SECONDS
+    if words[:1] == ["--seconds"]:
+        try:
+            seconds = float(words[1])
+        except (IndexError, ValueError):
+            seconds = 0.0
+        if not 0 < seconds <= SECONDS_MOST:
+            print(f"--seconds wants a number up to {SECONDS_MOST:g}", file=sys.stderr)
+            return 2
+        words = words[2:]
     unknown = [word for word in words if word not in RECORDS]
     if unknown:
         print(f"no record {unknown[0]!r}; there are {', '.join(RECORDS)}", file=sys.stderr)
         return 2
     for name in words or RECORDS:
-        print(json.dumps(asdict(RECORDS[name]())), flush=True)
+        print(json.dumps(asdict(RECORDS[name](seconds))), flush=True)
     return 0
 
 

@@ -16,7 +16,7 @@ from emulator.lab.errors import LabUnavailableError
 from emulator.lab.image import LabImage, prepare
 from emulator.roce.runtime import Device
 from tests.support.guest_tests import GuestTests
-from tests.support.rdma_cable import Cable, far_device
+from tests.support.rdma_cable import Cable, far_device, why_there_is_no_cable
 
 HERE = Path(__file__).parent
 IN_GUEST = os.environ.get("G35_LAB_GUEST") == "1"
@@ -92,6 +92,9 @@ def lab_image() -> Iterator[LabImage]:
 @pytest.fixture(scope="session")
 def cable() -> Cable:
     """In the guest: rxe here, a network namespace for an emulated NIC at the far end."""
+    reason = why_there_is_no_cable()
+    if reason is not None:
+        pytest.skip(reason)
     return Cable()
 
 

@@ -1,7 +1,10 @@
-"""The agent on the kernel's nvmet-tcp: the whole path with somebody else's enclosure under it."""
+"""The agent on the kernel's nvmet: the whole path with somebody else's enclosure under it, over TCP, by RDMA
+on an emulated NIC at the far end of a cable, and by RDMA on the kernel's rxe.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from host_shim.pool import Pool
 from tests.support.kernel_host import drop_caches, run
 from tests.support.kernel_target import ADDRESS, KernelTarget
 from tests.support.processes import Processes, Started
+from tests.support.rdma_cable import KERNEL, OURS, far_device, inside
 from tests.support.waiting import wait_until
 
 # Emulated, Python takes its time to start.
@@ -29,8 +33,13 @@ workers = 2
 read_deadline_ms = 20000
 write_deadline_ms = 60000
 
+[fabric]
+verbs_provider = "{provider}"
+local_address = "{local_address}"
+
 [[enclosures]]
 name = "kernel"
+transport = "{transport}"
 address = "{address}"
 port = {port}
 nqn = "{nqn}"
@@ -64,22 +73,50 @@ def g35(*words: str) -> None:
     assert status == 0, words
 
 
-@pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
-    """One agent for the whole file, on two namespaces of the kernel's target."""
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """How the agent reaches the kernel."""
+
+    transport: str = "tcp"
+    target_address: str = ADDRESS
+    provider: str = "pyverbs"
+    local_address: str = ""
+
+
+OVER_EMULATOR = Fabric("rdma", KERNEL, "emulator.roce.pyverbs", OURS)
+FABRICS = {"tcp": Fabric(), "emulator": OVER_EMULATOR, "rxe": Fabric("rdma", KERNEL, "pyverbs", KERNEL)}
+
+
+@pytest.fixture(scope="module", params=list(FABRICS))
+def agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """One agent for all tests of a fabric, on two namespaces of the kernel's target."""
+    fabric = FABRICS[request.param]
+    if fabric.transport == "rdma":
+        request.getfixturevalue("cable")
     folder = tmp_path_factory.mktemp("agent")
     configuration, mount = folder / "g35.toml", folder / "mount"
     processes = Processes(folder)
-    with KernelTarget() as target:
+    far = fabric is OVER_EMULATOR
+    with KernelTarget(address=fabric.target_address, transport=fabric.transport) as target:
         for nsid in (1, 2):
-            target.add_namespace(nsid, mebibytes=256)  # taken from the guest's memory as it is written
+            target.add_namespace(nsid, mebibytes=128)  # taken from the guest's memory as it is written
         configuration.write_text(
-            CONFIGURATION.format(folder=folder, address=ADDRESS, port=target.port, nqn=target.nqn)
+            CONFIGURATION.format(
+                folder=folder,
+                provider=fabric.provider,
+                local_address=fabric.local_address,
+                transport=fabric.transport,
+                address=target.address,
+                port=target.port,
+                nqn=target.nqn,
+            )
         )
         try:
             g35("key", "new", str(folder / "key"))
-            g35("pool", "format", "--config", str(configuration))
-            process = processes.g35("agent", "--config", configuration)
+            with far_device() if far else contextlib.nullcontext():
+                g35("pool", "format", "--config", str(configuration))
+            with inside() if far else contextlib.nullcontext():
+                process = processes.g35("agent", "--config", configuration)
             process.wait_for_line("ready", START_S)
             yield RunningAgent(process, mount, target)
             assert process.stop(60) == 0, process.output

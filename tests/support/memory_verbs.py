@@ -69,6 +69,11 @@ class Station:
         self.windows = [next(_keys) for _ in range(count)]
         return list(self.windows)
 
+    def renew_window(self, number: int) -> int:
+        """A fresh window of that number, for a provider whose windows serve once."""
+        self.windows[number] = next(_keys)
+        return self.windows[number]
+
     def local(self, span: Span, access: Access) -> memoryview | None:
         found = self.regions.get(span.lkey)
         if found is None or found[1] & access != access:

@@ -10,25 +10,28 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from emulator.roce.runtime import Device, add_device, open_device, release_device, remove_device
+from nvmeof.transport.verbs_provider import VerbsUnavailable, load_verbs
 from tests.support.kernel_host import run
 
 KERNEL: Final = "10.77.0.1"
 OURS: Final = "10.77.0.2"
 RXE: Final = "rxe0"
 NAMESPACE: Final = "b"
+PROGRAMS: Final = {"ip": "iproute2", "rdma": "iproute2", "rping": "rdmacm-utils"}
 
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Cable:
-    """veth0 here, with rxe0 on it; veth1 in the namespace. It stays: to take a device of rxe away under somebody
-    who still uses it blocks for good (`unregister_netdevice`), and the guest ends anyway.
+    """veth0 here, with rxe0 on it; veth1 in the namespace. It stays: to take an rxe device away from somebody
+    who uses it blocks for good (`unregister_netdevice`), and the guest ends anyway.
     """
 
     def __init__(self) -> None:
@@ -47,6 +50,18 @@ class Cable:
         """Of both interfaces: 1500 gives a RoCE MTU of 1024, 4200 one of 4096."""
         run("ip", "link", "set", "veth0", "mtu", str(mtu))
         run("ip", "-n", NAMESPACE, "link", "set", "veth1", "mtu", str(mtu))
+
+
+def why_there_is_no_cable() -> str | None:
+    """What keeps the lab from talking RDMA, in a sentence; None where nothing does."""
+    lacking = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    if lacking:
+        return f"Debian packages are missing: {' '.join(lacking)}"
+    try:
+        load_verbs("pyverbs")
+    except VerbsUnavailable as error:
+        return f"Debian's python3-pyverbs: {error}"
+    return None
 
 
 @contextlib.contextmanager

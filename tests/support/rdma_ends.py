@@ -33,13 +33,20 @@ class RdmaPair:
         *,
         windows: bool = True,
         in_capsule_bytes: int = 0,
+        windows_serve_once: bool = False,
     ) -> None:
         self.bench = bench
         self.near, self.far = Station("host"), Station("controller")
         self.wire = Wire(self.near, self.far)
         self.buffers = RegisteredBuffers(self.near, WINDOW_ACCESS if windows else HOST_ACCESS)
         keys = self.near.make_windows(depth) if windows else ()
-        self.queue = RdmaQueue(depth, self.buffers, in_capsule_bytes=in_capsule_bytes, windows=keys)
+        self.queue = RdmaQueue(
+            depth,
+            self.buffers,
+            in_capsule_bytes=in_capsule_bytes,
+            windows=keys,
+            renew_window=self.near.renew_window if windows_serve_once else None,
+        )
         self.media = RegisteredBuffers(self.far, Access.LOCAL_WRITE)
         for storage in bench.storage.values():
             if storage.direct:
@@ -130,10 +137,17 @@ class RdmaBench:
                 facts: ControllerFacts = end.value[0]
                 return facts
 
-    def io(self, depth: int = 16, qid: int = 1) -> RdmaPair:
+    def io(self, depth: int = 16, qid: int = 1, *, windows_serve_once: bool = False) -> RdmaPair:
         """A connected I/O queue."""
         inside = self.facts.in_capsule_bytes
-        pair = RdmaPair(self, qid, depth, windows=self.windows, in_capsule_bytes=inside)
+        pair = RdmaPair(
+            self,
+            qid,
+            depth,
+            windows=self.windows,
+            in_capsule_bytes=inside,
+            windows_serve_once=windows_serve_once,
+        )
         command = pair.run(connect_command(CONFIG, qid, depth + 1, self.facts.cntlid))
         assert command.status == 0, command
         pair.ended.clear()

@@ -29,7 +29,7 @@ class VerbsEnd:
         )
         e = self.e = p.enums
         self._context = p.device.Context(name=device)
-        self._gid, self._gid_index = self._find_gid(address)
+        self.gid, self._gid_index = self._find_gid(address)
         self._domain = p.pd.PD(self._context)
         access = (
             e.IBV_ACCESS_LOCAL_WRITE | e.IBV_ACCESS_REMOTE_WRITE | e.IBV_ACCESS_REMOTE_READ
@@ -73,8 +73,10 @@ class VerbsEnd:
             ),
         )
 
-    def connect(self, other: VerbsEnd, *, path_mtu: int, first_psn: int, expected_psn: int) -> None:
-        """To RTS, with `other` as the peer; `path_mtu` is an ibv_mtu."""
+    def connect(
+        self, other: VerbsEnd | SimpleNamespace, *, path_mtu: int, first_psn: int, expected_psn: int
+    ) -> None:
+        """To RTS, with `other` (its `gid` and `pair.qp_num`) as the peer; `path_mtu` is an ibv_mtu."""
         addr, qp = self._p.addr, self._p.qp
         attr = qp.QPAttr(port_num=1)
         attr.qp_access_flags = self._access
@@ -84,7 +86,7 @@ class VerbsEnd:
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 16
         attr.min_rnr_timer = 12
         attr.timeout, attr.retry_cnt, attr.rnr_retry = 17, 7, 7
-        route = addr.GlobalRoute(dgid=addr.GID(other._gid), sgid_index=self._gid_index, hop_limit=64)
+        route = addr.GlobalRoute(dgid=addr.GID(other.gid), sgid_index=self._gid_index, hop_limit=64)
         attr.ah_attr = addr.AHAttr(port_num=1, is_global=1, gr=route)
         self.pair.to_rts(attr)
 

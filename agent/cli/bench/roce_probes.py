@@ -27,8 +27,8 @@ class RoceProbe:
         """Nothing: the program starts what it needs, and compares contents, in every round."""
 
     def round(self, seconds: float) -> Sample:
-        command = [sys.executable, "-P", "-m", "emulator.roce.bench", self._name]
-        command += ["--seconds", str(max(seconds, SECONDS_MIN))]
+        command = [sys.executable, "-P", "-m", "emulator.roce.bench"]
+        command += ["--seconds", str(max(seconds, SECONDS_MIN)), self._name]
         began = time.perf_counter()
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         took = time.perf_counter() - began

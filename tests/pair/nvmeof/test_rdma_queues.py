@@ -4,6 +4,7 @@ peers.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import random
 
@@ -186,6 +187,19 @@ def test_reads_of_the_host_are_bounded() -> None:
 
 
 # --- keys --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_windows_are_bound_again_or_serve_once(once: bool) -> None:
+    """pyverbs cannot tell a window its new key, so there no window may be bound twice."""
+    pair = RdmaBench().io(depth=2, windows_serve_once=once)
+    for _ in range(600):
+        assert pair.run(commands.read(1, 0, 2, memory(2 * LBA))).status == 0
+    keys = [work.rkey for work in pair.near.executed if isinstance(work, BindWindow)]
+    bases = {key & ~0xFF for key in keys}
+    assert len(keys) == 600
+    assert len(bases) == (600 if once else 1)
+    assert all(one != other for one, other in itertools.pairwise(keys))
 
 
 def test_an_answer_without_invalidation_waits_for_ours() -> None:

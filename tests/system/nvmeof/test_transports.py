@@ -105,6 +105,10 @@ class Attached:
         self._thread.join(20)
         assert not self._thread.is_alive()
 
+    def admin(self, command: Command) -> Command:
+        """Run an admin command to its end."""
+        return trio.from_thread.run(self.controller.admin, command, trio_token=self._token)
+
     def queue(self, qid: int = 1, depth: int = 16) -> HostQueue:
         return connect_io_queue(self.controller.info, qid, depth, 10.0)
 
@@ -195,6 +199,22 @@ def test_deadline_abandon_and_late_answer(way: Way, enclosure: Enclosure) -> Non
         assert not command.done
         assert same(into, b"\xaa" * (1 << 20))
         assert finish(queue, commands.flush(2)).status == 0
+        queue.close()
+
+
+def test_a_command_that_hangs_is_aborted(way: Way, enclosure: Enclosure) -> None:
+    with Attached(way, enclosure) as attached:
+        queue = attached.queue()
+        enclosure.drive(0).set_hung(True)
+        hanging = commands.read(1, 0, 256, memoryview(bytearray(1 << 20)))
+        queue.submit(hanging)
+        assert not queue.wait(hanging, time.monotonic() + 0.05)
+        aborted = attached.admin(commands.abort(1, hanging.cid))
+        assert aborted.result & 1 == 0
+        assert queue.wait(hanging, soon())
+        assert hanging.status == Status.ABORT_REQUESTED
+        assert finish(queue, commands.flush(2)).status == 0
+        assert attached.admin(commands.abort(1, 4711)).result & 1 == 1
         queue.close()
 
 
