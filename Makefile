@@ -16,8 +16,8 @@ set-up-to-run:
 set-up-to-test:
 	@.ci/setup test
 
-run: set-up-to-run ## enclosures, agent, mount, a verified replay: all of it; TRACE=FILE for a real trace
-	@.venv/bin/g35 run $(if $(TRACE),--trace '$(TRACE)') $(ARGS)
+run: set-up-to-run ## enclosures, agent, mount, a verified replay: all of it; TRACE=FILE, TRANSPORT=tcp
+	@.venv/bin/g35 run $(if $(TRACE),--trace '$(TRACE)') $(if $(TRANSPORT),--transport '$(TRANSPORT)') $(ARGS)
 
 test: set-up-to-test ## ruff, mypy, import rules, all tests; RUNG=unit (pair sim rules system lab) for one rung
 ifdef RUNG

@@ -17,11 +17,15 @@ from typing import Annotated
 
 import typer
 
-from agent.cli.up.up_arguments import Media, drive_size_option
+from agent.cli.up.up_arguments import Media, TransportName, drive_size_option
 from agent.errors import G35Error, UserError
 
 SAMPLE = Path(__file__).parent / "replay" / "sample_trace.jsonl"
 _DOWN_SECONDS = 60.0
+_WAYS = {
+    TransportName.RDMA: "NVMe/RDMA (RoCEv2 by emulated NICs, on loopback)",
+    TransportName.TCP: "NVMe/TCP",
+}
 
 
 def run(
@@ -37,6 +41,9 @@ def run(
     drive_size: Annotated[
         str, typer.Option(callback=drive_size_option, help="Size of each of the four drives.")
     ] = "640M",
+    transport: Annotated[
+        TransportName, typer.Option(help="NVMe/RDMA over emulated NICs, or NVMe/TCP, which is faster here.")
+    ] = TransportName.RDMA,
     media: Annotated[Media, typer.Option(help="Keep the drives in memory or in files.")] = Media.MEMORY,
 ) -> None:
     """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
@@ -50,8 +57,17 @@ def run(
     with tempfile.TemporaryDirectory(prefix="g35-run-") as folder:
         state = Path(folder)
         slot_bytes = max(-(-512 * per_token // 4096) * 4096, 64 << 10)
-        up = ["--media", media.value, "--drive-size", drive_size, "--value-size", str(slot_bytes)]
-        with _pool_up(state, up):
+        up = [
+            "--transport",
+            transport.value,
+            "--media",
+            media.value,
+            "--drive-size",
+            drive_size,
+            "--value-size",
+            str(slot_bytes),
+        ]
+        with _pool_up(state, transport, up):
             options = ReplayOptions(
                 trace=chosen,
                 mount=state / "mnt",
@@ -80,11 +96,11 @@ def _say(what: str) -> None:
 
 
 @contextmanager
-def _pool_up(state: Path, options: list[str]) -> Iterator[None]:
+def _pool_up(state: Path, transport: TransportName, options: list[str]) -> Iterator[None]:
     """A pool for as long as the block runs."""
     if shutil.which("fusermount3") is None and not Path("/dev/fuse").exists():
         raise UserError("there is no /dev/fuse here, so nothing can be mounted", "see `make setup`")
-    _say("up: two enclosures of two drives each, a fresh pool, the agent, its mount")
+    _say(f"up: two enclosures of two drives each over {_WAYS[transport]}, a fresh pool, the agent, its mount")
     process = subprocess.Popen(_g35("up", "--state", state, *options), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -69,7 +69,7 @@ def test_identify_and_log_pages(enclosure: RunningEnclosure, digests: bool) -> N
     fields = controller.identify()
     assert fields["subnqn"] == enclosure.nqn
     assert fields["mdts"] == 9, "2 MiB in pages of 4 KiB"
-    assert fields["ioccsz"] == (64 + (128 << 10)) // 16
+    assert fields["ioccsz"] == (64 + (1056 << 10)) // 16
     assert fields["cntlid"] == int(controller.attribute("cntlid"))
     device = controller.wait_for_namespace(1)
     namespace = controller.identify_namespace(1)

@@ -23,13 +23,15 @@ from tests.support.lab_enclosure import (
     write_directly,
 )
 from tests.support.processes import Processes
-from tests.support.rdma_cable import OURS, Cable, inside
+from tests.support.rdma_cable import OURS, OURS_TOO, Cable, inside
 from tests.support.waiting import wait_until
 
 
-def start_at_the_far_end(processes: Processes, folder: Path, *options: str | Path) -> RunningEnclosure:
+def start_at_the_far_end(
+    processes: Processes, folder: Path, *options: str | Path, address: str = OURS
+) -> RunningEnclosure:
     with inside():
-        return start_enclosure(processes, folder, "--transport", "rdma", "--address", OURS, *options)
+        return start_enclosure(processes, folder, "--transport", "rdma", "--address", address, *options)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +161,7 @@ def test_the_kernel_finds_an_enclosure_again(
     cable: Cable, processes: Processes, tmp_path: Path, how: signal.Signals
 ) -> None:
     options = ("--folder", tmp_path / "drives", "--name", "mortal")
-    first = start_at_the_far_end(processes, tmp_path, *options)
+    first = start_at_the_far_end(processes, tmp_path, *options, address=OURS_TOO)
     controller = first.connect("--reconnect-delay=1", "--ctrl-loss-tmo=120", "--keep-alive-tmo=5")
     device = controller.wait_for_namespace(1)
     content = os.urandom(MEBIBYTE)
@@ -168,7 +170,7 @@ def test_the_kernel_finds_an_enclosure_again(
     wait_until(lambda: controller.state != "live", 60, "the kernel to notice")
 
     # Nobody at all at that address would cost the kernel a minute for each of its tries.
-    second = start_at_the_far_end(processes, tmp_path, *options)
+    second = start_at_the_far_end(processes, tmp_path, *options, address=OURS_TOO)
     assert second.nqn == first.nqn
     controller.wait_for_state("live", 90)
     assert read_directly(controller.wait_for_namespace(1), 256) == content

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.processes import Processes
-from tests.support.rdma_cable import KERNEL, RXE, Cable
+from tests.support.rdma_cable import KERNEL, RXE, Cable, inside
 
 EMULATOR = "emulator.roce.pyverbs"
 END_S = 90.0
@@ -40,12 +40,13 @@ def test_write_64k(
         rxe = figure(processes, tmp_path / "rxe", *[("pyverbs", RXE, KERNEL)] * 2)
     finally:
         cable.set_mtu()
-    emulator = figure(
-        processes,
-        tmp_path / "emulator",
-        (EMULATOR, "roce0", "127.0.0.2"),
-        (EMULATOR, "roce1", "127.0.0.3"),
-    )
+    with inside():  # where rxe does not have the UDP port of all addresses
+        emulator = figure(
+            processes,
+            tmp_path / "emulator",
+            (EMULATOR, "roce0", "127.0.0.2"),
+            (EMULATOR, "roce1", "127.0.0.3"),
+        )
     ratio = emulator / rxe
     record_property("roce_write_64k", {"emulator": emulator, "rxe": rxe, "ratio": ratio})
     print(f"WRITE of 64 KiB: emulator {emulator:.1f} MiB/s, rxe {rxe:.1f} MiB/s, ratio {ratio:.2f}")

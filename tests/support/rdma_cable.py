@@ -21,6 +21,7 @@ from tests.support.kernel_host import run
 
 KERNEL: Final = "10.77.0.1"
 OURS: Final = "10.77.0.2"
+OURS_TOO: Final = "10.77.0.3"
 RXE: Final = "rxe0"
 NAMESPACE: Final = "b"
 PROGRAMS: Final = {"ip": "iproute2", "rdma": "iproute2", "rping": "rdmacm-utils"}
@@ -38,11 +39,12 @@ class Cable:
         run("ip", "link", "add", "veth0", "type", "veth", "peer", "name", "veth1")
         run("ip", "netns", "add", NAMESPACE)
         run("ip", "link", "set", "veth1", "netns", NAMESPACE)
-        for near, name, address in ((True, "veth0", KERNEL), (False, "veth1", OURS)):
-            ip = ("ip",) if near else ("ip", "-n", NAMESPACE)
-            run(*ip, "address", "add", f"{address}/24", "dev", name)
-            run(*ip, "link", "set", name, "up")
-        run("ip", "-n", NAMESPACE, "link", "set", "lo", "up")
+        run("ip", "address", "add", f"{KERNEL}/24", "dev", "veth0")
+        run("ip", "link", "set", "veth0", "up")
+        for address in (OURS, OURS_TOO):
+            run("ip", "-n", NAMESPACE, "address", "add", f"{address}/24", "dev", "veth1")
+        for name in ("veth1", "lo"):
+            run("ip", "-n", NAMESPACE, "link", "set", name, "up")
         run("rdma", "link", "add", RXE, "type", "rxe", "netdev", "veth0")
 
     @staticmethod

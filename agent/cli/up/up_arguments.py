@@ -30,6 +30,13 @@ _NO_FOLDER = Path("/nonexistent")
 """For a configuration that is only planned with."""
 
 
+class TransportName(StrEnum):
+    """The transports that an enclosure here can serve: NVMe/TCP, or NVMe/RDMA over emulated NICs."""
+
+    TCP = "tcp"
+    RDMA = "rdma"
+
+
 class Suite(StrEnum):
     """Cipher suites of a new pool; the names are those of `agent.inline.suites`."""
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Set
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from agent.cli.up.up_arguments import (
     DoorName,
     Media,
     Suite,
+    TransportName,
     check_room,
     drive_size_option,
     metrics_option,
@@ -40,13 +40,6 @@ DRIVES_MAX = 256
 TEND_SECONDS = 0.2
 _LOCK_FROM_PARENT = "G35_UP_LOCK"
 """In the environment of a detached `g35 up`: the descriptor of the folder's lock, taken by its parent."""
-
-
-class TransportName(StrEnum):
-    """The transports that an enclosure here can serve."""
-
-    TCP = "tcp"
-    RDMA = "rdma"
 
 
 def up(

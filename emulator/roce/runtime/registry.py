@@ -46,7 +46,7 @@ class Registry:
     def add(self, name: str, ip: str, *, mtu: int | None = None, pcap: Path | None = None) -> DeviceEntry:
         """Make a device known; one of this name is replaced. ValueError for no address, or too many."""
         packed_address(ip)
-        entry = DeviceEntry(name, ip, mtu, pcap)
+        entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name))
         with self._lock:
             if len(self._added) >= MAX_DEVICES and name not in self._added:
                 raise ValueError(f"{MAX_DEVICES} devices are known")
@@ -98,16 +98,20 @@ class Registry:
             device.close()
 
 
-def _from_environment() -> list[DeviceEntry]:
+def _capture_of(name: str) -> Path | None:
+    """Where the environment wants the packets of a device."""
     pcap = os.environ.get(ENVIRONMENT_PCAP)
+    return Path(pcap.replace("{device}", name)) if pcap else None
+
+
+def _from_environment() -> list[DeviceEntry]:
     entries = []
     for word in filter(None, (word.strip() for word in os.environ.get(ENVIRONMENT, "").split(","))):
         name, separator, ip = word.partition("=")
         if not separator or not name:
             raise ValueError(f"{ENVIRONMENT}: {word!r} is not NAME=ADDRESS")
         packed_address(ip)
-        capture = Path(pcap.replace("{device}", name)) if pcap else None
-        entries.append(DeviceEntry(name, ip, pcap=capture))
+        entries.append(DeviceEntry(name, ip, pcap=_capture_of(name)))
     return entries
 
 
