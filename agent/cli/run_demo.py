@@ -44,6 +44,9 @@ def run(
     transport: Annotated[
         TransportName, typer.Option(help="NVMe/RDMA over emulated NICs, or NVMe/TCP, which is faster here.")
     ] = TransportName.RDMA,
+    pcap: Annotated[
+        Path | None, typer.Option(help="RDMA: a folder for a capture of each emulated NIC's packets.")
+    ] = None,
     media: Annotated[Media, typer.Option(help="Keep the drives in memory or in files.")] = Media.MEMORY,
 ) -> None:
     """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
@@ -67,6 +70,8 @@ def run(
             "--value-size",
             str(slot_bytes),
         ]
+        if pcap is not None:
+            up += ["--pcap", str(pcap.absolute())]
         with _pool_up(state, transport, up):
             options = ReplayOptions(
                 trace=chosen,

@@ -22,6 +22,7 @@ from emulator.jbof.control_client import ControlError, ask
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings, write_atomically
 from emulator.jbof.sizes import parse_size
+from emulator.roce.runtime.registry import capture_into
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.tcp_rules import TcpSettings
 
@@ -101,6 +102,9 @@ def serve(
     prefault: Annotated[
         bool, typer.Option(help="Take the memory of drives in memory at once, not at their first write.")
     ] = False,
+    pcap: Annotated[
+        Path | None, typer.Option(help="RDMA: a folder for the capture of the emulated device's packets.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log connections too.")] = False,
 ) -> None:
     """Serve drives until interrupted; says `ready` and where, as JSON, on a line of its own."""
@@ -110,6 +114,8 @@ def serve(
         level=logging.DEBUG if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if pcap is not None:
+        capture_into(pcap)
     try:
         settings = EnclosureSettings(
             drives=drives,

@@ -22,6 +22,7 @@ WANTED = (
     "nvmet",
     "nvmet_tcp",
     "veth",
+    "sch_netem",
     "rdma_rxe",
     "rdma_ucm",
     "nvme_rdma",

@@ -12,7 +12,6 @@ import ctypes
 import os
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from emulator.roce.runtime import Device, add_device, open_device, release_device, remove_device
@@ -53,6 +52,19 @@ class Cable:
         run("ip", "link", "set", "veth0", "mtu", str(mtu))
         run("ip", "-n", NAMESPACE, "link", "set", "veth1", "mtu", str(mtu))
 
+    @staticmethod
+    @contextlib.contextmanager
+    def weather(*how: str) -> Iterator[None]:
+        """Loss and the like in both directions: words of `tc qdisc ... netem`."""
+        ends = (("tc", "veth0"), ("tc", "-n", NAMESPACE, "veth1"))
+        for *tc, name in ends:
+            run(*tc, "qdisc", "add", "dev", name, "root", "netem", *how)
+        try:
+            yield
+        finally:
+            for *tc, name in ends:
+                run(*tc, "qdisc", "delete", "dev", name, "root")
+
 
 def why_there_is_no_cable() -> str | None:
     """What keeps the lab from talking RDMA, in a sentence; None where nothing does."""
@@ -85,9 +97,9 @@ def inside(namespace: str = NAMESPACE) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def far_device(pcap: Path | None = None) -> Iterator[Device]:
+def far_device(*, check_icrc_in_full: bool = False) -> Iterator[Device]:
     """The emulated NIC at the far end, open in this process: whoever asks for `OURS` shares it."""
-    add_device("far", OURS, pcap=pcap)
+    add_device("far", OURS, check_icrc_in_full=check_icrc_in_full)
     with inside():
         device = open_device(OURS)
     try:

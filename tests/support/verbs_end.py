@@ -74,9 +74,18 @@ class VerbsEnd:
         )
 
     def connect(
-        self, other: VerbsEnd | SimpleNamespace, *, path_mtu: int, first_psn: int, expected_psn: int
+        self,
+        other: VerbsEnd | SimpleNamespace,
+        *,
+        path_mtu: int,
+        first_psn: int,
+        expected_psn: int,
+        timeout: int = 17,
     ) -> None:
-        """To RTS, with `other` (its `gid` and `pair.qp_num`) as the peer; `path_mtu` is an ibv_mtu."""
+        """To RTS, with `other` (its `gid` and `pair.qp_num`) as the peer; `path_mtu` is an ibv_mtu.
+
+        A packet without an answer is sent again after 4.096 us * 2^`timeout`.
+        """
         addr, qp = self._p.addr, self._p.qp
         attr = qp.QPAttr(port_num=1)
         attr.qp_access_flags = self._access
@@ -85,7 +94,7 @@ class VerbsEnd:
         attr.sq_psn, attr.rq_psn = first_psn, expected_psn
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 16
         attr.min_rnr_timer = 12
-        attr.timeout, attr.retry_cnt, attr.rnr_retry = 17, 7, 7
+        attr.timeout, attr.retry_cnt, attr.rnr_retry = timeout, 7, 7
         route = addr.GlobalRoute(dgid=addr.GID(other.gid), sgid_index=self._gid_index, hop_limit=64)
         attr.ah_attr = addr.AHAttr(port_num=1, is_global=1, gr=route)
         self.pair.to_rts(attr)

@@ -78,6 +78,9 @@ def up(
             help="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035.",
         ),
     ] = "",
+    pcap: Annotated[
+        Path | None, typer.Option(help="RDMA: a folder for a capture of each emulated NIC's packets.")
+    ] = None,
     restart: Annotated[bool, typer.Option(help="Start again what dies.")] = True,
     detach_: Annotated[bool, typer.Option("--detach", help="Return once it is up; see g35 down.")] = False,
 ) -> None:
@@ -98,6 +101,10 @@ def up(
     if media is Media.MEMORY or not layout.has_drives():
         check_room(enclosures, drives, drive_size, options)
     layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if pcap is not None:
+        # The emulated NICs of all processes look here (docs/roce.md); the agent knows nothing of them.
+        pcap.mkdir(parents=True, exist_ok=True)
+        os.environ["G35_ROCE_PCAP"] = str(pcap.absolute() / "{device}.pcap")
     lock = int(os.environ.pop(_LOCK_FROM_PARENT, "-1"))
     if lock < 0:
         lock = layout.take_lock()

@@ -1,11 +1,13 @@
 """Completion queues (IBTA 11.2.8): a bounded row of work completions, and the one-shot notification.
 
-Nothing here waits: whoever polls finds entries or none; whoever armed the queue is called back once.
+Nothing here waits for a completion: whoever polls finds entries or none; whoever armed the queue is called
+back once.
 """
 
 from __future__ import annotations
 
 import errno
+import threading
 from collections import deque
 from collections.abc import Callable
 
@@ -28,6 +30,7 @@ class CompletionQueue:
         self.on_entry: Callable[[], None] | None = None
         self._on_overrun = on_overrun
         self._row: deque[WorkCompletion] = deque()
+        self._taking = threading.Lock()
         self._armed = False
         self._armed_for_all = False
 
@@ -35,18 +38,17 @@ class CompletionQueue:
         return len(self._row)
 
     def poll(self, count: int = 1) -> list[WorkCompletion]:
-        """Take up to `count` completions, oldest first (ibv_poll_cq)."""
-        row = self._row
-        if count >= len(row):
-            taken = list(row)
-            row.clear()
-            return taken
-        return [row.popleft() for _ in range(count)]
+        """Take up to `count` completions, oldest first (ibv_poll_cq). The one method that may be called
+        without the device's lock: a program that polls need not wait for a device at work."""
+        with self._taking:
+            row = self._row
+            return [row.popleft() for _ in range(min(count, len(row)))]
 
     def forget(self, qp_num: int) -> None:
         """Take out the completions of a queue pair that is reset, as the drivers of libibverbs do."""
-        if any(completion.qp_num == qp_num for completion in self._row):
-            self._row = deque(completion for completion in self._row if completion.qp_num != qp_num)
+        with self._taking:
+            if any(completion.qp_num == qp_num for completion in self._row):
+                self._row = deque(completion for completion in self._row if completion.qp_num != qp_num)
 
     def arm(self, solicited_only: bool = False) -> None:
         """Call `on_completion` at the next entry (ibv_req_notify_cq), or at the next that was solicited or is

@@ -131,16 +131,17 @@ class Nic(Objects):
 
     def deadline(self) -> float | None:
         """When `advance` is due, if nothing happens before."""
-        deadlines = [qp.requester.clock.deadline for qp in self._qps.values()]
-        return min((at for at in deadlines if at is not None), default=None)
+        if not self.running:
+            return None
+        return min([at for clock in self.running if (at := clock.deadline) is not None], default=None)
 
     def advance(self, now: float) -> None:
         """It is `now`: time-outs, the end of a wait for a receiver."""
         self.now = now
-        for qp in list(self._qps.values()):
-            at = qp.requester.clock.deadline
+        for clock, call in list(self.running.items()):
+            at = clock.deadline
             if at is not None and at <= now:
-                qp.requester.advance(now)
+                call(now)
 
     def receive(
         self, data: memoryview, segment_size: int, source: Address | tuple[str, int], now: float

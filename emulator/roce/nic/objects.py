@@ -27,6 +27,7 @@ from emulator.roce.nic.memory import (
 )
 from emulator.roce.nic.path import incoming_flow
 from emulator.roce.nic.queue_pair import QueuePair
+from emulator.roce.nic.retry import RetryClock
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
 from emulator.roce.nic.verbs import (
     GSI_QKEY,
@@ -70,6 +71,8 @@ class Objects(ABC):
         self.on_async_event: Callable[[], None] | None = None
         self.keys = KeyTable(self.limits, rng)
         self.ready: deque[QueuePair] = deque()
+        self.running: dict[RetryClock, Callable[[float], None]] = {}
+        """The clocks that run, at most one for each queue pair, and whom they call."""
         self._rng = rng
         self._qps: dict[int, QueuePair] = {}
         self._pds: set[ProtectionDomain] = set()

@@ -65,7 +65,11 @@ class Requester:
         self._wake = qp.schedule
         self._waiting: deque[SendRequest] = deque()
         self._open: deque[Work] = deque()
+        self.clock = self._new_clock()
         self.start(0)
+
+    def _new_clock(self) -> RetryClock:
+        return RetryClock(self._qp.attributes, self._qp.device.running, self.advance)
 
     def start(self, psn: int) -> None:
         """Begin with this PSN, and with nothing in the queue."""
@@ -77,7 +81,8 @@ class Requester:
         self._pieces: deque[int] = deque()
         self._unasked = 0
         self._went_back_at = -1
-        self.clock = RetryClock(self._qp.attributes)
+        self.clock.stop()
+        self.clock = self._new_clock()
 
     # --- the queue ----------------------------------------------------------------------------------------
 
@@ -466,9 +471,10 @@ class Requester:
             self._cursor = psn
         clock = self.clock
         clock.forget_failures()
-        clock.stop()
         if psn != self._sent:
             clock.restart(now)
+        else:
+            clock.stop()
         self._retire()
         self._qp.schedule()
 

@@ -225,7 +225,7 @@ class Responder:
             offset = 0
             if total > MAX_MESSAGE:
                 raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
-            spans = self._remote(rkey, address, total, Access.REMOTE_WRITE)
+            spans = self._remote(rkey, address, total, _REMOTE_WRITE)
         self._check_size(known, len(payload))
         left = total - offset - len(payload)
         if left < 0 or (left > 0) == known.last:
@@ -255,7 +255,7 @@ class Responder:
     def _access_error(self) -> _Refusal:
         return _Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR, EventType.QP_ACCESS_ERR)
 
-    def _remote(self, rkey: int, address: int, length: int, need: Access) -> SpanList:
+    def _remote(self, rkey: int, address: int, length: int, need: int) -> SpanList:
         if not length:
             # Nothing is reached, so no key is looked at (IBTA 9.7.4.1.5).
             return EMPTY
@@ -277,7 +277,7 @@ class Responder:
         address, rkey, length = packet.reth
         if length > MAX_MESSAGE:
             raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
-        spans = self._remote(rkey, address, length, Access.REMOTE_READ)
+        spans = self._remote(rkey, address, length, _REMOTE_READ)
         first, end = self.expected, self.expected + read_packets(length, self._qp.mtu)
         self._remember(_Resource(first, end, address, rkey, length))
         self.expected = end
@@ -289,7 +289,7 @@ class Responder:
         address, rkey, swap_or_add, compare = packet.atomic
         if address % ATOMIC_BYTES:
             raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
-        spans = self._remote(rkey, address, ATOMIC_BYTES, Access.REMOTE_ATOMIC)
+        spans = self._remote(rkey, address, ATOMIC_BYTES, _REMOTE_ATOMIC)
         before = bytearray(ATOMIC_BYTES)
         psn = self.expected
         resource = _Resource(psn, psn + 1, address, rkey, ATOMIC_BYTES)
@@ -341,7 +341,7 @@ class Responder:
             self._count(Count.NO_RESOURCE)
             return
         try:
-            spans = self._remote(rkey, address, length, Access.REMOTE_READ)
+            spans = self._remote(rkey, address, length, _REMOTE_READ)
         except _Refusal:
             self._count(Count.NO_RESOURCE)
             return

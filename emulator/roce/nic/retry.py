@@ -8,6 +8,7 @@ it, which is long to wait for one lost datagram. These early repeats count as no
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Final
 
 from emulator.roce.nic.verbs import QpAttributes
@@ -30,12 +31,26 @@ class Due(enum.Enum):
 
 
 class RetryClock:
-    """Time-outs and counters of one requester. Times are seconds; `deadline` is None while nothing runs."""
+    """Time-outs and counters of one requester. Times are seconds; `deadline` is None while nothing runs.
 
-    __slots__ = ("_attributes", "_probe_wait", "_retries", "_rnr_retries", "_since", "_timer", "rnr_until")
+    While it runs it stands in `running`, with what is to be called when it is due, so that a device with many
+    idle connections looks at none of them.
+    """
 
-    def __init__(self, attributes: QpAttributes) -> None:
+    __slots__ = (
+        "_attributes", "_call", "_probe_wait", "_retries", "_rnr_retries", "_running", "_since", "_timer",
+        "rnr_until",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        attributes: QpAttributes,
+        running: dict[RetryClock, Callable[[float], None]] | None = None,
+        call: Callable[[float], None] = lambda now: None,
+    ) -> None:
         self._attributes = attributes
+        self._running = running if running is not None else {}
+        self._call = call
         self._since = self._probe_wait = 0.0
         self._timer: float | None = None
         self.rnr_until: float | None = None
@@ -58,6 +73,7 @@ class RetryClock:
 
     def restart(self, now: float) -> None:
         """The oldest packet without an answer is as old as `now`."""
+        self.rnr_until = None
         self._since = now
         self._probe_wait = PROBE_S
         self._set(now)
@@ -65,11 +81,13 @@ class RetryClock:
     def stop(self) -> None:
         """There is nothing to wait for."""
         self._timer = self.rnr_until = None
+        self._running.pop(self, None)
 
     def _set(self, now: float) -> None:
         timeout = ack_timeout_seconds(self._attributes.timeout)
         probe = now + self._probe_wait
         self._timer = probe if timeout is None else min(probe, self._since + timeout)
+        self._running[self] = self._call
 
     def advance(self, now: float) -> Due:
         """What is due; the clock then runs on for the next of it."""
@@ -77,7 +95,7 @@ class RetryClock:
         if deadline is None or now < deadline:
             return Due.NOTHING
         if self.rnr_until is not None:
-            self.rnr_until = None
+            self.stop()
             return Due.RECEIVER_READY
         timeout = ack_timeout_seconds(self._attributes.timeout)
         if timeout is not None and now >= self._since + timeout:
@@ -102,4 +120,5 @@ class RetryClock:
                 return False
         self._timer = None
         self.rnr_until = now + RNR_TIMERS[timer]
+        self._running[self] = self._call
         return True

@@ -221,13 +221,12 @@ class CQ(PyverbsCM):
             device.drive_once()
             if not len(queue):
                 return 0, []
-        with device.turn():
-            completions = queue.poll(num_entries)
+        completions = queue.poll(num_entries)
         return len(completions), [work_completion_of(completion) for completion in completions]
 
     def req_notify(self, solicited_only: bool = False) -> None:
         """One event for the next completion, or for the next that was solicited or failed."""
-        with self.device.turn():
+        with self.device.hold():
             self.queue.arm(bool(solicited_only))
 
     def ack_events(self, num_events: int) -> None:
@@ -339,7 +338,7 @@ class CQEX(PyverbsCM):
 
     def req_notify(self, solicited_only: bool = False) -> None:
         """As `CQ.req_notify`. Not in pyverbs, where only a `CQ` can be armed."""
-        with self.device.turn():
+        with self.device.hold():
             self.queue.arm(bool(solicited_only))
 
     def start_poll(self, attr: PollCqAttr | None) -> int:
@@ -355,8 +354,7 @@ class CQEX(PyverbsCM):
         queue = self.queue
         if not len(queue):
             return errno.ENOENT
-        with self.device.turn():
-            completions = queue.poll(1)
+        completions = queue.poll(1)
         if not completions:
             return errno.ENOENT
         self._current = completions[0]

@@ -217,7 +217,8 @@ class QP(PyverbsCM):
         """Post a receive and those chained to it. Those before one that is refused are posted."""
         pair = self.pair
         one: RecvWR | None = wr
-        with self.device.turn():
+        # In the error state a receive completes at once, which somebody may wait for.
+        with self.device.turn() if pair.state is QpState.ERR else self.device.hold():
             while one is not None:
                 try:
                     pair.post_recv(one.request())

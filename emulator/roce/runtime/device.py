@@ -30,7 +30,7 @@ from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import AsyncEvent, Limits, Mtu
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import CannotOpen
-from emulator.roce.runtime.seat import Seat, Turn
+from emulator.roce.runtime.seat import Hold, Seat, Turn
 from emulator.roce.wire.flow import packed_address
 
 HEADER_ROOM: Final = 80
@@ -143,6 +143,10 @@ class Device:
     def turn(self) -> Turn:
         """`with device.turn():` round each call of `nic` and `cm`; not to be nested."""
         return self._seat.turn()
+
+    def hold(self) -> Hold:
+        """`with device.hold():` round calls that cause nothing to be sent and end nobody's wait."""
+        return self._seat.hold()
 
     def drive_until(self, condition: Callable[[], object], deadline: float | None = None) -> bool:
         """Wait until `condition()`, at most until `deadline` of `clock`; whether it holds. `DeviceClosed`

@@ -27,12 +27,15 @@ MAX_DEVICES: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class DeviceEntry:
-    """A device that could be opened. `mtu` None: what its network interface allows."""
+    """A device that could be opened. `mtu` None: what its network interface allows; `check_icrc_in_full`: see
+    `Device`.
+    """
 
     name: str
     ip: str
     mtu: int | None = None
     pcap: Path | None = None
+    check_icrc_in_full: bool = False
 
 
 class Registry:
@@ -43,10 +46,18 @@ class Registry:
         self._added: dict[str, DeviceEntry] = {}
         self._open: dict[str, tuple[Device, int]] = {}
 
-    def add(self, name: str, ip: str, *, mtu: int | None = None, pcap: Path | None = None) -> DeviceEntry:
+    def add(
+        self,
+        name: str,
+        ip: str,
+        *,
+        mtu: int | None = None,
+        pcap: Path | None = None,
+        check_icrc_in_full: bool = False,
+    ) -> DeviceEntry:
         """Make a device known; one of this name is replaced. ValueError for no address, or too many."""
         packed_address(ip)
-        entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name))
+        entry = DeviceEntry(name, ip, mtu, pcap or _capture_of(name), check_icrc_in_full)
         with self._lock:
             if len(self._added) >= MAX_DEVICES and name not in self._added:
                 raise ValueError(f"{MAX_DEVICES} devices are known")
@@ -80,7 +91,14 @@ class Registry:
         with self._lock:
             device, users = self._open.get(entry.ip, (None, 0))
             if device is None or device.closed:
-                device, users = Device(entry.name, entry.ip, mtu=entry.mtu, pcap=entry.pcap), 0
+                device = Device(
+                    entry.name,
+                    entry.ip,
+                    mtu=entry.mtu,
+                    pcap=entry.pcap,
+                    check_icrc_in_full=entry.check_icrc_in_full,
+                )
+                users = 0
             self._open[entry.ip] = device, users + 1
         return device
 
@@ -96,6 +114,12 @@ class Registry:
             del self._open[device.ip]
             # Under the lock: who opens it next shall find its port free.
             device.close()
+
+
+def capture_into(folder: Path) -> None:
+    """From now on each device that is made writes its packets to `folder`/NAME.pcap."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ[ENVIRONMENT_PCAP] = str(folder.absolute() / "{device}.pcap")
 
 
 def _capture_of(name: str) -> Path | None:

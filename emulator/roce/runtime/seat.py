@@ -37,7 +37,11 @@ from emulator.roce.nic.verbs import Address, Burst
 from emulator.roce.runtime.errors import DeviceClosed
 
 PARK_S: Final = 0.001
-"""How long the progress thread stays away after a driver was seen, and how often it looks."""
+"""How long the progress thread stays away after a driver was seen, and how often it looks at first."""
+
+MAX_PARK_S: Final = 0.016
+"""As long as it finds driver after driver it looks ever more rarely, down to this: each look takes the
+interpreter from somebody who has work to do."""
 
 ROUND_BURSTS: Final = 16
 """Bursts received before the lock is offered to others: 1 MiB, some 0.3 ms."""
@@ -74,10 +78,12 @@ class Engine(Protocol):
 class _Waiter:
     """A thread that waits while another one drives."""
 
-    __slots__ = ("condition", "gate")
+    __slots__ = ("condition", "gate", "told")
 
     def __init__(self, condition: Callable[[], object]) -> None:
         self.condition = condition
+        self.told = False
+        """The condition held, so there is nothing more to wait for."""
         self.gate = threading.Lock()
         """Held while there is nothing to wake up for. A bare lock: a Condition costs three times as much."""
         self.gate.acquire()
@@ -168,6 +174,21 @@ class Turn:
             self._seat.lock.release()
 
 
+class Hold:
+    """`with seat.hold():` holds the lock, for calls that cause nothing to be sent and end nobody's wait."""
+
+    __slots__ = ("_seat",)
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    def __enter__(self) -> None:
+        self._seat.enter()
+
+    def __exit__(self, *_: object) -> None:
+        self._seat.lock.release()
+
+
 class Seat:
     """See the top of this file. `clock` is that of all deadlines."""
 
@@ -190,6 +211,7 @@ class Seat:
         self._driver_sleep = _Sleep(link, clock)
         self._progress_sleep = _Sleep(link, clock)
         self._turn = Turn(self)
+        self._hold = Hold(self)
         self._door = threading.Lock()
         self._parked = threading.Event()
         self._parked_long = False
@@ -202,6 +224,10 @@ class Seat:
     def turn(self) -> Turn:
         """The lock for a call of the engine from outside, and sending afterwards."""
         return self._turn
+
+    def hold(self) -> Hold:
+        """The lock alone: see `Hold`."""
+        return self._hold
 
     def leave_turn(self) -> None:
         """Send what has come up, and see that nobody oversleeps. With the lock held."""
@@ -243,6 +269,7 @@ class Seat:
         Returns whether it is. Raises `DeviceClosed` where the device is closed, before or meanwhile.
         """
         self.enter()
+        held = True
         try:
             while True:
                 if self.closed:
@@ -250,7 +277,23 @@ class Seat:
                 if condition():
                     return True
                 if self._taken:
-                    if not self._wait_for_the_seat(condition, deadline):
+                    waiter = _Waiter(condition)
+                    self._waiters.append(waiter)
+                    self.lock.release()
+                    held = False
+                    in_time = False
+                    try:
+                        in_time = self._wait_at(waiter.gate, deadline)
+                    finally:
+                        # Who was told needs nothing more, so not the lock either, which the driver keeps.
+                        if not waiter.told:
+                            self.enter()
+                            held = True
+                            if waiter in self._waiters:
+                                self._waiters.remove(waiter)
+                    if waiter.told:
+                        return True
+                    if not in_time:
                         return bool(condition())
                     continue
                 self._taken = True
@@ -266,10 +309,11 @@ class Seat:
                         self._parked_long = False
                         self._parked.set()
         finally:
-            if self._waiters and not self._taken:
-                # We leave the seat, or were called to it and have no more need of it.
-                self._waiters.pop(0).gate.release()
-            self.lock.release()
+            if held:
+                if self._waiters and not self._taken:
+                    # We leave the seat, or were called to it and have no more need of it.
+                    self._waiters.pop(0).gate.release()
+                self.lock.release()
 
     def drive_once(self) -> None:
         """Receive what is there and do what is due, without waiting: for programs that poll in a loop."""
@@ -283,24 +327,17 @@ class Seat:
         finally:
             self.lock.release()
 
-    def _wait_for_the_seat(self, condition: Callable[[], object], deadline: float | None) -> bool:
-        """Sleep until the condition may hold, or the seat may be free; False when the time is over."""
-        waiter = _Waiter(condition)
-        self._waiters.append(waiter)
-        self.lock.release()
-        try:
-            if deadline is None:
-                return waiter.gate.acquire()
-            return waiter.gate.acquire(timeout=max(deadline - self._clock(), 0.0))
-        finally:
-            self.lock.acquire()
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+    def _wait_at(self, gate: threading.Lock, deadline: float | None) -> bool:
+        """Sleep until somebody opens the gate; False when the time is over."""
+        if deadline is None:
+            return gate.acquire()
+        return gate.acquire(timeout=max(deadline - self._clock(), 0.0))
 
     def _tell_waiters(self) -> None:
         for waiter in self._waiters[:]:
             if waiter.condition():
                 self._waiters.remove(waiter)
+                waiter.told = True
                 waiter.gate.release()
 
     # --- driving -------------------------------------------------------------------
@@ -400,16 +437,18 @@ class Seat:
                 self._sleep(self._progress_sleep, self._clock(), None)
 
     def _park(self) -> None:
-        """Stay away until no driver has been seen for `PARK_S`. With the lock held, let go inside."""
+        """Stay away until no driver has been seen for a while. With the lock held, let go inside."""
+        patience = PARK_S
         while not self.closed:
             seen, occupied = self.drives, self._taken
             self._parked.clear()
             self.lock.release()
             try:
-                self._parked.wait(PARK_S)
+                self._parked.wait(patience)
             finally:
                 self.lock.acquire()
             if self.drives != seen:
+                patience = min(2 * patience, MAX_PARK_S)
                 continue
             if not self._taken:
                 return

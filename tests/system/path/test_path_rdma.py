@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from emulator.roce.wire.opcodes import Opcode
+from emulator.roce.wire.packet import decode_packet_untrusted
 from tests.support.pool_up import PoolUp
+from tests.support.roce_captures import read_packets
 from tests.system.path.test_path_faults import (
     test_a_hung_enclosure_costs_a_bounded_wait,
     test_an_enclosure_killed_and_brought_back_under_load,
@@ -46,3 +50,25 @@ def test_a_second_program_looks_at_the_pool(pool_up: PoolUp) -> None:
     )
     assert shown.returncode == 0, shown.stderr
     assert 'transport = "rdma"' in (pool_up.state / "agent.toml").read_text()
+
+
+def test_a_capture_holds_the_packets_of_a_put_and_a_get(
+    make_pool: Callable[..., PoolUp], tmp_path: Path
+) -> None:
+    """`--pcap`: a file for each NIC, and every packet in it is whole; the payload is ciphertext."""
+    folder = tmp_path / "captures"
+    pool_up = make_pool("--drives", "1", "--pcap", str(folder))
+    secret = b"the plain text of a block. " * 200
+    with pool_up.pool() as pool:
+        kv = pool.volume("kv")
+        assert kv.put(bytes(16), secret)
+        assert kv.get(bytes(16)) == secret
+    pool_up.down()
+    opcodes = set()
+    for file in folder.glob("*.pcap"):
+        for captured in read_packets(file):
+            packet = decode_packet_untrusted(captured.datagram, captured.flow, captured.ip_id)
+            opcodes.add(packet.opcode)
+            assert secret[:16] not in bytes(packet.payload)
+    assert {Opcode.SEND_ONLY, Opcode.ACKNOWLEDGE, Opcode.UD_SEND_ONLY} <= opcodes
+    assert opcodes & {Opcode.WRITE_ONLY, Opcode.WRITE_FIRST}
