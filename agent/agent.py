@@ -75,9 +75,11 @@ class LanesPool:
         a second Connect of the same id could reach the enclosure before the end of the first."""
         with self._lock:
             lanes = self._made.get(queue_id)
-            if lanes is None:
-                lanes = self._made[queue_id] = WorkerLanes(self._fabric, queue_id)
-            return lanes
+            if lanes is not None:
+                return lanes
+            lanes = self._made[queue_id] = WorkerLanes(self._fabric, queue_id)
+        lanes.connect_ahead()
+        return lanes
 
     def tallies(self) -> Iterator[Mapping[str, Tally]]:
         """The counters of all lanes, each a copy of the table (not of the counts)."""

@@ -180,6 +180,7 @@ def _with_lanes(configuration: Configuration, work: Callable[[Fabric, WorkerLane
 
             def on_thread() -> T:
                 try:
+                    lanes.connect_ahead()
                     return work(fabric, lanes)
                 finally:
                     lanes.close()

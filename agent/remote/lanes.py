@@ -12,12 +12,14 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Buffer, Pending, Steps
 from agent.pool.tally import Tally
+from agent.remote.connecting import Connecting
 from agent.remote.fabric import Enclosure, Fabric
 from agent.remote.health import Health
 from nvmeof.errors import NvmeofError
@@ -33,6 +35,8 @@ BUFFER_BYTES = HEADER_BYTES + TRANSFER_MAX + (2 << 20)
 """Header, range, and the units (1 MiB at most) that the range begins and ends in."""
 QUEUE_DEPTH = 64
 CONNECT_SECONDS = 1.0
+CONNECT_WAIT_SECONDS = 0.04
+"""How long the request that first wants a queue waits for it to be connected; then it is a miss."""
 RETRY_CONNECT_SECONDS = 0.5
 COMMAND_SECONDS = 10.0
 """An abandoned command that is older has to be cleared away by resetting the controller."""
@@ -120,12 +124,13 @@ class LanePending:
 
 
 class _Lane:
-    """One queue to one enclosure, and when to try again to connect it."""
+    """One queue to one enclosure, or the try to connect it, and when to try again."""
 
-    __slots__ = ("epoch", "next_try", "queue")
+    __slots__ = ("connecting", "epoch", "next_try", "queue")
 
     def __init__(self) -> None:
         self.queue: HostQueue | None = None
+        self.connecting: Connecting | None = None
         self.epoch = -1
         self.next_try = 0.0
 
@@ -218,38 +223,83 @@ class WorkerLanes:
             return LanePending(None, (), None, now, str(error))
         return pending
 
-    def _queue(self, enclosure: Enclosure, now: float) -> HostQueue | None:
+    def connect_ahead(self, seconds: float = CONNECT_SECONDS) -> None:
+        """Connect to every enclosure whose session stands, before the first request wants it."""
+        end = time.monotonic() + seconds
+        for enclosure in self._fabric.enclosures:
+            self._queue(enclosure, time.monotonic(), patience=0.0)
+        for enclosure in self._fabric.enclosures:
+            lane = self._lanes.get(id(enclosure))
+            if lane is not None and lane.connecting is not None:
+                lane.connecting.wait(max(0.0, end - time.monotonic()))
+                self._queue(enclosure, time.monotonic(), patience=0.0)
+
+    def _queue(
+        self, enclosure: Enclosure, now: float, patience: float = CONNECT_WAIT_SECONDS
+    ) -> HostQueue | None:
         lane = self._lanes.get(id(enclosure))
         if lane is None:
             # As many lanes as enclosures in the configuration, which is bounded.
             lane = self._lanes[id(enclosure)] = _Lane()
-        session, epoch = enclosure.session, enclosure.epoch
         queue = lane.queue
-        if queue is not None:
-            if lane.epoch == epoch and queue.alive and session is not None:
-                oldest = queue.oldest_abandoned()
-                if oldest is None or now - oldest < COMMAND_SECONDS:
-                    return queue
-            enclosure.complain(lane.epoch)
-            queue.close()
-            lane.queue = None
-        if session is None or now < lane.next_try or self._queue_id > session.io_queues:
+        if (
+            queue is not None
+            and lane.epoch == enclosure.epoch
+            and enclosure.session is not None
+            and queue.alive
+            and not queue.needs_reconnect
+        ):
+            oldest = queue.oldest_abandoned()
+            if oldest is None or now - oldest < COMMAND_SECONDS:
+                return queue
+        if lane.connecting is not None:
+            # Somebody has waited for it in vain before: nobody else does.
+            return self._connected(lane, enclosure) if lane.connecting.wait(0.0) else None
+        if not self._begin_to_connect(lane, enclosure, now):
             return None
-        depth = min(QUEUE_DEPTH, session.max_queue_entries)
-        try:
-            lane.queue = connect_io_queue(session, self._queue_id, depth, CONNECT_SECONDS)
-        except (NvmeofError, OSError):
+        assert lane.connecting is not None
+        return self._connected(lane, enclosure) if lane.connecting.wait(patience) else None
+
+    def _begin_to_connect(self, lane: _Lane, enclosure: Enclosure, now: float) -> bool:
+        session, epoch = enclosure.session, enclosure.epoch
+        queue, lane.queue = lane.queue, None
+        connect: Callable[[], HostQueue]
+        if queue is not None and queue.needs_reconnect and lane.epoch == epoch and session is not None:
+            connect = partial(_again, queue)
+        else:
+            if queue is not None:
+                enclosure.complain(lane.epoch)
+                queue.close()
+            if session is None or now < lane.next_try or self._queue_id > session.io_queues:
+                return False
+            depth = min(QUEUE_DEPTH, session.max_queue_entries)
+            connect = partial(connect_io_queue, session, self._queue_id, depth, CONNECT_SECONDS)
+        lane.epoch = epoch
+        lane.connecting = Connecting(connect, f"{enclosure.name}-{self._queue_id}")
+        return True
+
+    def _connected(self, lane: _Lane, enclosure: Enclosure) -> HostQueue | None:
+        """The try is over."""
+        assert lane.connecting is not None
+        queue, lane.connecting = lane.connecting.queue, None
+        if queue is None:
             lane.next_try = time.monotonic() + RETRY_CONNECT_SECONDS
-            enclosure.complain(epoch)
+            enclosure.complain(lane.epoch)
+            return None
+        if lane.epoch != enclosure.epoch:
+            queue.close()
             return None
         for buffer in (self._receive, self._send):
-            lane.queue.register(buffer)
-        lane.epoch = epoch
-        return lane.queue
+            queue.register(buffer)
+        lane.queue = queue
+        return queue
 
     def close(self) -> None:
         """Hang up every queue; the worker is done."""
         for lane in self._lanes.values():
+            if lane.connecting is not None:
+                lane.connecting.give_up()
+                lane.connecting = None
             if lane.queue is not None:
                 lane.queue.close()
                 lane.queue = None
@@ -292,6 +342,11 @@ class WorkerLanes:
         if pending.health is not None:
             pending.health.answered()
         return True
+
+
+def _again(queue: HostQueue) -> HostQueue:
+    queue.reconnect()
+    return queue
 
 
 def _commands(

@@ -100,6 +100,19 @@ class HostQueue(Protocol):
     def alive(self) -> bool:
         """False once the connection is known to be dead."""
 
+    @property
+    def needs_reconnect(self) -> bool:
+        """We broke its connection ourselves, to have a buffer back; the controller is not to blame.
+
+        The next `submit` would connect it again, and block for that; `reconnect` does so ahead.
+        """
+
+    def reconnect(self) -> None:
+        """Connect again where it `needs_reconnect`. Blocks; on any thread, while no other uses the queue.
+
+        Raises `ConnectionLost`; the queue is dead then.
+        """
+
     def register(self, buffer: memoryview) -> None:
         """A buffer that many commands will use (any part of it): writable, and there until `close`.
 

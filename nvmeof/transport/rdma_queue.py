@@ -128,9 +128,20 @@ class RdmaHostQueue:
         """Commands without an answer, abandoned ones included."""
         return self._linked.queue.in_flight if self._linked is not None else 0
 
+    @property
+    def needs_reconnect(self) -> bool:
+        """See `HostQueue.needs_reconnect`."""
+        return self.alive and self._linked is None
+
+    def reconnect(self) -> None:
+        """See `HostQueue.reconnect`."""
+        if self.needs_reconnect:
+            self._connect_again()
+
     def register(self, buffer: memoryview) -> None:
         """See `HostQueue.register`."""
-        self._registered.append(buffer)
+        if not any(known is buffer for known in self._registered):
+            self._registered.append(buffer)
         if self._linked is not None:
             self._register(self._linked)
 

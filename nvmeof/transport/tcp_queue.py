@@ -74,6 +74,14 @@ class TcpHostQueue:
         """Commands without an answer, abandoned ones included."""
         return self._queue.in_flight
 
+    @property
+    def needs_reconnect(self) -> bool:
+        """Never: to abandon a command leaves an NVMe/TCP connection as it is."""
+        return False
+
+    def reconnect(self) -> None:
+        """See `HostQueue.reconnect`."""
+
     def register(self, buffer: memoryview) -> None:
         """See `HostQueue.register`. Sockets take any memory."""
 

@@ -1,40 +1,73 @@
-"""rxe and the emulator over a cable that loses, doubles and reorders packets: both sides send again."""
+"""rxe and the emulator over a cable that loses, doubles, reorders and damages packets: all is sent again."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
+from emulator.roce.nic.counters import Count
 from emulator.roce.runtime import Device
-from tests.support.rdma_cable import KERNEL, OURS, RXE, Cable
+from emulator.roce.wire.malformed import Cause
+from tests.support.rdma_cable import KERNEL, OURS, RXE, Cable, far_device
 from tests.support.verbs_end import VerbsEnd
 
-ROUNDS = 12
+ROUNDS = 10
 PIECE = 30_000
 AT_ONCE = 4
 HALF = AT_ONCE * PIECE
 RETRY = 14
 """67 ms until a packet is sent again."""
 
+KERNELS_COUNTERS = Path("/sys/class/infiniband", RXE, "ports/1/hw_counters")
+
 
 @pytest.mark.parametrize(
-    "how",
-    [("loss", "2%"), ("duplicate", "5%"), ("delay", "2ms", "reorder", "90%", "50%")],
-    ids=["loss", "duplicates", "reordering"],
+    ("how", "in_full"),
+    [
+        (("loss", "1%"), False),
+        (("duplicate", "5%"), False),
+        (("delay", "2ms", "reorder", "90%", "50%"), False),
+        (("corrupt", "1%"), False),
+        (("corrupt", "1%"), True),
+    ],
+    ids=["loss", "duplicates", "reordering", "corruption", "corruption-raw-socket"],
 )
-def test_everything_arrives_once_and_in_order(cable: Cable, far_nic: Device, how: tuple[str, ...]) -> None:
+def test_everything_arrives_once_and_in_order(cable: Cable, how: tuple[str, ...], in_full: bool) -> None:
+    """With the raw socket all 32 bits of the kernel's ICRCs are checked, with the other 16 of them."""
     with (
+        far_device(check_icrc_in_full=in_full) as device,
         VerbsEnd("pyverbs", RXE, KERNEL, 3 * HALF) as kernel,
-        VerbsEnd("emulator.roce.pyverbs", far_nic.name, OURS, 3 * HALF) as ours,
+        VerbsEnd("emulator.roce.pyverbs", device.name, OURS, 3 * HALF) as ours,
     ):
         mtu = kernel.e.IBV_MTU_1024
         kernel.connect(ours, path_mtu=mtu, first_psn=1, expected_psn=2, timeout=RETRY)
         ours.connect(kernel, path_mtu=mtu, first_psn=2, expected_psn=1, timeout=RETRY)
+        before = repeated()
         with cable.weather(*how):
             for number in range(ROUNDS):
                 asking, asked = (kernel, ours) if number % 2 else (ours, kernel)
                 exchange(asking, asked)
+        # The weather was there, and both ends noticed.
+        assert noticed(device, how[0])
+        assert how[0] == "duplicate" or repeated() > before
+
+
+def repeated() -> int:
+    """How often rxe saw a request or an answer that was not the next one."""
+    names = ("duplicate_request", "out_of_seq_request", "rcvd_seq_err", "completer_retry_err")
+    return sum(int((KERNELS_COUNTERS / name).read_text()) for name in names)
+
+
+def noticed(device: Device, what: str) -> int:
+    """How often the emulator saw the weather."""
+    counters = device.nic.counters
+    if what == "corrupt":
+        return counters[Cause.ICRC] + device.link.counters.wrong_icrc
+    if what == "duplicate":
+        return counters[Count.DUPLICATE] + counters[Count.GHOST]
+    return counters[Count.OUT_OF_SEQUENCE] + counters[Count.LOST_RESPONSE] + counters[Count.NAK_RECEIVED]
 
 
 def exchange(asking: VerbsEnd, asked: VerbsEnd) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
 import numpy as np
 
 from emulator.roce.nic.memory import Bytes
-from emulator.roce.nic.packets_out import ROW_OVERHEAD, SAME_BYTES
+from emulator.roce.nic.packets_out import MAX_SEGMENTS, ROW_OVERHEAD, SAME_BYTES
 from emulator.roce.wire.bth import ACKNOWLEDGE_REQUEST, LOW_24_BITS
 from emulator.roce.wire.flow import Flow
 from emulator.roce.wire.icrc import (
@@ -75,11 +76,13 @@ class Row:
 
     def place(self, target: Bytes) -> None:
         """Copy the payload, all of it, in one go."""
-        size = self.mtu + ROW_OVERHEAD
-        table = np.frombuffer(self._data, np.uint8, self.count * size, self._start).reshape(self.count, size)
-        target[: self.count * self.mtu].reshape(self.count, self.mtu)[...] = table[
-            :, BTH_BYTES : BTH_BYTES + self.mtu
-        ]
+        count, mtu = self.count, self.mtu
+        payload = np.ndarray(
+            (count, mtu), np.uint8, self._data, self._start + BTH_BYTES, (mtu + ROW_OVERHEAD, 1)
+        )
+        if len(target) != count * mtu:
+            target = target[: count * mtu]
+        target.reshape(count, mtu)[...] = payload
 
 
 def match_row(
@@ -90,6 +93,9 @@ def match_row(
     size = mtu + ROW_OVERHEAD
     same = data[start : start + SAME_BYTES]
     value = crc32(same, prefix_crc(flow, size))
+    asked = _whole_row(data, start, mtu, most, value)
+    if asked is not None:
+        return Row(data, start, mtu, most, asked)
     count, asked = _run(data, start, size, most, repeat(value))
     if count < 2 and not flow.is_ipv6:
         number = identification_of(data[start : start + size], flow, index, solve)
@@ -98,6 +104,41 @@ def match_row(
             values = (crc32(same, prefix_crc(flow, size, i & 0xFFFF)) for i in numbers)
             count, asked = _run(data, start, size, most, values)
     return Row(data, start, mtu, count, asked) if count > 1 else None
+
+
+class _Table:
+    """How `count` packets of `mtu` bytes lie behind each other: their headers as one structure, and where
+    lies what the ICRC of each goes on with."""
+
+    __slots__ = ("headers", "parts", "right")
+
+    def __init__(self, mtu: int, count: int) -> None:
+        size = mtu + ROW_OVERHEAD
+        self.headers = struct.Struct(">" + f"QI{size - _HEAD.size}x" * count)
+        self.parts = [slice(at + SAME_BYTES, at + size) for at in range(0, count * size, size)]
+        self.right = [RESIDUE] * (count - 1)
+
+
+_table = lru_cache(maxsize=5 * MAX_SEGMENTS)(_Table)
+
+
+def _whole_row(data: memoryview, start: int, mtu: int, most: int, value: int) -> int | None:
+    """The usual case, in few steps: `most` packets as they should be, of which none but the last asks for an
+    acknowledgement. Its position then, -1 if it does not ask; None: it is not the usual case."""
+    table = _table(mtu, most)
+    if start:
+        data = data[start:]
+    if crc32(data[table.parts[0]], value) != RESIDUE:
+        return None
+    fields = table.headers.unpack_from(data)
+    psn, last = fields[1], fields[-1]
+    if fields[::2] != fields[:1] * most or fields[1:-1:2] != tuple(range(psn, psn + most - 1)):
+        return None
+    if psn + most - 1 > LOW_24_BITS or last & ~ACKNOWLEDGE_REQUEST != psn + most - 1:
+        return None
+    if [crc32(data[part], value) for part in table.parts[1:]] != table.right:
+        return None
+    return -1 if last == psn + most - 1 else most - 1
 
 
 def _run(data: memoryview, start: int, size: int, most: int, values: Iterable[int]) -> tuple[int, int]:

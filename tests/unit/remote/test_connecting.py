@@ -1,0 +1,141 @@
+"""A queue is connected beside the requests: a connect that hangs costs the first of them a moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from agent.remote import lanes as lanes_module
+from agent.remote.connecting import Connecting
+from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.lanes import CONNECT_WAIT_SECONDS, WorkerLanes
+from nvmeof.errors import ConnectionLost
+from nvmeof.transport import HostQueue
+from nvmeof.transport.base import ControllerInfo, NamespaceInfo
+
+PATIENCE = 10.0
+
+
+class FakeQueue:
+    """A queue that only remembers how it ended."""
+
+    alive = True
+    needs_reconnect = False
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+        self.registered = 0
+
+    def register(self, buffer: memoryview) -> None:
+        self.registered += 1
+
+    def oldest_abandoned(self) -> None:
+        return None
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+class FakeInfo:
+    """As much of a controller as lanes look at."""
+
+    io_queues = 8
+    max_queue_entries = 32
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """A connect that waits for it hangs until the test lets go; no thread stays behind."""
+    event = threading.Event()
+    yield event
+    event.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("connect-"):
+            thread.join(PATIENCE)
+
+
+def test_a_queue_that_comes_too_late_is_closed(gate: threading.Event) -> None:
+    queue = FakeQueue()
+
+    def connect() -> HostQueue:
+        gate.wait(PATIENCE)
+        return cast(HostQueue, queue)
+
+    connecting = Connecting(connect, "late")
+    assert not connecting.wait(0.0)
+    connecting.give_up()
+    gate.set()
+    assert queue.closed.wait(PATIENCE)
+    assert connecting.queue is None
+
+
+def test_a_try_that_fails_is_over_without_a_queue() -> None:
+    def connect() -> HostQueue:
+        raise ConnectionLost("nobody there")
+
+    connecting = Connecting(connect, "refused")
+    assert connecting.wait(PATIENCE)
+    assert connecting.queue is None
+
+
+def lanes_of(enclosure: Enclosure) -> WorkerLanes:
+    fabric = Fabric([enclosure])
+    enclosure.namespaces = (NamespaceInfo(1, bytes(range(1, 17)), 1 << 20, 4096),)
+    fabric.adopt([bytes(range(1, 17))])
+    return WorkerLanes(fabric, 1)
+
+
+def test_a_hanging_connect_costs_one_request_a_moment(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def connect(*_: object) -> HostQueue:
+        gate.wait(PATIENCE)
+        made.append(FakeQueue())
+        return cast(HostQueue, made[-1])
+
+    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    enclosure = Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1)
+    lanes = lanes_of(enclosure)
+    buffer = lanes.receive_buffer(4096)
+    began = time.monotonic()
+    first = lanes.read(0, 0, buffer)
+    assert time.monotonic() - began < CONNECT_WAIT_SECONDS + 1.0
+    assert first.done
+    assert first.unreachable
+    began = time.monotonic()
+    for _ in range(20):
+        assert lanes.read(0, 0, buffer).unreachable
+    assert time.monotonic() - began < 1.0
+    gate.set()
+    lanes.connect_ahead(PATIENCE)
+    assert len(made) == 1, "one try, however many requests"
+    assert made[0].registered == 2
+    enclosure.epoch += 1
+    lanes.close()
+    assert made[0].closed.is_set()
+
+
+def test_a_queue_of_a_session_that_is_over_is_not_used(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = FakeQueue()
+
+    def connect(*_: object) -> HostQueue:
+        gate.wait(PATIENCE)
+        return cast(HostQueue, queue)
+
+    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    enclosure = Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1)
+    lanes = lanes_of(enclosure)
+    lanes.connect_ahead(0.0)
+    enclosure.epoch = 2
+    gate.set()
+    lanes.connect_ahead(PATIENCE)
+    assert queue.closed.wait(PATIENCE)
+    lanes.close()
