@@ -3,7 +3,7 @@
 
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench lab soak fmt lint types rooms clean wheels set-up-to-run set-up-to-test
+.PHONY: help setup run test bench lab soak nightly fmt lint types rooms clean wheels set-up-to-run set-up-to-test
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lab: set-up-to-test ## boot a Debian kernel in QEMU and let it judge (tests/lab)
 
 soak: set-up-to-test ## replays while parts of the path fail, for SECONDS=60; says what it checked
 	@$(PYTHON) -m tests.support.soak --seconds $(or $(SECONDS),60) $(ARGS)
+
+nightly: set-up-to-test ## the long way round: a million fuzzed packets, random seeds, long hypothesis runs
+	@G35_FUZZ=1000000 G35_SEED=random G35_HYPOTHESIS=long $(PYTHON) -m pytest tests/unit tests/pair tests/sim $(ARGS)
 
 fmt: set-up-to-test ## format the code
 	@.venv/bin/ruff format .

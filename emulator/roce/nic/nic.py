@@ -16,6 +16,7 @@ the fast path of both.
 from __future__ import annotations
 
 import random
+import struct
 from typing import Final
 
 from emulator.roce.nic.counters import Count
@@ -27,7 +28,7 @@ from emulator.roce.nic.verbs import Address, Burst, Limits
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
 from emulator.roce.wire.flow import Flow
 from emulator.roce.wire.malformed import Cause, MalformedPacket
-from emulator.roce.wire.opcodes import Opcode, Service, class_of
+from emulator.roce.wire.opcodes import ICRC_BYTES, Opcode, Service, class_of
 from emulator.roce.wire.packet import decode_transport_untrusted
 
 WINDOW_BYTES: Final = 320 << 10
@@ -42,6 +43,10 @@ MAX_PATHS: Final = 4096
 
 _ROW_OPCODES: Final = frozenset({Opcode.SEND_MIDDLE, Opcode.WRITE_MIDDLE, Opcode.READ_RESPONSE_MIDDLE})
 _NO_FLAGS: Final = ~MIGRATION_REQUEST & 0xFF
+
+_ACKNOWLEDGEMENT: Final = struct.Struct(">BBHIII")
+"""BTH and AETH. A syndrome of 0 to 31 is a positive acknowledgement."""
+_ACKNOWLEDGEMENT_BYTES: Final = _ACKNOWLEDGEMENT.size + ICRC_BYTES
 
 
 class Nic(Objects):
@@ -196,7 +201,24 @@ class Nic(Objects):
         self.counters[Count.ROW_PACKETS] += row.count
         return row.count
 
+    def _receive_acknowledgement(self, datagram: memoryview, flow: Flow, ip: str, index: int) -> bool:
+        """Take a plain positive acknowledgement, the most frequent single packet; False for all else."""
+        opcode, flags, p_key, queue_pair, sequence, word = _ACKNOWLEDGEMENT.unpack(datagram[:-ICRC_BYTES])
+        if opcode != Opcode.ACKNOWLEDGE or flags & _NO_FLAGS or p_key != DEFAULT_P_KEY or word >> 29:
+            return False
+        qp = self._qps.get(queue_pair)
+        if qp is None or qp.datagrams is not None or not qp.receiving or qp.path.ip != ip:
+            return False
+        if identification_of(datagram, flow, index, self.solve_identification) is None:
+            return False
+        qp.requester.acknowledged(sequence & LOW_24_BITS, self.now)
+        return True
+
     def _receive_single(self, datagram: memoryview, flow: Flow, ip: str, index: int) -> None:
+        if len(datagram) == _ACKNOWLEDGEMENT_BYTES and self._receive_acknowledgement(
+            datagram, flow, ip, index
+        ):
+            return
         counters = self.counters
         try:
             packet = decode_transport_untrusted(datagram)

@@ -29,7 +29,7 @@ from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
 from emulator.roce.nic.retry import Due, RetryClock
 from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, SendRequest, WcStatus
-from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, LOCAL_COMPLETION, Work, extended_psn
+from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, LOCAL_COMPLETION, SHAPES, Work, extended_psn
 from emulator.roce.wire.extended import (
     ATOMIC_ETH,
     IMM_DT,
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _FENCE: Final = int(SendFlags.FENCE)
 _SIGNALED: Final = int(SendFlags.SIGNALED)
 _SOLICITED: Final = int(SendFlags.SOLICITED)
+
+_MESSAGES: Final = frozenset({opcode for opcode, shape in SHAPES.items() if not shape.answered})
 
 _NAK_STATUS: Final = {
     NakCode.INVALID_REQUEST: WcStatus.REM_INV_REQ_ERR,
@@ -222,7 +224,7 @@ class Requester:
                     source[: count * mtu],
                     first=shape.first if not position else None,
                     last=shape.last if ends else None,
-                    acknowledge=self._asks(count, room, ends),
+                    acknowledge=self._asks(work, count, room, ends),
                 )
         if position == last:
             opcode = shape.only if not position else shape.last
@@ -242,22 +244,40 @@ class Requester:
             qp.attributes.dest_qpn,
             self._cursor,
             extended,
-            acknowledge=self._asks(1, room, position == last),
+            acknowledge=self._asks(work, 1, room, position == last),
             solicited=position == last and int(request.flags) & _SOLICITED != 0,
             spans=work.spans,
             start=position * mtu,
             length=min(mtu, work.length - position * mtu),
         )
 
-    def _asks(self, count: int, room: int, ends: bool) -> bool:
-        """`count` packets go out: does the last one ask for an acknowledgement? It moves the cursor."""
+    def _asks(self, work: Work, count: int, room: int, ends: bool) -> bool:
+        """`count` packets go out: does the last one ask for an acknowledgement? It moves the cursor.
+
+        It does at the end of a message, unless the next one follows at once, whose answer speaks for both; in
+        every half of a window; and where the window, or what the path allows to all, is used up by it.
+        """
         self._cursor += count
         self._unasked += count
-        window = self._qp.device.window_packets(self._qp.mtu)
-        asks = ends or self._unasked * 2 >= window or count == room or self._cursor <= self._sent
+        qp = self._qp
+        fresh = self._cursor - self._sent
+        asks = (
+            (ends and not self._follows(work))
+            or fresh <= 0
+            or count == room
+            or self._unasked * 2 >= qp.device.window_packets(qp.mtu)
+            or qp.path.in_flight + fresh * qp.mtu >= qp.path.budget
+        )
         if asks:
             self._unasked = 0
         return asks
+
+    def _follows(self, work: Work) -> bool:
+        """Whether a message comes right behind `work`, that nothing keeps from going out."""
+        if work.signaled or self._open[-1] is not work or not self._waiting:
+            return False
+        following = self._waiting[0]
+        return following.opcode in _MESSAGES and not int(following.flags) & _FENCE
 
     def _ask(self, work: Work, room: int) -> Burst | None:
         """The request of an atomic, or of the next piece of a READ; None while too many are under way."""
@@ -334,6 +354,14 @@ class Requester:
             if work.shape is not None and work.shape.answered and work.end > self.unacked:
                 return work
         return None
+
+    def acknowledged(self, psn: int, now: float) -> None:
+        """A positive acknowledgement of everything up to `psn`, as 24 bits."""
+        at = extended_psn(psn, self.unacked)
+        if self.unacked <= at < self._sent:
+            self._acknowledge(at + 1, now)
+        else:
+            self._count(Count.GHOST)
 
     def receive(self, packet: Packet, now: float) -> None:
         """An answer from the responder, checked as far as its form goes."""
