@@ -27,18 +27,12 @@ from emulator.roce.nic.memory import Bytes, ProtectionFault
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
+from emulator.roce.nic.requests import atomic_packet, message_packet, read_packet
 from emulator.roce.nic.retry import Due, RetryClock
 from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, SendRequest, WcStatus
 from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, LOCAL_COMPLETION, SHAPES, Work, extended_psn
-from emulator.roce.wire.extended import (
-    ATOMIC_ETH,
-    IMM_DT,
-    RETH,
-    AethKind,
-    NakCode,
-    read_packets,
-)
-from emulator.roce.wire.opcodes import Opcode, Operation, class_of
+from emulator.roce.wire.extended import AethKind, NakCode, read_packets
+from emulator.roce.wire.opcodes import Operation, class_of
 from emulator.roce.wire.packet import Packet
 
 if TYPE_CHECKING:
@@ -46,7 +40,6 @@ if TYPE_CHECKING:
 
 _FENCE: Final = int(SendFlags.FENCE)
 _SIGNALED: Final = int(SendFlags.SIGNALED)
-_SOLICITED: Final = int(SendFlags.SOLICITED)
 
 _MESSAGES: Final = frozenset({opcode for opcode, shape in SHAPES.items() if not shape.answered})
 
@@ -197,7 +190,7 @@ class Requester:
 
     def _carry(self, work: Work, room: int) -> Burst | None:
         """Packets of a SEND or WRITE: a row of them, or a single one where there is no row; None: not yet."""
-        qp, shape, request = self._qp, work.shape, work.request
+        qp, shape = self._qp, work.shape
         assert shape is not None
         mtu, position = qp.mtu, self._cursor - work.first
         last = work.packets - 1
@@ -226,30 +219,9 @@ class Requester:
                     last=shape.last if ends else None,
                     acknowledge=self._asks(work, count, room, ends),
                 )
-        if position == last:
-            opcode = shape.only if not position else shape.last
-        else:
-            opcode = shape.middle if position else shape.first
-        known = class_of(opcode)
-        extended = b""
-        if known.reth:
-            extended = RETH.pack(request.remote_address, request.rkey, work.length)
-        if known.immediate:
-            extended += IMM_DT.pack(request.imm)
-        elif known.invalidate:
-            extended += IMM_DT.pack(request.invalidate_rkey)
-        return qp.device.writer.single(
-            qp.path,
-            opcode,
-            qp.attributes.dest_qpn,
-            self._cursor,
-            extended,
-            acknowledge=self._asks(work, 1, room, position == last),
-            solicited=position == last and int(request.flags) & _SOLICITED != 0,
-            spans=work.spans,
-            start=position * mtu,
-            length=min(mtu, work.length - position * mtu),
-        )
+        psn = self._cursor
+        acknowledge = self._asks(work, 1, room, position == last)
+        return message_packet(qp, work, psn, acknowledge=acknowledge)
 
     def _asks(self, work: Work, count: int, room: int, ends: bool) -> bool:
         """`count` packets go out: does the last one ask for an acknowledgement? It moves the cursor.
@@ -281,37 +253,22 @@ class Requester:
 
     def _ask(self, work: Work, room: int) -> Burst | None:
         """The request of an atomic, or of the next piece of a READ; None while too many are under way."""
-        qp, request = self._qp, work.request
+        qp = self._qp
         while self._pieces and self._pieces[0] <= self.unacked:
             self._pieces.popleft()
         if len(self._pieces) >= qp.attributes.max_rd_atomic:
             return None
-        if request.opcode in ATOMICS:
-            adding = request.opcode is SendOpcode.ATOMIC_FETCH_AND_ADD
-            end = work.end
-            opcode = Opcode.FETCH_ADD if adding else Opcode.COMPARE_SWAP
-            extended = ATOMIC_ETH.pack(
-                request.remote_address,
-                request.rkey,
-                request.compare_add if adding else request.swap,
-                0 if adding else request.compare_add,
-            )
-        else:
-            position = self._cursor - work.first
-            end = self._piece_end(work, self._cursor)
-            if end - self._cursor > room and self._cursor != self.unacked:
+        psn, end = self._cursor, work.end
+        atomic = work.request.opcode in ATOMICS
+        if not atomic:
+            end = self._piece_end(work, psn)
+            if end - psn > room and psn != self.unacked:
                 return None
-            start = position * qp.mtu
-            length = min(work.length, (end - work.first) * qp.mtu) - start
-            opcode = Opcode.READ_REQUEST
-            extended = RETH.pack(request.remote_address + start, request.rkey, length)
         # The memory must be there before the peer is asked; ProtectionFault else.
         work.spans.contiguous(0, 1)
-        psn, self._cursor, self._unasked = self._cursor, end, 0
+        self._cursor, self._unasked = end, 0
         self._pieces.append(end)
-        return qp.device.writer.single(
-            qp.path, opcode, qp.attributes.dest_qpn, psn, extended, acknowledge=True
-        )
+        return atomic_packet(qp, work, psn) if atomic else read_packet(qp, work, psn, end)
 
     def _piece_end(self, work: Work, psn: int) -> int:
         """Where the piece of a READ ends that `psn` is part of."""
