@@ -11,6 +11,7 @@ refused), RTR, RTS, `establish`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -27,6 +28,8 @@ from nvmeof.wire.rdma import (
     decode_connect_accept_untrusted,
     decode_connect_reject_untrusted,
 )
+
+log = logging.getLogger(__name__)
 
 RESPONDER_RESOURCES = 16
 """RDMA READs of the controller that may be under way on one queue pair (IRD)."""
@@ -110,9 +113,11 @@ class RdmaLink:
             verbs, context, self.domain, self.completions.queue, room=room, receives=receives
         )
         if windows:
-            # A device without windows is served by plain keys.
-            with suppress(ConnectionLost):
+            try:
                 self.windows = self.domain.make_windows(windows)
+            except ConnectionLost as error:
+                # The controller may then write to a worker's buffers whenever it likes (docs/security.md).
+                log.warning("%s has no memory windows: plain keys instead (%s)", self._device, error)
         self.pair.modify(self._cmid, verbs.enums.IBV_QPS_INIT)
         return self.domain
 

@@ -20,6 +20,7 @@ WHAT DIFFERS, and is settled here and nowhere else:
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import importlib.util
 import os
@@ -109,6 +110,11 @@ class Verbs:
         """Make an emulated device at a local address known, if there is none; real ones are there or not."""
         if self._registry is None or any(entry.ip == address for entry in self._registry.devices()):
             return
+        if not _port_is_free(address):
+            raise VerbsUnavailable(
+                f"{address}: its UDP port {ROCE_PORT} is taken, so the emulated device there is another "
+                "program's; give this one a local_address of its own"
+            )
         try:
             self._registry.add_device(f"roce-{address}", address)
         except ValueError as error:
@@ -210,12 +216,22 @@ ROCE_PORT = 4791
 LOOPBACK_TRIES = 64
 
 
+def _port_is_free(address: str) -> bool:
+    """Whether an emulated device could listen at a local address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, ROCE_PORT))
+    except OSError as error:
+        return error.errno != errno.EADDRINUSE
+    return True
+
+
 def free_loopback_address() -> str:
     """An address of 127.0.0.0/8 whose RoCE port is free. Raises `VerbsUnavailable`."""
     for _ in range(LOOPBACK_TRIES):
         address = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.{random.randint(1, 254)}"
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, ROCE_PORT))
+        if _port_is_free(address):
             return address
     raise VerbsUnavailable(f"no address on loopback has UDP port {ROCE_PORT} free")
 

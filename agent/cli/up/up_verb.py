@@ -38,6 +38,8 @@ from agent.inline.secrets import create_root_key
 ENCLOSURES_MAX = 64
 DRIVES_MAX = 256
 TEND_SECONDS = 0.2
+READ_DEADLINE_MS = {TransportName.TCP: 50.0, TransportName.RDMA: 500.0}
+"""An emulated NIC takes milliseconds for a block, on busy cores tens of them; a real one would not."""
 _LOCK_FROM_PARENT = "G35_UP_LOCK"
 """In the environment of a detached `g35 up`: the descriptor of the folder's lock, taken by its parent."""
 
@@ -65,8 +67,11 @@ def up(
     door: Annotated[DoorName, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = DoorName.FUSE,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Threads of the agent.")] = 4,
     read_deadline_ms: Annotated[
-        float, typer.Option(min=0.1, max=60_000, help="A later /kv read is a miss.")
-    ] = 50.0,
+        float | None,
+        typer.Option(
+            min=0.1, max=60_000, help="A later /kv read is a miss; default: 50, over emulated RDMA 500."
+        ),
+    ] = None,
     shared: Annotated[
         bool, typer.Option(help="Other agents use the pool too: ask flash for what seems absent, each time.")
     ] = False,
@@ -93,7 +98,7 @@ def up(
         workers,
         value_size,
         suite.value,
-        read_deadline_ms,
+        READ_DEADLINE_MS[transport] if read_deadline_ms is None else read_deadline_ms,
         metrics,
         files,
         shared,

@@ -75,8 +75,13 @@ class Link(Protocol):
     def numbers_segments(self, ip: str) -> bool:
         """True: segment i of a burst to `ip` carries IP identification i; False: all of them carry 0."""
 
+    def pending(self) -> Received | None:
+        """The burst that `receive` has taken from the network already, if there is one: poll() does not tell
+        of it any more, so whoever stops receiving asks for it."""
+
     def receive(self) -> Received | None:
-        """The next burst, or None if there is none now."""
+        """The next burst, or None if there is none now. It may be several that have come one after the other
+        with the same segment size."""
 
     def send(self, burst: Burst) -> None:
         """Send it, or keep a copy until the socket takes it, or count why it was lost. Raises nothing."""

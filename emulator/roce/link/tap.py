@@ -47,13 +47,19 @@ class TappedLink:
         """See `Link`."""
         return self._link.receive_buffer_bytes
 
+    def pending(self) -> Received | None:
+        """See `Link`."""
+        return self._captured(self._link.pending())
+
     def numbers_segments(self, ip: str) -> bool:
         """See `Link`."""
         return self._link.numbers_segments(ip)
 
     def receive(self) -> Received | None:
         """See `Link`."""
-        received = self._link.receive()
+        return self._captured(self._link.receive())
+
+    def _captured(self, received: Received | None) -> Received | None:
         if received is not None:
             self._write(received.source, self._link.address, received.data, received.segment_size)
         return received

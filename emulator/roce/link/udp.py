@@ -36,6 +36,7 @@ from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 SOL_UDP: Final = 17
 UDP_SEGMENT: Final = 103
 UDP_GRO: Final = 104
+UDP_NO_CHECK6_RX: Final = 102
 IP_MTU_DISCOVER: Final = 10
 IPV6_MTU_DISCOVER: Final = 23
 PMTUDISC_DO: Final = 2
@@ -52,10 +53,15 @@ MAX_BACKLOG: Final = 256
 """Bursts kept while the socket takes none, so at most 16 MiB; the transport's windows are far below."""
 
 MAX_SEGMENTS: Final = 64
-"""Datagrams of one burst: UDP_MAX_SEGMENTS of the kernels before 6.9."""
+"""Datagrams of one burst: UDP_MAX_SEGMENTS of older kernels."""
 
 MAX_DESTINATIONS: Final = 4096
 """Destinations remembered as refusing the offload."""
+
+MERGED_BURSTS: Final = 5
+"""Bursts that fit into the receive buffer. Rows of one message that come one after the other are given as one
+burst of up to so many, which saves the receiver's work for each; where segments are numbered each burst
+begins with 0 again, so there they stay apart. More would fall out of the processor's cache."""
 
 _SIZE = struct.Struct("=H")
 _GRO_SIZE = struct.Struct("=i")
@@ -84,8 +90,9 @@ class UdpLink:
         self._waiting: deque[tuple[bytes, int, Address]] = deque()
         self._controls: dict[int, list[tuple[int, int, bytes]]] = {}
         self._no_offload: set[str] = set()
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._buffers = [self._buffer]
+        self._buffer = memoryview(bytearray(MERGED_BURSTS * _BUFFER_BYTES))
+        self._held: tuple[int, Received] | None = None
+        """A burst that was received and not given, and where in the buffer it begins."""
         self._last_source: tuple[str, int] = ("", 0)
         self._source = Address("", 0)
         self._ipv6 = ":" in ip
@@ -105,6 +112,8 @@ class UdpLink:
         if self._ipv6:
             sock.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, PMTUDISC_DO)
             sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVERR, 1)
+            # rxe sends the UDP checksum 0, which over IPv6 a socket drops unless told not to (RFC 6935).
+            sock.setsockopt(SOL_UDP, UDP_NO_CHECK6_RX, 1)
         else:
             sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, PMTUDISC_DO)
             sock.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
@@ -133,6 +142,11 @@ class UdpLink:
         """See `Link`."""
         return len(self._waiting)
 
+    def pending(self) -> Received | None:
+        """See `Link`."""
+        held, self._held = self._held, None
+        return None if held is None else held[1]
+
     def fileno(self) -> int:
         """See `Link`."""
         return self._socket.fileno()
@@ -145,10 +159,32 @@ class UdpLink:
 
     def receive(self) -> Received | None:
         """See `Link`. A report that some datagram of ours found nobody is counted on the way."""
-        counters = self.counters
+        held, self._held = self._held, None
+        start, received = (0, self._receive_at(0)) if held is None else held
+        if received is None or self._numbers:
+            return received
+        data, segment_size, source = received
+        end = start + len(data)
+        if end - start <= segment_size:
+            return received
+        room = len(self._buffer) - _BUFFER_BYTES
+        while end <= room and not (end - start) % segment_size:
+            more = self._receive_at(end)
+            if more is None:
+                break
+            if more.segment_size != segment_size or more.source is not source:
+                self._held = end, more
+                break
+            end += len(more.data)
+        return Received(self._buffer[start:end], segment_size, source)
+
+    def _receive_at(self, at: int) -> Received | None:
+        """The next burst as the socket has it, to this place in the buffer."""
+        counters, buffer = self.counters, self._buffer
+        buffers = [buffer[at : at + _BUFFER_BYTES]]
         while True:
             try:
-                count, control, flags, source = self._socket.recvmsg_into(self._buffers, _CONTROL_BYTES)
+                count, control, flags, source = self._socket.recvmsg_into(buffers, _CONTROL_BYTES)
             except BlockingIOError:
                 return None
             except OSError as error:
@@ -168,7 +204,7 @@ class UdpLink:
                 self._source = Address(source[0], source[1])
             counters.bursts_received += 1
             counters.bytes_received += count
-            return Received(self._buffer[:count], segment_size, self._source)
+            return Received(buffer[at : at + count], segment_size, self._source)
 
     def _read_errors(self, error: OSError) -> None:
         if error.errno in _NOBODY_THERE:

@@ -39,6 +39,10 @@ CONNECTIONS_AT_FULL_SPEED: Final = 2
 """All connections to one address together have no more windows than this under way (and one burst, or the
 answer to one READ request, beyond it): it all meets in one socket buffer."""
 
+TURN_BURSTS: Final = 4
+"""Bursts that a queue pair sends before it is the next one's turn: rows that follow each other are taken as one
+by the receiver (`UdpLink`)."""
+
 MAX_PATHS: Final = 4096
 
 _ROW_OPCODES: Final = frozenset({Opcode.SEND_MIDDLE, Opcode.WRITE_MIDDLE, Opcode.READ_RESPONSE_MIDDLE})
@@ -68,6 +72,7 @@ class Nic(Objects):
         self.solve_identification = False
         self.writer = PacketWriter()
         self.now = 0.0
+        self._in_turn = 0
         self._paths: dict[str, Path] = {}
 
     def _device(self) -> Nic:
@@ -119,10 +124,14 @@ class Nic(Objects):
             qp = ready[0]
             burst = qp.next_burst(now)
             if burst is not None:
-                ready.rotate(-1)
+                self._in_turn += 1
+                if self._in_turn >= TURN_BURSTS:
+                    self._in_turn = 0
+                    ready.rotate(-1)
                 self.counters[Count.BURSTS_OUT] += 1
                 return burst
             ready.popleft()
+            self._in_turn = 0
             qp.scheduled = False
         return None
 

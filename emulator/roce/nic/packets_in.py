@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from emulator.roce.nic.memory import Bytes
-from emulator.roce.nic.packets_out import MAX_SEGMENTS, ROW_OVERHEAD, SAME_BYTES
+from emulator.roce.nic.packets_out import ROW_OVERHEAD, SAME_BYTES
 from emulator.roce.wire.bth import ACKNOWLEDGE_REQUEST, LOW_24_BITS
 from emulator.roce.wire.flow import Flow
 from emulator.roce.wire.icrc import (
@@ -54,6 +54,9 @@ def identification_of(datagram: memoryview, flow: Flow, index: int, solve: bool)
         return index
     return solved_ip_id(difference, size) if solve else None
 
+
+MAX_TABLES: Final = 128
+"""Rows of different length, or of different MTU, of which the layout is remembered; about 2 MiB."""
 
 _HEAD = struct.Struct(">QI")
 """The BTH as what is equal in a row, and what is not."""
@@ -93,10 +96,7 @@ def match_row(
     size = mtu + ROW_OVERHEAD
     same = data[start : start + SAME_BYTES]
     value = crc32(same, prefix_crc(flow, size))
-    asked = _whole_row(data, start, mtu, most, value)
-    if asked is not None:
-        return Row(data, start, mtu, most, asked)
-    count, asked = _run(data, start, size, most, repeat(value))
+    count, asked = _quick_run(data, start, mtu, most, value) or _run(data, start, size, most, repeat(value))
     if count < 2 and not flow.is_ipv6:
         number = identification_of(data[start : start + size], flow, index, solve)
         if number is not None:
@@ -110,35 +110,42 @@ class _Table:
     """How `count` packets of `mtu` bytes lie behind each other: their headers as one structure, and where
     lies what the ICRC of each goes on with."""
 
-    __slots__ = ("headers", "parts", "right")
+    __slots__ = ("headers", "parts")
 
     def __init__(self, mtu: int, count: int) -> None:
         size = mtu + ROW_OVERHEAD
         self.headers = struct.Struct(">" + f"QI{size - _HEAD.size}x" * count)
         self.parts = [slice(at + SAME_BYTES, at + size) for at in range(0, count * size, size)]
-        self.right = [RESIDUE] * (count - 1)
 
 
-_table = lru_cache(maxsize=5 * MAX_SEGMENTS)(_Table)
+_table = lru_cache(maxsize=MAX_TABLES)(_Table)
 
 
-def _whole_row(data: memoryview, start: int, mtu: int, most: int, value: int) -> int | None:
-    """The usual case, in few steps: `most` packets as they should be, of which none but the last asks for an
-    acknowledgement. Its position then, -1 if it does not ask; None: it is not the usual case."""
+def _quick_run(data: memoryview, start: int, mtu: int, most: int, value: int) -> tuple[int, int] | None:
+    """What `_run` finds, in few steps for the usual case: all packets up to the end, or up to those of
+    another message, are as they should be. None: it is not the usual case."""
     table = _table(mtu, most)
     if start:
         data = data[start:]
-    if crc32(data[table.parts[0]], value) != RESIDUE:
+    parts = table.parts
+    if crc32(data[parts[0]], value) != RESIDUE:
         return None
     fields = table.headers.unpack_from(data)
-    psn, last = fields[1], fields[-1]
-    if fields[::2] != fields[:1] * most or fields[1:-1:2] != tuple(range(psn, psn + most - 1)):
+    heads = fields[::2]
+    if heads.count(heads[0]) != most:
+        most = next(index for index, head in enumerate(heads) if head != heads[0])
+        parts = parts[:most]
+    words, psn = fields[1 : 2 * most : 2], fields[1] & LOW_24_BITS
+    expected, asked = tuple(range(psn, psn + most)), -1
+    if words != expected:
+        for index, word in enumerate(words):
+            if word != expected[index]:
+                if word != expected[index] | ACKNOWLEDGE_REQUEST:
+                    return None
+                asked = index
+    if most > LOW_24_BITS - psn or [crc32(data[part], value) for part in parts] != [RESIDUE] * most:
         return None
-    if psn + most - 1 > LOW_24_BITS or last & ~ACKNOWLEDGE_REQUEST != psn + most - 1:
-        return None
-    if [crc32(data[part], value) for part in table.parts[1:]] != table.right:
-        return None
-    return -1 if last == psn + most - 1 else most - 1
+    return most, asked
 
 
 def _run(data: memoryview, start: int, size: int, most: int, values: Iterable[int]) -> tuple[int, int]:

@@ -34,7 +34,7 @@ MAX_BURST: Final = 65507
 """Bytes of one sendmsg with UDP_SEGMENT: the longest UDP payload over IPv4."""
 
 MAX_SEGMENTS: Final = 64
-"""UDP_MAX_SEGMENTS of kernels up to 6.5; later ones take 128."""
+"""UDP_MAX_SEGMENTS of older kernels; newer ones take 128."""
 
 ROW_OVERHEAD: Final = BTH_BYTES + ICRC_BYTES
 """Bytes of a packet in a row besides its payload."""

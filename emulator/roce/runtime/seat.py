@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from emulator.roce.link.base import Link
+from emulator.roce.link.base import MAX_DATAGRAM, Link
 from emulator.roce.nic.verbs import Address, Burst
 from emulator.roce.runtime.errors import DeviceClosed
 
@@ -44,7 +44,8 @@ MAX_PARK_S: Final = 0.016
 interpreter from somebody who has work to do."""
 
 ROUND_BURSTS: Final = 16
-"""Bursts received before the lock is offered to others: 1 MiB, some 0.3 ms."""
+ROUND_BYTES: Final = 1 << 20
+"""What is received at most before the lock is offered to others: some 0.3 ms."""
 
 LINGER_S: Final = 50e-6
 PATIENCE: Final = 8
@@ -365,20 +366,27 @@ class Seat:
         """Receive up to `ROUND_BURSTS`, or until the condition holds; whether there may be more.
 
         Sends after every second burst only, and else leaves it to `_settle`: so that acknowledgements that
-        speak for each other become one, and the peer still is not kept waiting for them.
+        speak for each other become one, and the peer still is not kept waiting for them. Nothing stays
+        in the link, since nobody would wake up for it.
         """
-        receive, take, clock = self._link.receive, self._engine.receive, self._clock
+        link, take, clock = self._link, self._engine.receive, self._clock
+        left = ROUND_BYTES
         for number in range(ROUND_BURSTS):
-            received = receive()
+            received = link.receive()
             if received is None:
                 return False
             self._bursts += 1
             now = clock()
-            take(received[0], received[1], received[2], now)
-            if condition():
-                return True
-            if number & 1:
+            data = received[0]
+            take(data, received[1], received[2], now)
+            left -= len(data)
+            if left <= 0 or condition():
+                break
+            if number & 1 or len(data) > MAX_DATAGRAM:
                 self._send(now)
+        received = link.pending()
+        if received is not None:
+            take(received[0], received[1], received[2], clock())
         return True
 
     def _send(self, now: float) -> None:

@@ -36,6 +36,9 @@ class PairLink:
     def numbers_segments(self, ip: str) -> bool:
         return False
 
+    def pending(self) -> Received | None:
+        return None
+
     def receive(self) -> Received | None:
         if self.endless:
             return Received(memoryview(b"again"), 5, self.address)

@@ -216,7 +216,7 @@ def test_a_device_of_the_registry_is_shared_and_closed_by_the_last(monkeypatch: 
     monkeypatch.setenv("G35_ROCE_DEVICES", f"env0={other}")
     add_device("added0", ip)
     try:
-        assert [entry.name for entry in devices()] == ["env0", "added0"]
+        assert {"env0", "added0"} <= {entry.name for entry in devices()}
         assert find_device(other).name == find_device("env0").name == "env0"
         device = open_device("added0")
         assert open_device(ip) is device
