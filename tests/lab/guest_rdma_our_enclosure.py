@@ -125,6 +125,18 @@ def test_large_and_odd_commands(enclosure: RunningEnclosure, tmp_path: Path) -> 
     controller.disconnect()
 
 
+def test_over_a_cable_that_loses(cable: Cable, enclosure: RunningEnclosure) -> None:
+    controller = enclosure.connect()
+    device = controller.wait_for_namespace(1)
+    content = os.urandom(MEBIBYTE)
+    with cable.weather("loss", "0.3%"):
+        for _ in range(2):
+            write_directly(device, content)
+            assert read_directly(device, 256) == content
+    assert controller.state == "live"
+    controller.disconnect()
+
+
 def test_a_reset_brings_the_controller_back(enclosure: RunningEnclosure) -> None:
     controller = enclosure.connect("--keep-alive-tmo=2")
     device = controller.wait_for_namespace(1)

@@ -156,8 +156,9 @@ def test_what_the_socket_does_not_take_waits_and_the_wait_is_bounded(links: tupl
     while first.backlog:
         first.flush()
         while (received := second.receive()) is not None:
-            got.append((received.data[0], len(received.data)))
-    assert got == [(number % 256, 3000) for number in range(MAX_BACKLOG)]
+            data, size = received.data, received.segment_size
+            got += [(data[at], len(data[at : at + size])) for at in range(0, len(data), size)]
+    assert got == [(number % 256, 1000) for number in range(MAX_BACKLOG) for _ in range(3)]
     assert first.counters.waited == 1
 
 
