@@ -40,8 +40,8 @@ CONNECTIONS_AT_FULL_SPEED: Final = 2
 answer to one READ request, beyond it): it all meets in one socket buffer."""
 
 TURN_BURSTS: Final = 4
-"""Bursts that a queue pair sends before it is the next one's turn: rows that follow each other are taken as one
-by the receiver (`UdpLink`)."""
+"""Bursts that a queue pair sends before it is the next one's turn: rows that follow each other are taken as
+one by the receiver (`UdpLink`)."""
 
 MAX_PATHS: Final = 4096
 

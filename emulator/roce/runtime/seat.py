@@ -330,9 +330,7 @@ class Seat:
 
     def _wait_at(self, gate: threading.Lock, deadline: float | None) -> bool:
         """Sleep until somebody opens the gate; False when the time is over."""
-        if deadline is None:
-            return gate.acquire()
-        return gate.acquire(timeout=max(deadline - self._clock(), 0.0))
+        return gate.acquire(timeout=-1 if deadline is None else max(deadline - self._clock(), 0.0))
 
     def _tell_waiters(self) -> None:
         for waiter in self._waiters[:]:
@@ -384,8 +382,7 @@ class Seat:
                 break
             if number & 1 or len(data) > MAX_DATAGRAM:
                 self._send(now)
-        received = link.pending()
-        if received is not None:
+        if (received := link.pending()) is not None:
             take(received[0], received[1], received[2], clock())
         return True
 
