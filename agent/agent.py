@@ -296,11 +296,11 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
     """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
     root = load_root_key(configuration.agent.key_file)
     async with (
-        connected(configuration, configuration.agent.workers + EXTRA_QUEUES) as supervisor,
+        connected(configuration, configuration.agent.worker_count + EXTRA_QUEUES) as supervisor,
         AsyncExitStack() as cleanup,
     ):
         fabric = supervisor.fabric
-        workers = granted_workers(fabric, configuration.agent.workers)
+        workers = granted_workers(fabric, configuration.agent.worker_count)
         supervisor.queues_in_use = workers + EXTRA_QUEUES
         settings = configuration.agent.model_copy(update={"workers": workers})
         configuration = configuration.model_copy(update={"agent": settings})

@@ -7,6 +7,7 @@ descriptions (`g35 config reference`).
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 import uuid
@@ -53,7 +54,12 @@ class AgentSection(_Section):
     door: Literal["fuse", "pyfuse3"] = Field(
         "fuse", description="`fuse`: our own FUSE protocol on clones of /dev/fuse; `pyfuse3`: the reference."
     )
-    workers: int = Field(4, ge=1, le=64, description="Threads that serve requests, each to completion.")
+    workers: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Threads that serve requests, each to completion; 0: one for each core, at least 2.",
+    )
     read_deadline_ms: float = Field(
         50.0, gt=0, le=60_000, description="After this long a /kv read is a miss (`late`)."
     )
@@ -75,6 +81,11 @@ class AgentSection(_Section):
     metrics: str = Field(
         "", description="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035."
     )
+
+    @property
+    def worker_count(self) -> int:
+        """`workers`, with 0 resolved: more threads than cores only wait for each other's interpreter lock."""
+        return self.workers or min(64, max(2, len(os.sched_getaffinity(0))))
 
     @property
     def timing(self) -> Timing:

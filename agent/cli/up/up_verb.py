@@ -65,7 +65,9 @@ def up(
     ] = "1M",
     suite: Annotated[Suite, typer.Option(help="Cipher suite of a new pool.")] = Suite.GCM,
     door: Annotated[DoorName, typer.Option(help="fuse, or pyfuse3 for the reference door.")] = DoorName.FUSE,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Threads of the agent.")] = 4,
+    workers: Annotated[
+        int, typer.Option(min=0, max=64, help="Threads of the agent; 0: one for each core, at least 2.")
+    ] = 0,
     read_deadline_ms: Annotated[
         float | None,
         typer.Option(
