@@ -213,9 +213,7 @@ def test_a_slot_that_cannot_be_written_is_passed_over(monkeypatch: pytest.Monkey
     real = agent.lanes.write
     bad: set[int] = set()
 
-    def write(
-        namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
-    ) -> MemoryPending:
+    def write(namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False) -> MemoryPending:
         if not bad:
             bad.add(offset)
         if offset in bad:
