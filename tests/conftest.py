@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -44,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "expects_log(*patterns): log lines of WARNING and above that this test may cause"
     )
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # As in a job that a script put into the background: the programs under test would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     profile = os.environ.get("G35_HYPOTHESIS", "ci" if os.environ.get("CI") else "local")
     hypothesis.settings.load_profile(profile)
     hypothesis.core.global_force_seed = SEED

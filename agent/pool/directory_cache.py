@@ -72,7 +72,8 @@ class CachedSet:
                 ours.count_in(None)
             fresh.count_in(self.occupancy)
             self.directory = fresh
-            self.loaded_at = now
+            # Of a damaged directory it is not believed that what it does not name is absent.
+            self.loaded_at = now if not fresh.corrupt_keys else float("-inf")
             if self.disproven:
                 standing = (
                     (slot, generation, fresh.entry(slot)) for slot, generation in self.disproven.items()

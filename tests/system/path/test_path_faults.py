@@ -162,8 +162,10 @@ def test_damage_is_a_miss_and_never_a_byte(
         totals = pool_up.status()["totals"]
         assert totals["misses"] == sum(totals["miss_causes"].values())
         assert totals["misses"] > 0, "the fault must have hit something"
-        # A drive of zeros has forgotten even that it held anything.
-        assert verb == "zero" or totals["miss_causes"]["never_stored"] == 0
+        # A drive of zeros has forgotten even that it held anything; a bit that flips in the key of an entry,
+        # while a directory is read, leaves an entry that is nobody's.
+        forgotten = len(keys) if verb == "zero" else 2 * bool(fields.get("on_read"))
+        assert totals["miss_causes"]["never_stored"] <= forgotten
 
 
 def test_a_full_drive_refuses_puts_and_recovers(make_pool: Callable[..., PoolUp]) -> None:

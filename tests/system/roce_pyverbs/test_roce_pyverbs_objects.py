@@ -203,7 +203,7 @@ def test_two_contexts_share_a_device() -> None:
         one.close()
         assert two.query_port(1).state == e.IBV_PORT_ACTIVE
         two.close()
-        assert [known.name for known in get_device_list()] == [name.encode()]
+        assert [known.name for known in get_device_list()].count(name.encode()) == 1
     with pytest.raises(PyverbsRDMAError):
         Context(name=name)
 
