@@ -119,12 +119,16 @@ def _verbs() -> Finding:
     why = why_unavailable("pyverbs")
     if why is None:
         return Finding("verbs", Verdict.OK, ", ".join(load_verbs("pyverbs").devices()))
+    cure = (
+        "an RDMA NIC, or `rdma link add rxe0 type rxe netdev eth0`"
+        if why.startswith("it imports")
+        else "apt-get install python3-pyverbs, the same release as rdma-core"
+    )
     return Finding(
         "verbs",
         Verdict.WITHOUT,
         why,
-        "wanted for RDMA devices (apt-get install python3-pyverbs, the same release as rdma-core); "
-        "NVMe/TCP and the emulated RDMA need none",
+        f"wanted for RDMA devices: {cure}; NVMe/TCP and the emulated RDMA need none",
     )
 
 

@@ -53,6 +53,8 @@ def run(
     from agent.cli.replay.running import ReplayOptions, run_replay
     from agent.cli.replay_verb import show_table
 
+    if pcap is not None and transport is not TransportName.RDMA:
+        raise typer.BadParameter("captures are of emulated RDMA NICs, not of TCP", param_hint="--pcap")
     if trace is not None and not trace.is_file():
         raise UserError(f"there is no trace {trace}", "`g35 trace generate` makes one")
     per_token = bytes_per_token or (2048 if trace is None else 128)

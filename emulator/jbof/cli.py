@@ -115,7 +115,12 @@ def serve(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     if pcap is not None:
-        capture_into(pcap)
+        if TransportName.RDMA not in (transport or ()):
+            raise typer.BadParameter("--pcap captures an emulated RDMA device: it wants --transport rdma")
+        try:
+            capture_into(pcap)
+        except OSError as error:
+            raise typer.BadParameter(f"--pcap {pcap}: {error.strerror or error}") from None
     try:
         settings = EnclosureSettings(
             drives=drives,
@@ -149,7 +154,7 @@ def serve(
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         _serve(settings, control, ready_file)
-    except (EnclosureError, OSError) as error:
+    except (EnclosureError, OSError, ValueError) as error:
         typer.echo(f"g35 jbof: {error}", err=True)
         raise typer.Exit(1) from None
 

@@ -251,13 +251,15 @@ def why_unavailable(name: str) -> str | None:
     """What keeps the provider from being used, in a sentence; None where it can be."""
     try:
         verbs = load_verbs(name)
-        if not verbs.emulated and not verbs.devices():
-            return (
-                "it imports, but there is no RDMA device (rdma link add rxe0 type rxe netdev eth0 makes one)"
-            )
     except Exception as error:
         return str(error)
-    return None
+    if verbs.emulated:
+        return None
+    try:
+        found = verbs.devices()
+    except Exception as error:
+        return f"it imports, but there is no RDMA device ({error})"
+    return None if found else "it imports, but there is no RDMA device"
 
 
 class Completions:

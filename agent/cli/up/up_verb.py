@@ -109,6 +109,10 @@ def up(
         check_room(enclosures, drives, drive_size, options)
     layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     if pcap is not None:
+        if transport is not TransportName.RDMA:
+            raise typer.BadParameter(
+                "captures are of emulated RDMA NICs: it wants --transport rdma", param_hint="--pcap"
+            )
         # The emulated NICs of all processes look here (docs/roce.md); the agent knows nothing of them.
         pcap.mkdir(parents=True, exist_ok=True)
         os.environ["G35_ROCE_PCAP"] = str(pcap.absolute() / "{device}.pcap")
