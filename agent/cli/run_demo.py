@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from agent.cli.up.up_arguments import Media, TransportName, drive_size_option
+from agent.cli.up.up_arguments import Media, TransportName, check_captures, drive_size_option
 from agent.errors import G35Error, UserError
 
 SAMPLE = Path(__file__).parent / "replay" / "sample_trace.jsonl"
@@ -53,8 +53,8 @@ def run(
     from agent.cli.replay.running import ReplayOptions, run_replay
     from agent.cli.replay_verb import show_table
 
-    if pcap is not None and transport is not TransportName.RDMA:
-        raise typer.BadParameter("captures are of emulated RDMA NICs, not of TCP", param_hint="--pcap")
+    if pcap is not None:
+        check_captures(transport)
     if trace is not None and not trace.is_file():
         raise UserError(f"there is no trace {trace}", "`g35 trace generate` makes one")
     per_token = bytes_per_token or (2048 if trace is None else 128)

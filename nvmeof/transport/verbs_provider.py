@@ -7,9 +7,8 @@ folder.
 WHAT DIFFERS, and is settled here and nowhere else:
 
 * Descriptors. pyverbs 44 tells the descriptor of neither channel, so the one that appears in /proc/self/fd
-  while
-  a channel is made is taken for it, and made non-blocking: its calls hold the interpreter lock, and one that
-  blocked would stop every thread. The emulator's channels have `fd`.
+  while a channel is made is taken for it, and made non-blocking: its calls hold the interpreter lock, and one
+  that blocked would stop every thread. The emulator's channels have `fd`.
 * Waiting. A thread that waits for the emulator receives for everybody meanwhile (`drive_until`), because that
   saves handing every packet to another thread; pyverbs is waited for by arming the queue and poll().
 * Windows. A type 2 window is bound again under a new key, which a program has to note in `ibv_mw.rkey`
@@ -110,7 +109,7 @@ class Verbs:
         """Make an emulated device at a local address known, if there is none; real ones are there or not."""
         if self._registry is None or any(entry.ip == address for entry in self._registry.devices()):
             return
-        if not _port_is_free(address):
+        if _why_not_bound(address) == errno.EADDRINUSE:
             raise VerbsUnavailable(
                 f"{address}: its UDP port {ROCE_PORT} is taken, so the emulated device there is another "
                 "program's; give this one a local_address of its own"
@@ -216,22 +215,22 @@ ROCE_PORT = 4791
 LOOPBACK_TRIES = 64
 
 
-def _port_is_free(address: str) -> bool:
-    """Whether an emulated device could listen at a local address."""
+def _why_not_bound(address: str) -> int:
+    """Why an emulated device could not listen at a local address, as an errno; 0 where it could."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, ROCE_PORT))
     except OSError as error:
-        return error.errno != errno.EADDRINUSE
-    return True
+        return error.errno or errno.EINVAL
+    return 0
 
 
 def free_loopback_address() -> str:
     """An address of 127.0.0.0/8 whose RoCE port is free. Raises `VerbsUnavailable`."""
     for _ in range(LOOPBACK_TRIES):
         address = f"127.{random.randint(1, 254)}.{random.randint(1, 254)}.{random.randint(1, 254)}"
-        if _port_is_free(address):
+        if not _why_not_bound(address):
             return address
     raise VerbsUnavailable(f"no address on loopback has UDP port {ROCE_PORT} free")
 

@@ -37,6 +37,14 @@ class TransportName(StrEnum):
     RDMA = "rdma"
 
 
+def check_captures(transport: TransportName) -> None:
+    """Refuse `--pcap` where there is no emulated NIC whose packets could be captured."""
+    if transport is not TransportName.RDMA:
+        raise typer.BadParameter(
+            "captures are of emulated RDMA NICs: it wants --transport rdma", param_hint="--pcap"
+        )
+
+
 class Suite(StrEnum):
     """Cipher suites of a new pool; the names are those of `agent.inline.suites`."""
 

@@ -26,6 +26,7 @@ from agent.cli.up.up_arguments import (
     Media,
     Suite,
     TransportName,
+    check_captures,
     check_room,
     drive_size_option,
     metrics_option,
@@ -109,10 +110,7 @@ def up(
         check_room(enclosures, drives, drive_size, options)
     layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     if pcap is not None:
-        if transport is not TransportName.RDMA:
-            raise typer.BadParameter(
-                "captures are of emulated RDMA NICs: it wants --transport rdma", param_hint="--pcap"
-            )
+        check_captures(transport)
         # The emulated NICs of all processes look here (docs/roce.md); the agent knows nothing of them.
         pcap.mkdir(parents=True, exist_ok=True)
         os.environ["G35_ROCE_PCAP"] = str(pcap.absolute() / "{device}.pcap")

@@ -58,7 +58,7 @@ class CompChannel(PyverbsCM):
         self.events: EventChannel[CompletionQueue] = EventChannel()
         # The descriptor of libibverbs blocks; a program that wants EAGAIN sets O_NONBLOCK on it.
         os.set_blocking(self.events.fileno(), True)
-        self.cqs: weakref.WeakSet[CQ | CQEX] = weakref.WeakSet()
+        self.cqs: weakref.WeakSet[AnyCQ] = weakref.WeakSet()
         context.ccs.add(self)
 
     def __del__(self) -> None:
@@ -144,10 +144,45 @@ def _destroyed(
             channel.drop(queue)
 
 
-class CQ(PyverbsCM):
-    """A completion queue. `num_events` counts events that were taken and not acknowledged."""
+class AnyCQ(PyverbsCM):
+    """What both kinds of completion queue have. `num_events` counts events taken and not acknowledged."""
 
     __slots__ = ("_queue", "channel", "context", "device", "num_events", "qps", "srqs")
+
+    def __init__(self, context: Context, channel: CompChannel | None) -> None:
+        self._queue: CompletionQueue | None = None
+        self.context = context
+        self.device = context.device
+        self.channel = channel
+        self.num_events = 0
+        self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
+        self.srqs: weakref.WeakSet[SRQ] = weakref.WeakSet()
+
+    def __del__(self) -> None:
+        if getattr(self, "_queue", None) is not None:
+            forsake(self)
+
+    def _create(self, cqe: int, comp_vector: int, refused: str) -> None:
+        try:
+            self._queue = _created(self.context, cqe, self.channel, comp_vector)
+        except VerbsError as error:
+            raise refusal(refused, error) from error
+        if self.channel is not None:
+            self.channel.cqs.add(self)
+        self.context.cqs.add(self)
+
+    @property
+    def queue(self) -> CompletionQueue:
+        """The device's own. Not in pyverbs."""
+        if self._queue is None:
+            raise PyverbsUserError("the CQ is closed")
+        return self._queue
+
+
+class CQ(AnyCQ):
+    """A completion queue that is polled for whole completions."""
+
+    __slots__ = ()
 
     def __init__(
         self,
@@ -157,31 +192,8 @@ class CQ(PyverbsCM):
         channel: CompChannel | None = None,
         comp_vector: int = 0,
     ) -> None:
-        self._queue: CompletionQueue | None = None
-        self.context = context
-        self.device = context.device
-        self.channel = channel
-        self.num_events = 0
-        self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
-        self.srqs: weakref.WeakSet[SRQ] = weakref.WeakSet()
-        try:
-            self._queue = _created(context, cqe, channel, comp_vector)
-        except VerbsError as error:
-            raise refusal("Failed to create a CQ", error) from error
-        if channel is not None:
-            channel.cqs.add(self)
-        context.cqs.add(self)
-
-    def __del__(self) -> None:
-        if getattr(self, "_queue", None) is not None:
-            forsake(self)
-
-    @property
-    def queue(self) -> CompletionQueue:
-        """The device's own. Not in pyverbs."""
-        if self._queue is None:
-            raise PyverbsUserError("the CQ is closed")
-        return self._queue
+        super().__init__(context, channel)
+        self._create(cqe, comp_vector, "Failed to create a CQ")
 
     @property
     def comp_channel(self) -> CompChannel | None:
@@ -277,24 +289,18 @@ class CqInitAttrEx(PyverbsObject):
         )  # fmt: skip
 
 
-class CQEX(PyverbsCM):
+class CQEX(AnyCQ):
     """A completion queue that is read field by field: `start_poll`, `read_*`, `poll_next`, `end_poll`.
 
     The standard fields can be asked for; timestamps, VLANs and flow tags are refused, as by rxe.
     """
 
-    __slots__ = ("_current", "_queue", "channel", "context", "device", "num_events", "qps", "srqs")
+    __slots__ = ("_current",)
 
     def __init__(self, context: Context, init_attr: CqInitAttrEx | None) -> None:
-        self._queue: CompletionQueue | None = None
-        self._current: WorkCompletion | None = None
-        self.context = context
-        self.device = context.device
-        self.num_events = 0
-        self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
-        self.srqs: weakref.WeakSet[SRQ] = weakref.WeakSet()
         attr = CqInitAttrEx() if init_attr is None else init_attr
-        self.channel = attr.comp_channel
+        super().__init__(context, attr.comp_channel)
+        self._current: WorkCompletion | None = None
         refused = "Failed to create extended CQ"
         if attr.comp_mask & ~ibv_cq_init_attr_mask.IBV_CQ_INIT_ATTR_MASK_FLAGS or (
             attr.wc_flags & ~IBV_WC_STANDARD_FLAGS
@@ -304,24 +310,7 @@ class CQEX(PyverbsCM):
             attr.flags & ~_SUPPORTED_FLAGS
         ):
             raise PyverbsRDMAError(refused, errno.EOPNOTSUPP)
-        try:
-            self._queue = _created(context, attr.cqe, self.channel, attr.comp_vector)
-        except VerbsError as error:
-            raise refusal(refused, error) from error
-        if self.channel is not None:
-            self.channel.cqs.add(self)
-        context.cqs.add(self)
-
-    def __del__(self) -> None:
-        if getattr(self, "_queue", None) is not None:
-            forsake(self)
-
-    @property
-    def queue(self) -> CompletionQueue:
-        """The device's own. Not in pyverbs."""
-        if self._queue is None:
-            raise PyverbsUserError("the CQ is closed")
-        return self._queue
+        self._create(attr.cqe, attr.comp_vector, refused)
 
     @property
     def cqe(self) -> int:

@@ -64,7 +64,7 @@ from emulator.roce.runtime.errors import CannotOpen, DeviceClosed, NoSuchDevice
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.cmid import CMID
-    from emulator.roce.pyverbs.cq import CQ, CQEX, CompChannel
+    from emulator.roce.pyverbs.cq import AnyCQ, CompChannel
     from emulator.roce.pyverbs.pd import PD
     from emulator.roce.pyverbs.qp import QP
     from emulator.roce.runtime.device import Device as OpenedDevice
@@ -140,7 +140,7 @@ class Context(PyverbsCM):
         self._shared = False
         self.pds: weakref.WeakSet[PD] = weakref.WeakSet()
         self.ccs: weakref.WeakSet[CompChannel] = weakref.WeakSet()
-        self.cqs: weakref.WeakSet[CQ | CQEX] = weakref.WeakSet()
+        self.cqs: weakref.WeakSet[AnyCQ] = weakref.WeakSet()
         self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
         self.name: str = kwargs.get("name", "")
         cmid: CMID | None = kwargs.get("cmid")
