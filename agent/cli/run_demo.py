@@ -1,7 +1,8 @@
 """`g35 run`: the whole path once, from nothing to nothing. What `make run` calls.
 
 It types for you what one would type: `g35 up`, `g35 replay`, `g35 status`, `g35 down`. Everything it
-makes lies in one temporary folder, which is gone at the end, also after Ctrl-C.
+makes lies in one temporary folder, which is gone at the end, also after Ctrl-C; after a
+`kill -9` the next run removes it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from agent.cli.temporary_folder import temporary_folder
 from agent.cli.up.up_arguments import Media, TransportName, check_captures, drive_size_option
 from agent.errors import G35Error, UserError
 
@@ -59,8 +60,7 @@ def run(
         raise UserError(f"there is no trace {trace}", "`g35 trace generate` makes one")
     per_token = bytes_per_token or (2048 if trace is None else 128)
     chosen = trace or SAMPLE
-    with tempfile.TemporaryDirectory(prefix="g35-run-") as folder:
-        state = Path(folder)
+    with temporary_folder("g35-run-") as state:
         slot_bytes = max(-(-512 * per_token // 4096) * 4096, 64 << 10)
         up = [
             "--transport",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agent.cli.bench import records
 from agent.cli.bench.catalog import chosen, unknown
+from agent.cli.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from agent.cli.bench.running import Results, Said
@@ -56,7 +55,7 @@ def bench(
     from agent.cli.bench.running import Wishes, run
 
     wishes = Wishes(chosen(names or []), seconds, trace, requests)
-    with _ended_by_signals(), _folder() as folder, _progress() as said:
+    with _ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
         results = run(wishes, folder, said)
     _show(results, json_file)
     if results.troubles:
@@ -76,15 +75,6 @@ def _show(results: Results, json_file: Path | None) -> None:
         print(f"skipped {name}: {why}", file=sys.stderr)
     for trouble in results.troubles:
         print(f"error: {trouble}", file=sys.stderr)
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="g35-bench-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

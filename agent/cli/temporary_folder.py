@@ -1,0 +1,82 @@
+"""A temporary folder that may have mounts in it, and that the next one cleans up after a `kill -9`.
+
+Its owner holds a lock on a file in it for as long as it lives, so a folder whose lock can be had is left
+over: its processes went with the owner (agent/cli/up/children.py), and what remains are files and dead
+mounts. A mount that is alive, or whose server does not answer, is left alone with its folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agent.fs.mounting import MountError, clear_dead_mount
+
+log = logging.getLogger(__name__)
+
+_OWNER = "owner"
+LEFT_BEHIND_MAX = 64
+"""Folders that one start clears away."""
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A new folder of mode 0700, gone at the end; folders of killed owners with this prefix go first."""
+    _sweep(prefix)
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)
+
+
+def _sweep(prefix: str) -> None:
+    swept = 0
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if not entry.name.startswith(prefix) or swept == LEFT_BEHIND_MAX:
+                continue
+            # /tmp belongs to everybody: only a folder of ours, and no link to one, is ours to remove.
+            with suppress(OSError):
+                if entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.geteuid():
+                    swept += _sweep_one(Path(entry.path))
+
+
+def _sweep_one(folder: Path) -> bool:
+    lock = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove(folder)
+    finally:
+        os.close(lock)
+    return True
+
+
+def _remove(folder: Path) -> None:
+    """Remove the folder, and dead mounts in it with it."""
+    for mountpoint in _mounts_below(folder):
+        try:
+            clear_dead_mount(mountpoint)
+        except MountError as alive:
+            log.warning("%s stays: %s", folder, alive)
+            return
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mounts_below(folder: Path) -> list[Path]:
+    """Mount points inside, deepest first; from the kernel's table, as a hung mount would hold us up."""
+    inside = f"{os.path.realpath(folder)}/"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as table:
+        found = {line.split()[4] for line in table}
+    return sorted(
+        (Path(each) for each in found if each.startswith(inside)), key=lambda each: -len(each.parts)
+    )
