@@ -17,6 +17,7 @@ import numpy as np
 
 from agent.cli.replay.absence import ANSWERED_MAX, Absence
 from agent.cli.replay.content import BlockContent
+from agent.cli.replay.hung import CallClock
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.tally import Cause, Tally, cause_of
 from agent.cli.replay.trace_lines import TraceRequest
@@ -88,6 +89,7 @@ class Player:
         absence: Absence | None = None,
     ) -> None:
         self.tally = Tally()
+        self.clock = CallClock()
         self._absence = absence
         self._store = store
         self._content = content
@@ -174,9 +176,11 @@ class Player:
         comes back. The time is that of the last try, and the waiting is counted by `Absence`."""
         answered = 0
         while True:
-            began = time.perf_counter()
-            result = call()
-            took = time.perf_counter() - began
+            began = self.clock.begin()
+            try:
+                result = call()
+            finally:
+                took = self.clock.end() - began
             if self._absence is None or not found_nobody(result) or answered == ANSWERED_MAX:
                 return result, took
             if not self._absence.is_back():

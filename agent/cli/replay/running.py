@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from agent.cli.replay.absence import Absence
 from agent.cli.replay.content import BlockContent
 from agent.cli.replay.course import Course
+from agent.cli.replay.hung import LAST_JOIN_SECONDS, AgentHangs, answers, asked
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.player import Player, Schedule
 from agent.cli.replay.report import Report, readable_bytes
@@ -67,16 +68,16 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
     trace = TraceFile(options.trace, options.strict, options.requests)
     requests = iter(trace)
     with opener(options) as pool:
-        if not pool.alive():
+        if not asked(options.mount, pool.alive):
             raise UserError(
                 f"no g35 agent answers at {options.mount}", "start one with `g35 up`, or name another --mount"
             )
-        stats = pool.stats()
+        stats = asked(options.mount, pool.stats)
         baseline = _baseline(options, stats)
         schedule = Schedule(requests, options.time_scale, baseline)
         content = BlockContent(options.value_bytes, options.seed)
         volume = pool.volume(options.volume)
-        absence = Absence(pool.alive, schedule.stopping, options.agent_wait)
+        absence = Absence(lambda: answers(options.mount, pool.alive), schedule.stopping, options.agent_wait)
         players = [
             Player(volume, content, schedule, prestage=options.prestage, absence=absence)
             for _ in range(options.concurrency)
@@ -112,7 +113,8 @@ def _play(
     options: ReplayOptions,
 ) -> float:
     threads = [
-        threading.Thread(target=player.run, name=f"player {number}") for number, player in enumerate(players)
+        threading.Thread(target=player.run, name=f"player {number}", daemon=True)
+        for number, player in enumerate(players)
     ]
     began = time.monotonic()
     course.watch(0.0, total(player.tally for player in players))
@@ -127,10 +129,14 @@ def _play(
                 sums = total(player.tally for player in players)
                 course.watch(time.monotonic() - began, sums)
                 show(sums)
+                if any(player.clock.hangs for player in players):
+                    raise AgentHangs(options.mount)
     finally:
         schedule.stopping.set()
+        end = time.monotonic() + LAST_JOIN_SECONDS
         for thread in threads:
-            thread.join()
+            # One that hangs in the mount is left behind; it ends with the process.
+            thread.join(max(0.0, end - time.monotonic()))
     seconds = time.monotonic() - began
     course.watch(seconds, total(player.tally for player in players), last=True)
     if schedule.failure is not None:

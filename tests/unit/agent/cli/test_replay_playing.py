@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from agent.cli.replay.content import BlockContent
 from agent.cli.replay.course import SAMPLES_MAX, Course, Sample, draw
+from agent.cli.replay.hung import AgentHangs
 from agent.cli.replay.latencies import Latencies, merged
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.player import Player, Schedule
@@ -26,6 +27,7 @@ from agent.errors import UserError
 from host_shim.control_wire import Operation, Outcome
 from host_shim.pool import Pool
 from tests.support.scripted_agent import ScriptedAgent
+from tests.support.waiting import wait_until
 
 CONTENT = BlockContent(4096)
 
@@ -270,6 +272,31 @@ def test_an_agent_that_dies_at_the_very_end_makes_a_replay_fail(tmp_path: Path) 
     report = run_replay(_options(tmp_path, lines, agent_wait=0.1), _opener(agent))
     assert report.sums.requests == 1
     assert report.troubles() == ["no agent answers behind the mount any more"]
+
+
+@pytest.mark.parametrize("when", ["at the start", "amid a call"])
+def test_an_agent_that_hangs_ends_a_replay_and_is_named(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.cli.replay.hung.HUNG_SECONDS", 0.2)
+    monkeypatch.setattr("agent.cli.replay.running.LAST_JOIN_SECONDS", 0.1)
+    agent = ScriptedAgent()
+    goes_on = threading.Event()
+    hung = agent.pwrite
+
+    def hanging(descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        if when == "at the start" or len(agent.values) == 20:
+            goes_on.wait(60)
+        return hung(descriptor, data, offset)
+
+    agent.pwrite = hanging  # type: ignore[method-assign]
+    lines = [encode_line(request) for request in made_trace(1, 100)]
+    try:
+        with pytest.raises(AgentHangs, match="stopped or it hangs"):
+            run_replay(_options(tmp_path, lines), _opener(agent))
+    finally:
+        goes_on.set()
+        wait_until(lambda: not any(one.name.startswith(("player", "asks")) for one in threading.enumerate()))
 
 
 def test_no_mount_no_replay(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""An agent that is there and does not answer: stopped (SIGSTOP), or hung.
+
+The kernel keeps a call on the mount waiting for as long as somebody holds the mount open, and nothing but an
+answer or the end of the calling process ends it. So a call that may hang is made on a thread of its own,
+which is left behind where it does; the replay says so and ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from agent.errors import G35Error
+
+T = TypeVar("T")
+
+HUNG_SECONDS = 30.0
+"""A call that has not returned by then will not. Far above every deadline of an agent's own."""
+LAST_JOIN_SECONDS = 5.0
+"""How long the end of a replay waits for calls under way."""
+
+
+class AgentHangs(G35Error):
+    """The mount is there, and nobody answers."""
+
+    def __init__(self, mount: Path) -> None:
+        super().__init__(
+            f"the agent behind {mount} has not answered for {HUNG_SECONDS:g} s: it is stopped or it hangs",
+            "`kill -CONT` its process, or kill it; `g35 up` starts another by itself",
+        )
+
+
+def asked(mount: Path, call: Callable[[], T]) -> T:
+    """What `call` returns or raises; `AgentHangs` where it does neither in time."""
+    results: list[T] = []
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=run, name="asks the agent", daemon=True)
+    thread.start()
+    thread.join(HUNG_SECONDS)
+    if failures:
+        raise failures[0]
+    if not results:
+        raise AgentHangs(mount)
+    return results[0]
+
+
+def answers(mount: Path, alive: Callable[[], bool]) -> bool:
+    """What `alive` says; no, where it hangs."""
+    try:
+        return asked(mount, alive)
+    except AgentHangs:
+        return False
+
+
+class CallClock:
+    """When the call that a thread is in began. One writer; anybody may look."""
+
+    __slots__ = ("_began",)
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+
+    def begin(self) -> float:
+        """A call begins now; the time, on the clock of `perf_counter`."""
+        self._began = now = time.perf_counter()
+        return now
+
+    def end(self) -> float:
+        """It has returned; the time."""
+        self._began = None
+        return time.perf_counter()
+
+    @property
+    def hangs(self) -> bool:
+        began = self._began
+        return began is not None and time.perf_counter() - began > HUNG_SECONDS
