@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent.cli.folding_table import folding_table
+from agent.cli.hung_agent import LOOK_SECONDS, asked
 from agent.cli.up.layout import Layout, default_state
 from agent.errors import G35Error
 
@@ -70,7 +71,8 @@ def _mount(state: Path | None, mount: Path | None) -> Path:
 def read_status(mount: Path) -> dict[str, Any]:
     """The agent's snapshot, read through its mount. Raises G35Error where nobody answers there."""
     try:
-        found: dict[str, Any] = json.loads((mount / ".g35/status.json").read_text())
+        text = asked(mount, (mount / ".g35/status.json").read_text, LOOK_SECONDS)
+        found: dict[str, Any] = json.loads(text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "no JSON"
         raise G35Error(

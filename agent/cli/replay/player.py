@@ -15,9 +15,9 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from agent.cli.hung_agent import HUNG_SECONDS, CallClock
 from agent.cli.replay.absence import ANSWERED_MAX, Absence
 from agent.cli.replay.content import BlockContent
-from agent.cli.replay.hung import CallClock
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.tally import Cause, Tally, cause_of
 from agent.cli.replay.trace_lines import TraceRequest
@@ -87,9 +87,10 @@ class Player:
         *,
         prestage: bool = True,
         absence: Absence | None = None,
+        hung_seconds: float = HUNG_SECONDS,
     ) -> None:
         self.tally = Tally()
-        self.clock = CallClock()
+        self.clock = CallClock(hung_seconds)
         self._absence = absence
         self._store = store
         self._content = content

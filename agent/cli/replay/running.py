@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from agent.cli.hung_agent import HUNG_SECONDS, AgentHangs, answers, asked
 from agent.cli.replay.absence import Absence
 from agent.cli.replay.content import BlockContent
 from agent.cli.replay.course import Course
-from agent.cli.replay.hung import LAST_JOIN_SECONDS, AgentHangs, answers, asked
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.player import Player, Schedule
 from agent.cli.replay.report import Report, readable_bytes
@@ -25,6 +25,8 @@ from host_shim.control_wire import VALUE_BYTES_MAX
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong
 
 _LOOK_SECONDS = 0.1
+_LAST_JOIN_SECONDS = 5.0
+"""How long the end of a replay waits for calls under way."""
 AGENT_WAIT_SECONDS = 10.0
 
 
@@ -46,6 +48,8 @@ class ReplayOptions:
     progress: bool = True
     agent_wait: float = AGENT_WAIT_SECONDS
     """How long, in seconds, an agent that has died may take to come back; then the replay ends."""
+    hung_seconds: float = HUNG_SECONDS
+    """How long a call may take before the agent counts as hung, which ends the replay."""
 
     @property
     def value_bytes(self) -> int:
@@ -68,18 +72,29 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
     trace = TraceFile(options.trace, options.strict, options.requests)
     requests = iter(trace)
     with opener(options) as pool:
-        if not asked(options.mount, pool.alive):
+        if not asked(options.mount, pool.alive, options.hung_seconds):
             raise UserError(
                 f"no g35 agent answers at {options.mount}", "start one with `g35 up`, or name another --mount"
             )
-        stats = asked(options.mount, pool.stats)
+        stats = asked(options.mount, pool.stats, options.hung_seconds)
         baseline = _baseline(options, stats)
         schedule = Schedule(requests, options.time_scale, baseline)
         content = BlockContent(options.value_bytes, options.seed)
         volume = pool.volume(options.volume)
-        absence = Absence(lambda: answers(options.mount, pool.alive), schedule.stopping, options.agent_wait)
+        absence = Absence(
+            lambda: answers(options.mount, pool.alive, options.hung_seconds),
+            schedule.stopping,
+            options.agent_wait,
+        )
         players = [
-            Player(volume, content, schedule, prestage=options.prestage, absence=absence)
+            Player(
+                volume,
+                content,
+                schedule,
+                prestage=options.prestage,
+                absence=absence,
+                hung_seconds=options.hung_seconds,
+            )
             for _ in range(options.concurrency)
         ]
         course = Course()
@@ -130,10 +145,10 @@ def _play(
                 course.watch(time.monotonic() - began, sums)
                 show(sums)
                 if any(player.clock.hangs for player in players):
-                    raise AgentHangs(options.mount)
+                    raise AgentHangs(options.mount, options.hung_seconds)
     finally:
         schedule.stopping.set()
-        end = time.monotonic() + LAST_JOIN_SECONDS
+        end = time.monotonic() + _LAST_JOIN_SECONDS
         for thread in threads:
             # One that hangs in the mount is left behind; it ends with the process.
             thread.join(max(0.0, end - time.monotonic()))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.cli.hung_agent import AgentHangs, answers, asked
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
@@ -258,3 +259,16 @@ def test_a_pool_is_not_formatted_under_its_agent(
     wait_until(lambda: not os.path.exists(f"/proc/{old}") or not pool_up.answers(), 20, "its end")
     forced = processes.g35("pool", "format", "--force", "--config", config)
     assert forced.process.wait(60) == 0, forced.output
+
+
+def test_an_agent_that_is_stopped_is_named_and_goes_on_when_it_is_let(pool_up: PoolUp) -> None:
+    status = pool_up.mount / ".g35/status.json"
+    agent = pool_up.pid("agent-process")
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        with pytest.raises(AgentHangs, match="stopped or it hangs"):
+            asked(pool_up.mount, status.read_text, 0.3)
+        assert not answers(pool_up.mount, pool_up.answers, 0.3)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    assert asked(pool_up.mount, status.read_text)

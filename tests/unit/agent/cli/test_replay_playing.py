@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.cli.hung_agent import AgentHangs
 from agent.cli.replay.content import BlockContent
 from agent.cli.replay.course import SAMPLES_MAX, Course, Sample, draw
-from agent.cli.replay.hung import AgentHangs
 from agent.cli.replay.latencies import Latencies, merged
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.player import Player, Schedule
@@ -278,8 +278,7 @@ def test_an_agent_that_dies_at_the_very_end_makes_a_replay_fail(tmp_path: Path) 
 def test_an_agent_that_hangs_ends_a_replay_and_is_named(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.cli.replay.hung.HUNG_SECONDS", 0.2)
-    monkeypatch.setattr("agent.cli.replay.running.LAST_JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("agent.cli.replay.running._LAST_JOIN_SECONDS", 0.1)
     agent = ScriptedAgent()
     goes_on = threading.Event()
     hung = agent.pwrite
@@ -293,7 +292,7 @@ def test_an_agent_that_hangs_ends_a_replay_and_is_named(
     lines = [encode_line(request) for request in made_trace(1, 100)]
     try:
         with pytest.raises(AgentHangs, match="stopped or it hangs"):
-            run_replay(_options(tmp_path, lines), _opener(agent))
+            run_replay(_options(tmp_path, lines, hung_seconds=0.2), _opener(agent))
     finally:
         goes_on.set()
         wait_until(lambda: not any(one.name.startswith(("player", "asks")) for one in threading.enumerate()))

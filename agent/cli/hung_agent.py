@@ -2,7 +2,7 @@
 
 The kernel keeps a call on the mount waiting for as long as somebody holds the mount open, and nothing but an
 answer or the end of the calling process ends it. So a call that may hang is made on a thread of its own,
-which is left behind where it does; the replay says so and ends.
+which is left behind where it does; the verb says so and ends.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ T = TypeVar("T")
 
 HUNG_SECONDS = 30.0
 """A call that has not returned by then will not. Far above every deadline of an agent's own."""
-LAST_JOIN_SECONDS = 5.0
-"""How long the end of a replay waits for calls under way."""
+LOOK_SECONDS = 5.0
+"""The same for who only wants to know how the agent is."""
 
 
 class AgentHangs(G35Error):
     """The mount is there, and nobody answers."""
 
-    def __init__(self, mount: Path) -> None:
+    def __init__(self, mount: Path, seconds: float) -> None:
         super().__init__(
-            f"the agent behind {mount} has not answered for {HUNG_SECONDS:g} s: it is stopped or it hangs",
+            f"the agent behind {mount} has not answered for {seconds:g} s: it is stopped or it hangs",
             "`kill -CONT` its process, or kill it; `g35 up` starts another by itself",
         )
 
 
-def asked(mount: Path, call: Callable[[], T]) -> T:
-    """What `call` returns or raises; `AgentHangs` where it does neither in time."""
+def asked(mount: Path, call: Callable[[], T], seconds: float = HUNG_SECONDS) -> T:
+    """What `call` returns or raises; `AgentHangs` where it does neither within `seconds`."""
     results: list[T] = []
     failures: list[Exception] = []
 
@@ -46,18 +46,18 @@ def asked(mount: Path, call: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="asks the agent", daemon=True)
     thread.start()
-    thread.join(HUNG_SECONDS)
+    thread.join(seconds)
     if failures:
         raise failures[0]
     if not results:
-        raise AgentHangs(mount)
+        raise AgentHangs(mount, seconds)
     return results[0]
 
 
-def answers(mount: Path, alive: Callable[[], bool]) -> bool:
+def answers(mount: Path, alive: Callable[[], bool], seconds: float = HUNG_SECONDS) -> bool:
     """What `alive` says; no, where it hangs."""
     try:
-        return asked(mount, alive)
+        return asked(mount, alive, seconds)
     except AgentHangs:
         return False
 
@@ -65,10 +65,11 @@ def answers(mount: Path, alive: Callable[[], bool]) -> bool:
 class CallClock:
     """When the call that a thread is in began. One writer; anybody may look."""
 
-    __slots__ = ("_began",)
+    __slots__ = ("_began", "_seconds")
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = HUNG_SECONDS) -> None:
         self._began: float | None = None
+        self._seconds = seconds
 
     def begin(self) -> float:
         """A call begins now; the time, on the clock of `perf_counter`."""
@@ -83,4 +84,4 @@ class CallClock:
     @property
     def hangs(self) -> bool:
         began = self._began
-        return began is not None and time.perf_counter() - began > HUNG_SECONDS
+        return began is not None and time.perf_counter() - began > self._seconds
