@@ -111,12 +111,12 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
             volume["name"], str(volume["gets"]), _percent(volume["hit_ratio"]), str(volume["puts"]),
             str(volume["evictions"]),
         )  # fmt: skip
-    enclosures = folding_table("Enclosures", ("enclosure", "state"), ("namespaces", "paused", "reconnects"))
+    enclosures = folding_table("Enclosures", ("enclosure", "state"), ("namespaces", "paused", "suspect", "reconnects"))
     for each in found["enclosures"]:
         state = "connected" if each["connected"] else f"away: {each['fault']}"
         enclosures.add_row(
             each["name"], escape(state), str(each["namespaces"]), str(each["namespaces_paused"]),
-            str(each["reconnects"]),
+            str(each["namespaces_suspect"]), str(each["reconnects"]),
         )  # fmt: skip
     return Group(names, head, misses, rooms, traffic, enclosures)
 

@@ -72,6 +72,9 @@ class Lanes(Protocol):
     def send_buffer(self, size: int) -> memoryview:
         """`size` bytes to seal into, this worker's own and good until the operation ends."""
 
+    def trusts(self, namespace: int) -> bool:
+        """Whether new values should go there: it has not lately been slower or less true than its peers."""
+
     def tally(self, volume: str) -> Tally:
         """This worker's counters for a volume; for the fabric as a whole under the empty name."""
 

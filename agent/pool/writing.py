@@ -264,12 +264,15 @@ class Writing:
     def _reserve(self, lanes: Lanes, sets: list[CachedSet], *, everywhere: bool) -> None:
         """Choose and reserve a slot in the emptier set; evict only where both are full.
 
+        A namespace that is under suspicion takes what the other one has no room for, and no more.
+
         With one of two enclosures away nothing is evicted: the volume as a whole may have plenty of
         room, and what must hold is that live data then stays.
         """
         volume, wall = self.volume, lanes.wall()
         for _ in range(RESERVE_TRIES):
             best: tuple[CachedSet, Choice] | None = None
+            best_rank: tuple[bool, int, float] | None = None
             for cached in sets:
                 assert cached.directory is not None
                 with cached.guard:
@@ -277,8 +280,10 @@ class Writing:
                     choice = choose_slot(cached.directory, taken, wall, self.pseudonym[-1] % SLOTS_PER_SET)
                 if choice is None:
                     continue
-                if best is None or (choice.free_slots, choice.cost) > (best[1].free_slots, best[1].cost):
-                    best = (cached, choice)
+                trusted = choice.free_slots > 0 and lanes.trusts(cached.namespace)
+                rank = (trusted, choice.free_slots, choice.cost)
+                if best_rank is None or rank > best_rank:
+                    best, best_rank = (cached, choice), rank
             if best is None:
                 break
             cached, choice = best

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.remote.health import Health
+from agent.remote.suspicion import Suspicion, Verdict
 from nvmeof.transport.base import ControllerInfo, NamespaceInfo
+from nvmeof.wire.kv import KvFormat
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +45,10 @@ class Route:
     enclosure: Enclosure
     nsid: int
     lba_bytes: int
+    kv: KvFormat | None = None
+    """Present where it is a namespace of keys and values, which has no blocks."""
+    used_bytes: int = 0
+    """What a KV namespace took up when the session last looked."""
 
 
 Routes: TypeAlias = tuple[Route | None, ...]
@@ -56,6 +62,7 @@ class Fabric:
     nguids: tuple[bytes, ...] = ()
     routes: Routes = ()
     health: tuple[Health, ...] = ()
+    suspicion: Suspicion = field(default_factory=lambda: Suspicion(()))
     strays: dict[str, str] = field(default_factory=dict)
     """Namespaces that an enclosure has and the map does not: NGUID as hex, enclosure."""
 
@@ -63,7 +70,23 @@ class Fabric:
         """Follow a pool map: `nguids` in its order."""
         self.nguids = tuple(nguids)
         self.health = tuple(Health() for _ in nguids)
+        self.suspicion = Suspicion(self.health)
         self.refresh()
+
+    def name_of(self, member: int) -> str:
+        """A namespace of the map, for people: its enclosure and its NGUID."""
+        route = self.routes[member]
+        where = route.enclosure.name if route is not None else "an enclosure that is away"
+        return f"namespace {self.nguids[member].hex()} of {where}"
+
+    def suspects(self, enclosure: Enclosure) -> int:
+        """How many namespaces of an enclosure get no new values."""
+        return sum(
+            route is not None
+            and route.enclosure is enclosure
+            and self.suspicion.verdict(member) is Verdict.SUSPECT
+            for member, route in enumerate(self.routes)
+        )
 
     def refresh(self) -> None:
         """Publish the routes anew after a session came, went or saw its namespaces change."""
@@ -72,7 +95,9 @@ class Fabric:
             if enclosure.session is None:
                 continue
             for namespace in enclosure.namespaces:
-                found[namespace.nguid] = Route(enclosure, namespace.nsid, namespace.lba_bytes)
+                found[namespace.nguid] = Route(
+                    enclosure, namespace.nsid, namespace.lba_bytes, namespace.kv, namespace.used_bytes
+                )
         self.routes = tuple(found.get(nguid) for nguid in self.nguids)
         self.strays = {
             nguid.hex(): route.enclosure.name for nguid, route in found.items() if nguid not in self.nguids

@@ -20,8 +20,9 @@ from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Buffer, Pending, Steps
 from agent.pool.tally import Tally
 from agent.remote.connecting import Connecting
-from agent.remote.fabric import Enclosure, Fabric
-from agent.remote.health import Health
+from agent.remote.fabric import Enclosure, Fabric, Route
+from agent.remote.kv_lanes import KvCommands, KvLanePending
+from agent.remote.lane_pending import LanePending
 from nvmeof.errors import NvmeofError
 from nvmeof.host import commands
 from nvmeof.host.command import Command
@@ -51,78 +52,6 @@ def current_lanes() -> WorkerLanes:
     return lanes
 
 
-class LanePending:
-    """One read or write: a command, or several where the controller's MDTS is short."""
-
-    __slots__ = ("_commands", "_fault", "health", "queue", "submitted_at")
-
-    def __init__(
-        self,
-        queue: HostQueue | None,
-        commands_sent: Sequence[Command],
-        health: Health | None,
-        submitted_at: float,
-        fault: str | None = None,
-    ) -> None:
-        self.queue = queue
-        self._commands = commands_sent
-        self.health = health
-        self.submitted_at = submitted_at
-        self._fault = fault
-
-    @property
-    def commands(self) -> Sequence[Command]:
-        return self._commands
-
-    @property
-    def done(self) -> bool:
-        if self._fault is not None:
-            return True
-        return all(command.done for command in self._commands)
-
-    @property
-    def received(self) -> int:
-        total = 0
-        for command in self._commands:
-            total += command.received
-            if command.received < command.in_bytes:
-                break
-        return total
-
-    @property
-    def fault(self) -> str | None:
-        if self._fault is not None:
-            return self._fault
-        for command in self._commands:
-            if command.done and (why := command.failure()) is not None:
-                return why
-        return None
-
-    @property
-    def unreachable(self) -> bool:
-        """Whether the way failed rather than the medium.
-
-        Status types 0 (generic: the namespace is gone or not ready), 3 (path) and above say nothing of
-        the data; type 2 is a media and data integrity error.
-        """
-        if self._fault is not None:
-            return True
-        return any(
-            command.done and (command.lost or (command.status or 0) >> 8 != 2)
-            for command in self._commands
-            if command.failure() is not None
-        )
-
-    def give_up(self, reason: str) -> None:
-        """Abandon what is under way; nothing is written into its buffers from now on."""
-        if self._fault is None:
-            self._fault = reason
-            if self.queue is not None:
-                for command in self._commands:
-                    if not command.done:
-                        self.queue.abandon(command)
-
-
 class _Lane:
     """One queue to one enclosure, or the try to connect it, and when to try again."""
 
@@ -135,7 +64,7 @@ class _Lane:
         self.next_try = 0.0
 
 
-class WorkerLanes:
+class WorkerLanes(KvCommands):
     """Lanes and runner of one worker. `queue_id` is the id of its queues, the same on every enclosure."""
 
     def __init__(self, fabric: Fabric, queue_id: int) -> None:
@@ -174,6 +103,9 @@ class WorkerLanes:
     def send_buffer(self, size: int) -> memoryview:
         return self._send[:size]
 
+    def trusts(self, namespace: int) -> bool:
+        return self._fabric.health[namespace].trusted
+
     def tally(self, volume: str) -> Tally:
         tally = self.tallies.get(volume)
         if tally is None:
@@ -198,18 +130,46 @@ class WorkerLanes:
         more: bool = False,
     ) -> LanePending:
         now = time.monotonic()
+        way = self._way(namespace, now)
+        if isinstance(way, str):
+            return LanePending(None, (), None, now, way)
+        route, queue = way
+        if route.kv is not None and size:
+            return LanePending(None, (), None, now, "a namespace of keys has no blocks")
+        built = _commands(route.nsid, route.lba_bytes, offset, size, into, parts, queue.max_transfer)
+        health = self._fabric.health[namespace]
+        why = self._submit(route, queue, built, more)
+        if why is not None:
+            return LanePending(None, (), None, now, why)
+        return LanePending(queue, built, health, now, is_read=into is not None)
+
+    def start_kv(self, namespace: int, build: Callable[[int], Command]) -> KvLanePending:
+        """Send a command on a key; `build` makes it for a namespace id."""
+        now = time.monotonic()
+        way = self._way(namespace, now)
+        if isinstance(way, str):
+            return KvLanePending(None, (), None, now, way)
+        route, queue = way
+        command = build(route.nsid)
+        why = self._submit(route, queue, (command,), False)
+        if why is not None:
+            return KvLanePending(None, (), None, now, why)
+        is_read = command.data_in is not None
+        return KvLanePending(queue, (command,), self._fabric.health[namespace], now, is_read=is_read)
+
+    def _way(self, namespace: int, now: float) -> tuple[Route, HostQueue] | str:
+        """The route to a namespace and a queue to its enclosure, or why there is none."""
         routes = self._fabric.routes
         route = routes[namespace] if namespace < len(routes) else None
         if route is None:
-            return LanePending(None, (), None, now, "there is no way to the namespace")
-        health = self._fabric.health[namespace]
-        if not health.may_ask(now):
-            return LanePending(None, (), None, now, "the namespace has not been answering")
+            return "there is no way to the namespace"
+        if not self._fabric.health[namespace].may_ask(now):
+            return "the namespace has not been answering"
         queue = self._queue(route.enclosure, now)
-        if queue is None:
-            return LanePending(None, (), None, now, "there is no queue to the enclosure")
-        built = _commands(route.nsid, route.lba_bytes, offset, size, into, parts, queue.max_transfer)
-        pending = LanePending(queue, built, health, now)
+        return "there is no queue to the enclosure" if queue is None else (route, queue)
+
+    def _submit(self, route: Route, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
+        """Send commands; why it could not be done, and nothing is under way then."""
         try:
             for command in built:
                 queue.submit(command, more=more)
@@ -220,8 +180,8 @@ class WorkerLanes:
             for command in built:
                 if not command.done and command.cid >= 0:
                     queue.abandon(command)
-            return LanePending(None, (), None, now, str(error))
-        return pending
+            return str(error)
+        return None
 
     def connect_ahead(self, seconds: float = CONNECT_SECONDS) -> None:
         """Connect to every enclosure whose session stands, before the first request wants it."""
@@ -325,10 +285,13 @@ class WorkerLanes:
             return value
 
     def _wait(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
-        queue = pending.queue
+        queue, health = pending.queue, pending.health
         if queue is None:
             return True
+        if health is not None and pending.is_read:
+            deadline = min(deadline, pending.submitted_at + health.patience)
         before = 0
+        lost = failed = False
         for command in pending.commands:
             if not command.done:
                 enough = None if at_least is None else at_least - before
@@ -336,11 +299,15 @@ class WorkerLanes:
                     return True
                 if not queue.wait(command, deadline, enough):
                     return False
+            lost = lost or command.lost
+            failed = failed or pending.is_error(command)
             before += command.in_bytes
             if at_least is not None and before >= at_least:
                 break
-        if pending.health is not None:
-            pending.health.answered()
+        # A queue that died says nothing of the namespace.
+        if health is not None and not pending.judged and not lost:
+            pending.judged = True
+            health.answered(time.monotonic() - pending.submitted_at, read=pending.is_read, failed=failed)
         return True
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +21,9 @@ import trio
 
 from agent.config import EnclosureSection
 from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.secrets_at_hand import SecretFinder, no_secrets
+from agent.remote.suspicion import LOOK_SECONDS, Verdict
+from nvmeof.authentication.secret_files import SecretFileError
 from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host.controller_session import NamespacesChanged
 from nvmeof.host.reconnect import ReconnectPolicy
@@ -46,8 +50,10 @@ class Supervisor:
         host_id: bytes,
         io_queues: int,
         verbs: VerbsChoice | None = None,
+        secrets: SecretFinder = no_secrets,
     ) -> None:
         self._sections = sections
+        self._secrets = secrets
         self._verbs = verbs or VerbsChoice(DEFAULT_PROVIDER)
         self._host_nqn = host_nqn
         self._host_id = host_id
@@ -60,8 +66,20 @@ class Supervisor:
     async def run(self) -> None:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_around)
             for section, enclosure in zip(self._sections, self.fabric.enclosures, strict=True):
                 nursery.start_soon(self._keep, section, enclosure)
+
+    async def _look_around(self) -> None:
+        """Look for gray failure; say what was found."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            for change in self.fabric.suspicion.look(time.monotonic()):
+                name = self.fabric.name_of(change.member)
+                if change.verdict is Verdict.SUSPECT:
+                    log.warning("%s gets no new values for now: %s", name, change.why)
+                else:
+                    log.info("%s is %s: %s", name, change.verdict.value, change.why)
 
     async def all_tried(self, seconds: float) -> None:
         """Until every enclosure was connected or has failed to be once, or so many seconds."""
@@ -84,10 +102,11 @@ class Supervisor:
                     **self._options(section),
                     keep_alive_s=KEEP_ALIVE_SECONDS,
                     io_queues=self._io_queues,
+                    credentials=self._secrets(section),
                 ) as controller:
                     yield controller
-            except ConnectRefused as refused:
-                # A wrong name, a host that is not allowed: what makes a keeper give up, and we do not.
+            except (ConnectRefused, SecretFileError) as refused:
+                # A wrong name or secret, a host that is not allowed: a keeper gives up, and we do not.
                 raise ConnectionLost(str(refused)) from refused
 
         async with keep_controller(opener, RECONNECT) as keeper, trio.open_nursery() as nursery:

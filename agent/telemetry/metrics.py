@@ -36,6 +36,14 @@ VOLUME_COUNTERS = {
 }
 
 
+DOOR_COUNTERS = {
+    "bytes_read": "Bytes that reads through the door were answered with.",
+    "bytes_written": "Bytes that writes through the door brought.",
+    "bytes_copied": "Bytes copied between a buffer of the agent and the reader's or writer's memory. The "
+    "kernel copies all that goes through a FUSE mount once; a virtio-fs device copies what lies scattered.",
+}
+
+
 class Collector:
     """Turns a snapshot into metric families, whenever the registry asks for them."""
 
@@ -46,6 +54,7 @@ class Collector:
         state = self._snapshot()
         yield from _volumes(state["volumes"])
         yield from _enclosures(state["enclosures"])
+        yield from _doors(state["doors"])
         totals, memory = state["totals"], state["memory"]
         for name, help_text in (
             ("flash_bytes_read", "Bytes read from namespaces."),
@@ -78,10 +87,23 @@ def _volumes(volumes: list[Mapping[str, Any]]) -> Iterator[Metric]:
     yield slots
 
 
+def _doors(doors: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
+    for field, help_text in DOOR_COUNTERS.items():
+        family = CounterMetricFamily(f"g35_door_{field}", help_text, labels=["door"])
+        for name, counts in doors.items():
+            family.add_metric([name], counts[field])
+        yield family
+
+
 def _enclosures(enclosures: list[Mapping[str, Any]]) -> Iterator[Metric]:
     up = GaugeMetricFamily("g35_enclosure_up", "1 while its session stands.", labels=["enclosure"])
     paused = GaugeMetricFamily(
         "g35_enclosure_namespaces_paused", "Namespaces that do not answer.", labels=["enclosure"]
+    )
+    suspect = GaugeMetricFamily(
+        "g35_enclosure_namespaces_suspect",
+        "Namespaces that get no new values: slower or less true than their peers.",
+        labels=["enclosure"],
     )
     reconnects = CounterMetricFamily(
         "g35_enclosure_reconnects", "Sessions that had to be made anew.", labels=["enclosure"]
@@ -89,8 +111,9 @@ def _enclosures(enclosures: list[Mapping[str, Any]]) -> Iterator[Metric]:
     for enclosure in enclosures:
         up.add_metric([enclosure["name"]], float(enclosure["connected"]))
         paused.add_metric([enclosure["name"]], enclosure["namespaces_paused"])
+        suspect.add_metric([enclosure["name"]], enclosure["namespaces_suspect"])
         reconnects.add_metric([enclosure["name"]], enclosure["reconnects"])
-    yield from (up, paused, reconnects)
+    yield from (up, paused, suspect, reconnects)
 
 
 def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[], None]:

@@ -36,6 +36,8 @@ class Sources:
     prestage: PrestageCache
     tallies: Callable[[], Iterable[Mapping[str, Tally]]]
     files: Callable[[], Mapping[str, Any] | None]
+    doors: Callable[[], Mapping[str, Mapping[str, int]]] = dict
+    """For each door by its name: bytes_read, bytes_written, bytes_copied."""
     started_at: float = field(default_factory=time.time)
 
 
@@ -115,6 +117,7 @@ def take(sources: Sources) -> dict[str, Any]:
             "flash_bytes_read": fabric.flash_bytes_read,
             "flash_bytes_written": fabric.flash_bytes_written,
         },
+        "doors": {name: dict(counts) for name, counts in sources.doors().items()},
         "volumes": volumes,
         "enclosures": _enclosures(sources.fabric),
         "files": sources.files(),
@@ -144,6 +147,7 @@ def _enclosures(fabric: Fabric) -> list[dict[str, Any]]:
             "reconnects": enclosure.reconnects,
             "namespaces": members.get(id(enclosure), 0),
             "namespaces_paused": paused.get(id(enclosure), 0),
+            "namespaces_suspect": fabric.suspects(enclosure),
         }
         for enclosure in fabric.enclosures
     ]

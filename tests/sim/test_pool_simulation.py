@@ -35,7 +35,7 @@ def test_many_seeds(group: int, seed: int) -> None:
     print(dict(counts), f"lost between agents {lost} of {stored_with_peers}")
     if group == 0 and SEEDS >= 100:
         # A run in which nothing went wrong, or nothing was checked, proves nothing.
-        for what in ("hang", "down", "broken", "rot", "lose", "crash", "sabotage"):
+        for what in ("hang", "down", "broken", "rot", "lose", "crash", "sabotage", "suspect"):
             assert counts[f"fault {what}"] > 5, what
         for cause in ("corrupt", "late", "enclosure_down", "evicted", "never_stored"):
             assert counts[f"miss {cause}"] > 0, cause

@@ -23,6 +23,7 @@ class MemoryNamespace:
     down: bool = False
     hung: bool = False
     broken: bool = False
+    suspect: bool = False
     reads: int = 0
     writes: int = 0
     bytes_written: int = 0
@@ -120,6 +121,9 @@ class MemoryLanes:
 
     def send_buffer(self, size: int) -> memoryview:
         return self._send.take(size)
+
+    def trusts(self, namespace: int) -> bool:
+        return not self.namespaces[namespace].suspect
 
     def tally(self, volume: str) -> Tally:
         tally = self.tallies.get(volume)

@@ -78,7 +78,7 @@ class PoolSimulation:
         self.timing = Timing(READ_DEADLINE, WRITE_DEADLINE, rng.choice([0.0, 0.0, 0.2]))
         self.faults = {
             name: rng.random() < 0.5
-            for name in ("hang", "down", "broken", "rot", "lose", "crash", "sabotage")
+            for name in ("hang", "down", "broken", "rot", "lose", "crash", "sabotage", "suspect")
         }
         self.namespaces = [SimNamespace(1 << 40) for _ in sets]
         self.agents = [self._boot(number, 1) for number in range(self.agents_count)]
@@ -241,6 +241,11 @@ class PoolSimulation:
             self.counts[f"fault {name}"] += 1
             if name == "crash":
                 self.crash(rng.choice(self.agents))
+                continue
+            if name == "suspect":
+                # Where new values go may change nothing of what is there.
+                suspected = rng.choice(self.namespaces)
+                suspected.suspect = not suspected.suspect
                 continue
             # Some namespaces are left alone, so that the second rule has something to hold on to.
             self._hurt(rng.choice(self.namespaces[:healthy_from]), name)

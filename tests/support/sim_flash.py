@@ -233,6 +233,9 @@ class SimLanes:
     def send_buffer(self, size: int) -> memoryview:
         return self._send.take(size)
 
+    def trusts(self, namespace: int) -> bool:
+        return not self._namespaces[namespace].suspect
+
     def tally(self, volume: str) -> Tally:
         return self.tallies.setdefault(volume, Tally())
 

@@ -1,0 +1,90 @@
+"""One read, write or other request of a worker under way, as its lanes (lanes.py) know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.remote.health import Health
+from nvmeof.host.command import Command
+from nvmeof.transport import HostQueue
+
+
+class LanePending:
+    """One read or write: a command, or several where the controller's MDTS is short."""
+
+    __slots__ = ("_commands", "_fault", "health", "is_read", "judged", "queue", "submitted_at")
+
+    def __init__(
+        self,
+        queue: HostQueue | None,
+        commands_sent: Sequence[Command],
+        health: Health | None,
+        submitted_at: float,
+        fault: str | None = None,
+        *,
+        is_read: bool = False,
+    ) -> None:
+        self.queue = queue
+        self._commands = commands_sent
+        self.health = health
+        self.submitted_at = submitted_at
+        self._fault = fault
+        self.is_read = is_read
+        self.judged = False
+        """Whether `health` has been told of its answer."""
+
+    @property
+    def commands(self) -> Sequence[Command]:
+        return self._commands
+
+    @property
+    def done(self) -> bool:
+        if self._fault is not None:
+            return True
+        return all(command.done for command in self._commands)
+
+    @property
+    def received(self) -> int:
+        total = 0
+        for command in self._commands:
+            total += command.received
+            if command.received < command.in_bytes:
+                break
+        return total
+
+    @property
+    def fault(self) -> str | None:
+        if self._fault is not None:
+            return self._fault
+        for command in self._commands:
+            if command.done and (why := command.failure()) is not None:
+                return why
+        return None
+
+    @property
+    def unreachable(self) -> bool:
+        """Whether the way failed rather than the medium.
+
+        Status types 0 (generic: the namespace is gone or not ready), 3 (path) and above say nothing of
+        the data; type 2 is a media and data integrity error.
+        """
+        if self._fault is not None:
+            return True
+        return any(
+            command.done and (command.lost or (command.status or 0) >> 8 != 2)
+            for command in self._commands
+            if command.failure() is not None
+        )
+
+    def is_error(self, command: Command) -> bool:
+        """Whether the answer to a command is an error of the namespace's, which counts against it."""
+        return bool(command.status)
+
+    def give_up(self, reason: str) -> None:
+        """Abandon what is under way; nothing is written into its buffers from now on."""
+        if self._fault is None:
+            self._fault = reason
+            if self.queue is not None:
+                for command in self._commands:
+                    if not command.done:
+                        self.queue.abandon(command)
