@@ -3,10 +3,10 @@
 
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench lab soak nightly fmt lint types rooms clean wheels set-up-to-run set-up-to-test
+.PHONY: help setup run test bench lab soak nightly arm64 deploy fmt lint types rooms clean wheels set-up-to-run set-up-to-test set-up-to-deploy
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: set-up-to-test ## install everything: Debian packages (root or sudo), .venv, pinned dependencies
 
@@ -15,6 +15,9 @@ set-up-to-run:
 
 set-up-to-test:
 	@.ci/setup test
+
+set-up-to-deploy:
+	@.ci/setup deploy
 
 run: set-up-to-run ## enclosures, agent, mount, a verified replay: all of it; TRACE=FILE, TRANSPORT=tcp
 	@.venv/bin/g35 run $(if $(TRACE),--trace '$(TRACE)') $(if $(TRANSPORT),--transport '$(TRANSPORT)') $(ARGS)
@@ -39,6 +42,12 @@ soak: set-up-to-test ## replays while parts of the path fail, for SECONDS=60; sa
 
 nightly: set-up-to-test ## the long way round: a million fuzzed packets, random seeds, long hypothesis runs
 	@G35_FUZZ=1000000 G35_SEED=random G35_HYPOTHESIS=long $(PYTHON) -m pytest tests/unit tests/pair tests/sim $(ARGS)
+
+arm64: set-up-to-deploy ## unit and pair tests on a Debian of aarch64, emulated; every dependency is there for it
+	@$(PYTHON) -m tests.support.arm64 $(ARGS)
+
+deploy: set-up-to-deploy ## the container file step by step, the systemd units under a systemd of their own
+	@$(PYTHON) -m tests.support.deploy_trial $(ARGS)
 
 fmt: set-up-to-test ## format the code
 	@.venv/bin/ruff format .

@@ -18,7 +18,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ import trio
 from agent.config import Configuration, host_identity
 from agent.errors import G35Error
 from agent.fs.control_face import CONTROL_ROOT, ControlFace
+from agent.fs.dev_fuse import DevFuseDoor
 from agent.fs.door import Door, make_door
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
@@ -35,9 +36,14 @@ from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.mounting import MountError, MountOptions, clear_dead_mount
 from agent.fs.pool_store import PoolBlockStore
 from agent.fs.root import RootFileSystem
+from agent.fs.virtiofs.door import VirtioFsDoor
+from agent.guest_doors import make_guest_doors
 from agent.inline.secrets import SecretKey, load_root_key
 from agent.pool.directory_cache import DirectoryCache
+from agent.pool.kv_opening import inspect_kv
+from agent.pool.kv_volume import KvVolume
 from agent.pool.opening import Inspection, inspect, newest_map
+from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import PoolMap
 from agent.pool.prestage import PrestageCache
 from agent.pool.prestager import THREADS as PRESTAGE_THREADS
@@ -46,10 +52,12 @@ from agent.pool.tally import Tally
 from agent.pool.volume import Volume
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes, current_lanes
+from agent.remote.secrets_at_hand import secret_finder
 from agent.remote.supervisor import Supervisor
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
 from host_shim.control_wire import Outcome
+from nvmeof.transport.base import NamespaceInfo
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +68,10 @@ LOOK_SECONDS = 0.25
 """How soon an unmount by somebody else is noticed."""
 EXTRA_QUEUES = PRESTAGE_THREADS + 1
 """Queues beside the workers': the prestagers', and the collector's."""
+
+
+Doors = list[tuple[str, Door]]
+"""By their names: `fuse`, and `virtiofs-0` and so on."""
 
 
 class LanesPool:
@@ -97,7 +109,9 @@ async def connected(configuration: Configuration, io_queues: int) -> AsyncIterat
     """The sessions to the enclosures, for as long as the block runs; each was tried once."""
     host_nqn, host_id = host_identity(configuration.agent.state)
     verbs = configuration.fabric.choice
-    supervisor = Supervisor(configuration.enclosures, host_nqn, host_id, io_queues, verbs)
+    supervisor = Supervisor(
+        configuration.enclosures, host_nqn, host_id, io_queues, verbs, secret_finder(configuration.fabric)
+    )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
         await supervisor.all_tried(FIRST_TRY_SECONDS)
@@ -108,15 +122,20 @@ async def connected(configuration: Configuration, io_queues: int) -> AsyncIterat
 def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Inspection]]:
     """Every namespace that is reachable: NGUID, bytes, what it carries. Numbers them in this order."""
     seen = {
-        namespace.nguid: namespace.size_bytes
-        for enclosure in fabric.enclosures
-        for namespace in enclosure.namespaces
+        namespace.nguid: namespace for enclosure in fabric.enclosures for namespace in enclosure.namespaces
     }
     fabric.adopt(list(seen))
     return [
-        (nguid, size, lanes.run(inspect(lanes, number, nguid, size)))
-        for number, (nguid, size) in enumerate(seen.items())
+        (nguid, namespace.size_bytes, _look_at(lanes, number, namespace))
+        for number, (nguid, namespace) in enumerate(seen.items())
     ]
+
+
+def _look_at(lanes: WorkerLanes, number: int, namespace: NamespaceInfo) -> Inspection:
+    if namespace.kv is None:
+        return lanes.run(inspect(lanes, number, namespace.nguid, namespace.size_bytes))
+    found = lanes.run(inspect_kv(lanes, number, namespace.nguid))
+    return replace(found, kv=namespace.kv)
 
 
 def unreached(fabric: Fabric) -> str:
@@ -127,9 +146,9 @@ def unreached(fabric: Fabric) -> str:
 
 def open_volumes(
     pool_map: PoolMap, root: SecretKey, configuration: Configuration, cache: DirectoryCache
-) -> list[Volume]:
+) -> list[AnyVolume]:
     """Every volume of the map, opened. Raises ConfigError where the root key is not the pool's."""
-    volumes = []
+    volumes: list[AnyVolume] = []
     for entry in pool_map.volumes:
         if entry.suite == "plain+crc64" and not configuration.pool.allow_plain:
             raise G35Error(
@@ -137,7 +156,11 @@ def open_volumes(
                 "set it if that is meant",
             )
         secret = pool_map.secret(entry, root)
-        volumes.append(Volume(pool_map.settings(entry), secret, cache, configuration.agent.timing))
+        settings, timing = pool_map.settings(entry), configuration.agent.timing
+        if settings.shares:
+            volumes.append(KvVolume(settings, secret, timing))
+        else:
+            volumes.append(Volume(settings, secret, cache, timing))
     return volumes
 
 
@@ -170,15 +193,17 @@ class Agent:
         self.sources = snapshot.Sources(
             pool_map.pool_id,
             pool_map.version,
-            str(settings.mount),
-            settings.door,
+            str(settings.mount or ""),
+            settings.door if settings.mount is not None else "virtiofs",
             self.volumes,
             fabric,
             self.directories,
             self.prestage,
             self.lanes.tallies,
             self._files_snapshot,
+            self._doors_snapshot,
         )
+        self.doors: Doors = []
         self._stopping = threading.Event()
         self._collector: threading.Thread | None = None
 
@@ -190,11 +215,25 @@ class Agent:
             return None
         return {**asdict(self.files.counters), **asdict(self.files.gauges())}
 
+    def _doors_snapshot(self) -> dict[str, dict[str, int]]:
+        counts = {}
+        for name, door in self.doors:
+            if isinstance(door, DevFuseDoor):
+                moved = door.session.traffic()
+                copied = moved.bytes_read + moved.bytes_written  # by the kernel, between its pages and ours
+            elif isinstance(door, VirtioFsDoor):
+                moved = door.device.session.traffic()
+                copied = door.device.bytes_copied
+            else:
+                continue
+            counts[name] = {**asdict(moved), "bytes_copied": copied}
+        return counts
+
     def file_system(self) -> RootFileSystem:
         """The tree of the mount. It belongs to whoever runs the agent."""
         owner = (os.geteuid(), os.getegid())
         key_value = [volume for volume in self.volumes if volume.settings.kind == "kv"]
-        blocks = [volume for volume in self.volumes if volume.settings.kind == "files"]
+        blocks = [each for each in self.volumes if isinstance(each, Volume) and each.settings.kind == "files"]
         faces: dict[bytes, tuple[int, FileSystem]] = {
             b"kv": (KV_ROOT, KvFace(key_value, current_lanes, self.prestage, owner)),
         }
@@ -202,7 +241,7 @@ class Agent:
             options = FilesOptions(
                 staging_bytes=self.configuration.files.staging,
                 on_full=self.configuration.files.on_full,
-                workers=self.configuration.agent.workers,
+                workers=self.configuration.agent.workers + guest_queues(self.configuration),
                 root_uid=owner[0],
                 root_gid=owner[1],
             )
@@ -211,11 +250,13 @@ class Agent:
             faces[b"fs"] = (FACE_FILES << FACE_SHIFT | 1, self.files)
         faces[b".g35"] = (
             CONTROL_ROOT,
-            ControlFace(key_value, current_lanes, self.snapshot, self._start_prestage, self.prestage, owner),
+            ControlFace(key_value, current_lanes, self.snapshot, self.start_prestage, self.prestage, owner),
         )
         return RootFileSystem(faces, owner)
 
-    def _start_prestage(self, volume: Volume, key: bytes) -> Outcome:
+    def start_prestage(self, volume: AnyVolume, key: bytes) -> Outcome:
+        if isinstance(volume, KvVolume):
+            return Outcome.REFUSED
         started = self.prestager.request(volume, key)
         if started is None:
             return Outcome.HIT
@@ -261,8 +302,15 @@ class Agent:
             self.files.close()
 
 
-def granted_workers(fabric: Fabric, wanted: int) -> int:
-    """How many workers have a queue on every enclosure that is connected; `wanted` at most.
+def guest_queues(configuration: Configuration) -> int:
+    """Request queues of all guests: each has a queue of its own on every enclosure."""
+    workers = configuration.agent.worker_count
+    return sum(device.queue_count(workers) for device in configuration.virtiofs)
+
+
+def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> int:
+    """How many workers have a queue on every enclosure that is connected, beside `extra` others; `wanted`
+    at most.
 
     A worker without a queue on one of N enclosures would turn each N-th of its requests into a miss, so
     the poorest enclosure decides. Raises G35Error where it grants too few for a single worker.
@@ -272,36 +320,37 @@ def granted_workers(fabric: Fabric, wanted: int) -> int:
         if enclosure.session is None:
             continue
         granted = enclosure.session.io_queues
-        if granted <= EXTRA_QUEUES:
+        if granted <= extra:
             raise G35Error(
                 f"enclosure {enclosure.name} grants {granted} I/O queues to a host, "
-                f"and an agent with one worker needs {1 + EXTRA_QUEUES}",
+                f"and an agent with one worker needs {1 + extra}",
                 "let it grant more, or take it out of the configuration",
             )
-        if granted < wanted + EXTRA_QUEUES:
+        if granted < wanted + extra:
             log.warning(
                 "enclosure %s grants %d I/O queues of the %d that are needed: %d workers serve at the most "
                 "instead of %d; let it grant more, or lower agent.workers",
                 enclosure.name,
                 granted,
-                wanted + EXTRA_QUEUES,
-                granted - EXTRA_QUEUES,
+                wanted + extra,
+                granted - extra,
                 wanted,
             )
-        workers = min(workers, granted - EXTRA_QUEUES)
+        workers = min(workers, granted - extra)
     return workers
 
 
 async def serve(configuration: Configuration, ready: Callable[[], None], stop: trio.Event) -> None:
     """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
     root = load_root_key(configuration.agent.key_file)
+    wanted, extra = configuration.agent.worker_count, EXTRA_QUEUES + guest_queues(configuration)
     async with (
-        connected(configuration, configuration.agent.worker_count + EXTRA_QUEUES) as supervisor,
+        connected(configuration, wanted + extra) as supervisor,
         AsyncExitStack() as cleanup,
     ):
         fabric = supervisor.fabric
-        workers = granted_workers(fabric, configuration.agent.worker_count)
-        supervisor.queues_in_use = workers + EXTRA_QUEUES
+        workers = granted_workers(fabric, wanted, extra)
+        supervisor.queues_in_use = workers + extra
         settings = configuration.agent.model_copy(update={"workers": workers})
         configuration = configuration.model_copy(update={"agent": settings})
         lanes = LanesPool(fabric)
@@ -313,26 +362,43 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         agent = Agent(configuration, pool_map, root, fabric, lanes)
         if settings.metrics:
             cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
+        agent.doors = await trio.to_thread.run_sync(_make_doors, agent, wanted)
+        agent.start()
+        cleanup.push_async_callback(_on_thread, agent.stop)
+        for _, door in agent.doors:
+            try:
+                await trio.to_thread.run_sync(door.start)
+            except MountError as error:
+                raise G35Error(f"cannot mount at {settings.mount}: {error}", "see g35 doctor") from None
+            cleanup.push_async_callback(_on_thread, door.stop)
+        ready()
+        await _until_over(agent.doors, stop)
+
+
+def _make_doors(agent: Agent, wanted_workers: int) -> Doors:
+    """Every door of the configuration, none of them open yet. `wanted_workers`: as configured."""
+    settings, lanes = agent.configuration.agent, agent.lanes
+    tree = agent.file_system()
+    doors: Doors = []
+    if settings.mount is not None:
         clear_dead_mount(settings.mount)
         settings.mount.mkdir(parents=True, exist_ok=True)
         _refuse_to_cover(settings.mount)
         door = make_door(
             "dev_fuse" if settings.door == "fuse" else "pyfuse3",
-            agent.file_system(),
+            tree,
             settings.mount,
             settings.workers,
             lambda number: lanes.take(number + 1),
             MountOptions(allow_other=settings.allow_other or None),
         )
-        agent.start()
-        cleanup.push_async_callback(_on_thread, agent.stop)
-        try:
-            await trio.to_thread.run_sync(door.start)
-        except MountError as error:
-            raise G35Error(f"cannot mount at {settings.mount}: {error}", "see g35 doctor") from None
-        cleanup.push_async_callback(_on_thread, door.stop)
-        ready()
-        await _until_over(door, stop)
+        doors.append(("fuse", door))
+    first = settings.workers + EXTRA_QUEUES + 1
+    guests = make_guest_doors(
+        agent, agent.configuration.virtiofs, wanted_workers, first, lanes.take, settings.state
+    )
+    doors += [(f"virtiofs-{number}", door) for number, door in enumerate(guests)]
+    return doors
 
 
 async def _on_thread(end: Callable[[], None]) -> None:
@@ -367,10 +433,13 @@ def _say_what_is_away(fabric: Fabric) -> None:
         )
 
 
-async def _until_over(door: Door, stop: trio.Event) -> None:
+async def _until_over(doors: Doors, stop: trio.Event) -> None:
     while not stop.is_set():
-        if await trio.to_thread.run_sync(door.wait, 0.0):
-            log.info("somebody has unmounted the pool")
-            return
+        for name, door in doors:
+            if await trio.to_thread.run_sync(door.wait, 0.0):
+                log.info(
+                    "the door %s is served no longer: somebody has unmounted the pool, or see above", name
+                )
+                return
         with trio.move_on_after(LOOK_SECONDS):
             await stop.wait()

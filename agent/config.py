@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from agent.errors import ConfigError
 from agent.inline.suites import UNIT_BYTES_MAX
-from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, SuiteName, VolumeName, VolumeWish
+from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, Layout, SuiteName, VolumeName, VolumeWish
 from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
 from nvmeof.transport.base import VerbsChoice
@@ -48,7 +48,11 @@ class _Section(BaseModel):
 class AgentSection(_Section):
     """What this agent is and where it serves."""
 
-    mount: Path = Field(description="Folder to mount the pool at; made if it is missing.")
+    mount: Path | None = Field(
+        None,
+        description="Folder to mount the pool at; made if it is missing. May be left out where a "
+        "`[[virtiofs]]` says how the pool is reached.",
+    )
     state: Path = Field(description="Folder for the agent's own files: host identity, /fs metadata.")
     key_file: Path = Field(description="The root key, mode 0600, made by `g35 key new`.")
     door: Literal["fuse", "pyfuse3"] = Field(
@@ -106,10 +110,16 @@ class EnclosureSection(_Section):
     data_digest: bool = Field(
         False, description="CRC-32C over PDU data; TCP only; what is sealed is checked end to end without it."
     )
+    host_secret_file: Path | None = Field(
+        None,
+        description="As in `[fabric]`, for this enclosure; with it `controller_secret_file` of `[fabric]` "
+        "does not count here.",
+    )
+    controller_secret_file: Path | None = Field(None, description="As in `[fabric]`, for this enclosure.")
 
 
 class FabricSection(_Section):
-    """How enclosures with `transport = "rdma"` are reached."""
+    """How enclosures are reached: those with `transport = "rdma"`, and those that want authentication."""
 
     verbs_provider: Literal["pyverbs", "emulator.roce.pyverbs"] = Field(
         "pyverbs",
@@ -120,6 +130,16 @@ class FabricSection(_Section):
         "",
         description="Address of the RDMA device to connect from; empty: whichever leads there. The emulated "
         "device is made at it, and listens at its UDP port 4791; empty: a free address on loopback.",
+    )
+    host_secret_file: Path | None = Field(
+        None,
+        description="The agent's DH-HMAC-CHAP secret, a file of mode 0600 made by `g35 key make-dhchap`; for "
+        "enclosures that want their hosts to authenticate. Read anew for every connection.",
+    )
+    controller_secret_file: Path | None = Field(
+        None,
+        description="The enclosure's own secret, another such file: then an enclosure that cannot prove "
+        "itself with it is not connected to.",
     )
 
     @property
@@ -145,6 +165,11 @@ class VolumeSection(_Section):
     ttl_seconds: int = Field(0, ge=0, description="Values expire after this long; 0: never.")
     share: float = Field(gt=0, le=1, description="Its part of the pool's bytes.")
     tenant: str = Field("default", min_length=1, max_length=64, description="Whose volume it is.")
+    layout: Layout = Field(
+        "auto",
+        description="`sets`: in slots on namespaces of logical blocks; `kv`: one volume, whole, on the "
+        "namespaces of the KV command set; `auto`: `sets` where there are namespaces of blocks, else `kv`.",
+    )
 
     def _fitting_unit(self) -> int:
         most = UNIT_BYTES_MAX if self.kind == "kv" else FILES_UNIT_BYTES
@@ -160,6 +185,7 @@ class VolumeSection(_Section):
             ttl_seconds=self.ttl_seconds,
             share=self.share,
             tenant=self.tenant,
+            layout=self.layout,
         )
 
 
@@ -172,12 +198,50 @@ class FilesSection(_Section):
     )
 
 
+class VirtioFsSection(_Section):
+    """A device for a guest: the socket at which QEMU's `vhost-user-fs-pci` finds it (docs/virtiofs.md).
+
+    One table for each guest; a single one may be written `[virtiofs]`. The tag is given to QEMU.
+    """
+
+    socket: Path = Field(description="Path of the Unix socket to listen at; mode 0600.")
+    queues: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Request queues, a thread each; QEMU's `num-request-queues` may ask for as many. "
+        "0: as many as `agent.workers`.",
+    )
+    subtree: str = Field(
+        "/",
+        max_length=1024,
+        description="The folder of /fs that the guest sees as its /fs; made if it is missing. Empty: no /fs.",
+    )
+    volumes: tuple[str, ...] = Field(
+        (), description="The key-value volumes that the guest sees; empty: all of them."
+    )
+    sealed_memory: bool = Field(
+        True,
+        description="Refuse guest memory that could be shrunk under the agent, which would kill it. "
+        "QEMU's memory-backend-memfd is sealed; false is for memory-backend-file.",
+    )
+
+    def queue_count(self, workers: int) -> int:
+        """`queues`, with 0 resolved."""
+        return self.queues or workers
+
+
 class PoolSection(_Section):
     """Choices that concern the pool as a whole."""
 
     allow_plain: bool = Field(
         False, description="The second word for `plain+crc64`: without it that suite is refused."
     )
+
+
+def _as_list(value: object) -> object:
+    """A table that may be repeated, written once."""
+    return [value] if isinstance(value, dict) else value
 
 
 class Configuration(_Section):
@@ -189,9 +253,19 @@ class Configuration(_Section):
     volumes: tuple[VolumeSection, ...] = Field((), max_length=64)
     files: FilesSection = Field(default_factory=lambda: FilesSection.model_validate({}))
     pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
+    virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
 
     @model_validator(mode="after")
     def _holds_together(self) -> Configuration:
+        sections: list[FabricSection | EnclosureSection] = [self.fabric, *self.enclosures]
+        for section in sections:
+            if section.controller_secret_file is not None and section.host_secret_file is None:
+                raise ValueError("controller_secret_file wants a host_secret_file beside it")
+        if self.agent.mount is None and not self.virtiofs:
+            raise ValueError("neither agent.mount nor a virtiofs.socket says how the pool is reached")
+        sockets = [device.socket for device in self.virtiofs]
+        if len(set(sockets)) != len(sockets):
+            raise ValueError("two guests have one virtiofs.socket")
         names = [enclosure.name for enclosure in self.enclosures]
         if len(set(names)) != len(names):
             raise ValueError("two enclosures have one name")
@@ -211,6 +285,7 @@ SECTIONS: dict[str, type[_Section]] = {
     "volumes": VolumeSection,
     "files": FilesSection,
     "pool": PoolSection,
+    "virtiofs": VirtioFsSection,
 }
 
 
@@ -264,7 +339,7 @@ def reference_markdown() -> str:
         "Unknown keys are refused. This page is made by `g35 config reference`.",
     ]
     for name, section in SECTIONS.items():
-        repeated = name in ("enclosures", "volumes")
+        repeated = name in ("enclosures", "volumes", "virtiofs")
         lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
         lines += [
             (section.__doc__ or "").strip(),
@@ -279,6 +354,8 @@ def reference_markdown() -> str:
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and value >= 1 << 10 and value % (1 << 10) == 0:

@@ -8,6 +8,7 @@ NvmeofError
 +-- CommandFailed         the peer answered a command with a status other than success
 +-- ConnectionLost        the world: the connection ended, or never answered
 +-- ConnectRefused        the peer answered Connect with a status: it does not want us
+|   +-- AuthenticationFailed  one of the two could not prove itself to the other
 """
 
 from __future__ import annotations
@@ -89,3 +90,17 @@ class ConnectRefused(NvmeofError):
         super().__init__(reason)
         self.status = status
         self.retry_is_useless = retry_is_useless
+
+
+class AuthenticationFailed(ConnectRefused):
+    """One side could not prove itself (DH-HMAC-CHAP); the same secrets will fail again.
+
+    `farewell` is the AUTH_Failure2 that is to be sent before hanging up, None where the peer knows.
+    """
+
+    def __init__(self, reason: str, *, farewell: bytes | None = None) -> None:
+        # Imported here for the same reason as above.
+        from nvmeof.wire.status import FabricsStatus
+
+        super().__init__(reason, status=FabricsStatus.AUTHENTICATION_REQUIRED, retry_is_useless=True)
+        self.farewell = farewell

@@ -71,3 +71,7 @@ RECONNECT_MOST_S = 5.0
 
 CONTROLLER_LOSS_S = 600.0
 """After this long without a connection a controller is declared lost (ctrl_loss_tmo of Linux)."""
+
+AUTHENTICATION_S = 30.0
+"""How long a host may take to authenticate a queue, from Connect (or its AUTH_Negotiate) to the last message.
+Linux as a target allows the keep-alive time, or two minutes."""

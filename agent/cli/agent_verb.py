@@ -14,6 +14,7 @@ from typing import Annotated
 import trio
 import typer
 
+from agent import systemd_notify
 from agent.agent import serve
 from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration, load_configuration
@@ -44,6 +45,7 @@ def run(configuration: Configuration, ready_file: Path | None) -> None:
     def ready() -> None:
         if ready_file is not None:
             announce(ready_file)
+        systemd_notify.notify(systemd_notify.READY, f"STATUS=serving {served(configuration)}")
         print("ready", flush=True)
 
     try:
@@ -53,10 +55,18 @@ def run(configuration: Configuration, ready_file: Path | None) -> None:
             ready_file.unlink(missing_ok=True)
 
 
+def served(configuration: Configuration) -> str:
+    """Where the pool is reached, for a line about it."""
+    sockets = [str(device.socket) for device in configuration.virtiofs]
+    mount = configuration.agent.mount
+    return ", ".join([str(mount), *sockets] if mount is not None else sockets)
+
+
 async def _main(configuration: Configuration, ready: Callable[[], None]) -> None:
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal, stop)
+        nursery.start_soon(_say_alive)
         await serve(configuration, ready, stop)
         nursery.cancel_scope.cancel()
 
@@ -64,7 +74,16 @@ async def _main(configuration: Configuration, ready: Callable[[], None]) -> None
 async def _stop_on_signal(stop: trio.Event) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
+            systemd_notify.notify(systemd_notify.STOPPING, "STATUS=sealing what is staged")
             stop.set()
+
+
+async def _say_alive() -> None:
+    """Feed systemd's watchdog, if there is one, for as long as the supervisor's loop turns."""
+    every = systemd_notify.watchdog_seconds()
+    while every is not None:
+        systemd_notify.notify(systemd_notify.ALIVE)
+        await trio.sleep(every)
 
 
 def announce(file: Path) -> None:

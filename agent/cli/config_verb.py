@@ -1,13 +1,29 @@
-"""`g35 config`: check a configuration file, or print the reference of all keys."""
+"""`g35 config`: check a configuration file, print the reference of all keys, or the unit of a service."""
 
 from __future__ import annotations
 
+import sys
+from enum import StrEnum
+from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agent.config import load_configuration, reference_markdown
+
+_INSTALLED = "/opt/g35/bin/"
+"""Where the units look for g35, unless they are printed for another environment."""
+
+
+class Service(StrEnum):
+    """What there is a unit for; the value is its file's name."""
+
+    AGENT = "g35-agent.service"
+    JBOF = "g35-jbof@.service"
+    NO_MOUNT = "no-mount.conf"
+    """A drop-in for the agent's."""
+
 
 app = typer.Typer(no_args_is_help=True, help="The configuration file.")
 
@@ -18,7 +34,8 @@ def check(file: Annotated[Path, typer.Argument(help="The TOML file.")]) -> None:
     configuration = load_configuration(file)
     print(
         f"{file}: usable; {len(configuration.enclosures)} enclosures, "
-        f"{len(configuration.volumes)} volumes, mount at {configuration.agent.mount}"
+        f"{len(configuration.volumes)} volumes, mount at {configuration.agent.mount or 'no folder'}, "
+        f"{len(configuration.virtiofs)} virtio-fs devices"
     )
 
 
@@ -26,3 +43,17 @@ def check(file: Annotated[Path, typer.Argument(help="The TOML file.")]) -> None:
 def reference() -> None:
     """Print every key with its default and meaning, in Markdown."""
     print(reference_markdown(), end="")
+
+
+def unit_text(name: str, programs: Path) -> str:
+    """A unit of agent/deploy whose program is the `g35` in the folder `programs`."""
+    text = (resources.files("agent") / "deploy" / name).read_text(encoding="utf-8")
+    return text.replace(_INSTALLED, f"{programs}/")
+
+
+@app.command()
+def unit(
+    name: Annotated[Service, typer.Argument(help="Which service.")] = Service.AGENT,
+) -> None:
+    """Print a hardened systemd unit that starts the g35 of this environment; docs/deploy_bluefield.md."""
+    print(unit_text(name, Path(sys.executable).parent), end="")

@@ -6,18 +6,24 @@ import importlib
 import json
 import os
 import platform
+import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from agent.fs.mounting import may_mount
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
+
+_QUEUE_LOCKED_BYTES = 7 << 20
+"""Registered for one RDMA queue to one enclosure: 6 MiB of buffers and up to 1 MiB of capsules."""
 
 
 class Verdict(StrEnum):
@@ -59,9 +65,12 @@ def examine() -> Iterator[Finding]:
         _python,
         _dev_fuse,
         _mounting,
+        _mount_for_others,
         _crc,
         _reference_door,
         _verbs,
+        _verbs_nodes,
+        _locked_memory,
         _emulated_verbs,
         _dead_mounts,
     )
@@ -95,12 +104,37 @@ def _dev_fuse() -> Finding:
 
 
 def _mounting() -> Finding:
-    if os.geteuid() == 0:
-        return Finding("mounting", Verdict.OK, "as root, by mount(2)")
+    if may_mount():
+        who = "as root" if os.geteuid() == 0 else "with CAP_SYS_ADMIN"
+        return Finding("mounting", Verdict.OK, f"{who}, by mount(2)")
     helper = shutil.which("fusermount3")
     if helper is None:
-        return Finding("mounting", Verdict.MISSING, "neither root nor fusermount3", "apt-get install fuse3")
+        return Finding(
+            "mounting",
+            Verdict.MISSING,
+            "neither CAP_SYS_ADMIN nor fusermount3",
+            "apt-get install fuse3, or the unit of `g35 config unit`",
+        )
     return Finding("mounting", Verdict.OK, f"by {helper}")
+
+
+def _mount_for_others(configuration: Path = Path("/etc/fuse.conf")) -> Finding:
+    """agent.allow_other, which a service in front of the mount needs, such as one that gives it to a host."""
+    name = "mount for others"
+    if may_mount():
+        return Finding(name, Verdict.OK, "allow_other needs no permission here")
+    try:
+        lines = configuration.read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    if any(line.strip() == "user_allow_other" for line in lines):
+        return Finding(name, Verdict.OK, f"user_allow_other in {configuration}")
+    return Finding(
+        name,
+        Verdict.WITHOUT,
+        f"no user_allow_other in {configuration}",
+        "write it there, or set agent.allow_other = false",
+    )
 
 
 def _crc() -> Finding:
@@ -129,6 +163,44 @@ def _verbs() -> Finding:
         Verdict.WITHOUT,
         why,
         f"wanted for RDMA devices: {cure}; NVMe/TCP and the emulated RDMA need none",
+    )
+
+
+def _verbs_nodes(folder: Path = Path("/dev/infiniband")) -> Finding:
+    """The files that verbs and the connection manager are reached by; `verbs` above sees only sysfs."""
+    name = "verbs device files"
+    nodes = sorted(folder.glob("uverbs*")) if folder.is_dir() else []
+    if not nodes:
+        return Finding(name, Verdict.WITHOUT, f"none in {folder}", "for RDMA devices: modprobe ib_uverbs")
+    connection_manager = folder / "rdma_cm"
+    if not connection_manager.exists():
+        return Finding(name, Verdict.WITHOUT, f"no {connection_manager}", "modprobe rdma_ucm")
+    closed = [str(each) for each in (*nodes, connection_manager) if not os.access(each, os.R_OK | os.W_OK)]
+    if closed:
+        return Finding(
+            name,
+            Verdict.WITHOUT,
+            f"closed to this user: {', '.join(closed)}",
+            "chmod 666 by a udev rule, or a group that the agent's user is in",
+        )
+    return Finding(name, Verdict.OK, f"{len(nodes)} and rdma_cm")
+
+
+def _locked_memory() -> Finding:
+    """How much an RDMA device may register of this process: RLIMIT_MEMLOCK, unless root asks."""
+    name = "locked memory"
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY or os.geteuid() == 0:
+        return Finding(name, Verdict.OK, "no limit")
+    queues = limit // _QUEUE_LOCKED_BYTES
+    detail = f"{limit >> 20} MiB: {queues} RDMA queues"
+    if queues >= 32:
+        return Finding(name, Verdict.OK, detail)
+    return Finding(
+        name,
+        Verdict.WITHOUT,
+        detail,
+        "for RDMA devices: LimitMEMLOCK= of the service, ulimit -l; (workers + 3) queues to each enclosure",
     )
 
 

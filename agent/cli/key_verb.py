@@ -1,15 +1,32 @@
-"""`g35 key`: the root key of a pool."""
+"""`g35 key`: the root key of a pool, and secrets for authenticating to enclosures."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from agent.errors import ConfigError
 from agent.inline.secrets import create_root_key, load_root_key
+from nvmeof.authentication.secret import LENGTHS, new_secret
+from nvmeof.authentication.secret_files import SecretFileError, write_secret_file
+from nvmeof.wire.authentication import HashId
 
-app = typer.Typer(no_args_is_help=True, help="The root key, which wraps the keys of all volumes.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="The root key, which wraps the keys of all volumes; secrets of hosts and enclosures.",
+)
+
+
+class Transform(StrEnum):
+    """How a secret becomes a key."""
+
+    NONE = "none"
+    SHA256 = "sha256"
+    SHA384 = "sha384"
+    SHA512 = "sha512"
 
 
 @app.command()
@@ -23,3 +40,25 @@ def new(file: Annotated[Path, typer.Argument(help="Where to write it; must not e
 def check(file: Annotated[Path, typer.Argument(help="A key file.")]) -> None:
     """Say whether a key file is usable, and the fingerprint that tells it from others."""
     print(f"{file}: usable, fingerprint {load_root_key(file).fingerprint().hex()}")
+
+
+@app.command("make-dhchap")
+def make_dhchap(
+    file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")],
+    length: Annotated[int, typer.Option(help="Bytes of the secret: 32, 48 or 64.")] = 32,
+    transform: Annotated[
+        Transform,
+        typer.Option(
+            help="Hash that binds the key to the name of whom the secret belongs to; none: unbound."
+        ),
+    ] = Transform.SHA256,
+) -> None:
+    """Make a DH-HMAC-CHAP secret in a file of mode 0600: one for the host, another for each enclosure."""
+    if length not in LENGTHS:
+        raise ConfigError(f"a DH-HMAC-CHAP secret has 32, 48 or 64 bytes, not {length}", "choose one of them")
+    chosen = None if transform is Transform.NONE else HashId[transform.name]
+    try:
+        write_secret_file(file, new_secret(length, chosen))
+    except SecretFileError as error:
+        raise ConfigError(error.message, error.advice) from None
+    print(f"{file}: a new DH-HMAC-CHAP secret of {length} bytes")

@@ -43,6 +43,9 @@ VERBS: dict[str, Verb] = {
     "mount": Verb("agent.cli.mount_verb", "mount", "The same in the background; returns once mounted."),
     "unmount": Verb("agent.cli.mount_verb", "unmount", "End the agent behind a mount."),
     "pool": Verb("agent.cli.pool_verb", "app", "Format a pool, or show what the namespaces carry."),
+    "enclosure": Verb(
+        "agent.cli.enclosure_verb", "app", "Make an enclosure (SPDK, nvmet, jbof) what a file describes."
+    ),
     "doctor": Verb("agent.cli.doctor_verb", "doctor", "What this machine has of what g35 needs."),
     "key": Verb("agent.cli.key_verb", "app", "Make or check the root key."),
     "config": Verb("agent.cli.config_verb", "app", "Check a configuration, or list all its keys."),
@@ -59,6 +62,7 @@ VERBS: dict[str, Verb] = {
 PASSED_ON: dict[str, tuple[str, str]] = {
     "jbof": ("emulator.jbof", "An enclosure: drives served over NVMe-oF."),
     "lab": ("emulator.lab", "A kernel in QEMU that judges our NVMe-oF."),
+    "host": ("emulator.lab.host_cli", "The GPU host: a kernel in QEMU that mounts the agent's device."),
 }
 """Verbs that are programs of the emulator. The agent never imports it; it becomes it."""
 

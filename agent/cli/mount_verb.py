@@ -29,6 +29,8 @@ def mount(
     """Start the agent of a configuration in the background; returns once its mount serves."""
     configuration = load_configuration(config)
     settings = configuration.agent
+    if settings.mount is None:
+        raise G35Error(f"{config} names no agent.mount", "start such an agent with g35 agent")
     if os.path.ismount(settings.mount) and _agent_at(settings.mount) is not None:
         raise G35Error(f"an agent serves {settings.mount} already", f"g35 unmount {settings.mount}")
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)

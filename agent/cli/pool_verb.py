@@ -19,8 +19,11 @@ from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration, load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.secrets import load_root_key
+from agent.pool.kv_opening import clear_keys, write_kv_superblock
 from agent.pool.opening import Content, Inspection, clear_directories, newest_map, sets_of, write_superblock
+from agent.pool.placement import KEY_BYTES
 from agent.pool.pool_map import PoolMap, plan_pool
+from agent.pool.slot import HEADER_BYTES
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
 from agent.serving_mark import serving_processes
@@ -55,19 +58,34 @@ def format_pool(
                 f"not connected: {unreached(fabric)}", "a pool is formatted with all its enclosures"
             )
         seen = look_round(fabric, lanes)
-        _refuse_foreign(seen, force)
-        _refuse_served(inspection for _, _, inspection in seen)
+        if not seen:
+            raise G35Error("the enclosures show no namespace", "add drives to them")
         pool_map = plan_pool(
-            [(nguid, size) for nguid, size, _ in seen], [each.wish() for each in configuration.volumes], root
+            [(nguid, size) for nguid, size, inspection in seen if inspection.kv is None],
+            [each.wish() for each in configuration.volumes],
+            root,
+            [(nguid, size) for nguid, size, inspection in seen if inspection.kv is not None],
         )
         numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
+        # A namespace of a kind that no volume wants is left as it is.
+        members = {namespace.nguid for namespace in pool_map.namespaces}
+        seen = [row for row in seen if row[0].hex() in members]
+        _refuse_foreign(seen, force)
+        _refuse_served(inspection for _, _, inspection in seen)
+        _refuse_short_values(pool_map, seen)
         with Progress(transient=True) as progress:
             task = progress.add_task("clearing directories", total=sets_of(pool_map))
             for volume in pool_map.volumes:
                 advance = functools.partial(progress.advance, task)
                 lanes.run(clear_directories(lanes, volume, numbers, advance))
-        for nguid, _, _ in seen:
-            lanes.run(write_superblock(lanes, numbers[nguid.hex()], nguid, pool_map))
+            task = progress.add_task("clearing keys", total=None)
+            for nguid, _, inspection in seen:
+                if inspection.kv is not None:
+                    advance = functools.partial(progress.advance, task)
+                    lanes.run(clear_keys(lanes, numbers[nguid.hex()], advance))
+        for nguid, _, inspection in seen:
+            write = write_superblock if inspection.kv is None else write_kv_superblock
+            lanes.run(write(lanes, numbers[nguid.hex()], nguid, pool_map))
         return pool_map
 
     pool_map = _with_lanes(configuration, work)
@@ -109,8 +127,6 @@ def show(
 
 
 def _refuse_foreign(seen: list[tuple[bytes, int, Inspection]], force: bool) -> None:
-    if not seen:
-        raise G35Error("the enclosures show no namespace", "add drives to them")
     for nguid, _, inspection in seen:
         if inspection.content is Content.UNREADABLE:
             raise G35Error(f"namespace {nguid.hex()} cannot be read: {inspection.detail}")
@@ -120,6 +136,22 @@ def _refuse_foreign(seen: list[tuple[bytes, int, Inspection]], force: bool) -> N
                 "it was not touched",
                 "--force overwrites it, and whatever is there is lost",
             )
+
+
+def _refuse_short_values(pool_map: PoolMap, seen: list[tuple[bytes, int, Inspection]]) -> None:
+    """Before anything is written: every KV namespace takes the slots of the volume that is to lie there."""
+    for volume in pool_map.volumes:
+        slot_bytes = HEADER_BYTES + volume.value_bytes
+        for nguid, _, inspection in seen:
+            kv = inspection.kv
+            if kv is None or nguid.hex() not in volume.kv_namespaces:
+                continue
+            if kv.value_max < slot_bytes or kv.key_max < KEY_BYTES:
+                raise UserError(
+                    f"namespace {nguid.hex()} takes keys of {kv.key_max} and values of {kv.value_max} bytes; "
+                    f"volume {volume.name} needs {KEY_BYTES} and {slot_bytes}",
+                    "lower the volume's value_size, or let the enclosure take longer ones (MDTS)",
+                )
 
 
 def _refuse_served(inspections: Iterable[Inspection]) -> None:
@@ -163,9 +195,11 @@ def _print_tables(shown: dict[str, Any]) -> None:
     title = f"Pool {shown['pool']['pool_id']}"
     table = folding_table(title, ("volume", "kind", "suite"), ("value KiB", "slots"))
     for volume in shown["pool"]["volumes"]:
-        slots = 64 * sum(extent["sets"] for extent in volume["extents"])
+        slots = str(64 * sum(extent["sets"] for extent in volume["extents"]))
+        if volume["kv_namespaces"]:
+            slots = f"on {len(volume['kv_namespaces'])} KV namespaces"
         table.add_row(
-            volume["name"], volume["kind"], volume["suite"], str(volume["value_bytes"] >> 10), str(slots)
+            volume["name"], volume["kind"], volume["suite"], str(volume["value_bytes"] >> 10), slots
         )
     console.print(table)
 

@@ -33,13 +33,20 @@ from agent.fs.interface import (
     StatFs,
 )
 from agent.fs.kv_face import errno_of
+from agent.pool.operations import (
+    AnyReading,
+    AnyVolume,
+    AnyWriting,
+    delete_value,
+    new_reading,
+    new_writing,
+    pin_value,
+)
 from agent.pool.prestage import PrestageCache
-from agent.pool.reading import Reading
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.steps import Outcome as Settled
-from agent.pool.upkeep import delete, pin
-from agent.pool.volume import LOADS_IN_FLIGHT, Volume
-from agent.pool.writing import BadPut, PutRefused, Writing
+from agent.pool.volume import LOADS_IN_FLIGHT
+from agent.pool.writing import BadPut, PutRefused
 from host_shim.control_wire import (
     ANSWERS_MAX,
     FLAG_NO_ANSWER,
@@ -63,17 +70,17 @@ that extends the file, which it would let in only one at a time."""
 STATUS_FILE_BYTES = 64 << 10
 """The size that stat shows: a look at the attributes must not cost a snapshot. Reads end where it ends."""
 
-StartPrestage = Callable[[Volume, bytes], Outcome]
+StartPrestage = Callable[[AnyVolume, bytes], Outcome]
 
 
 @dataclass(slots=True)
 class _Ticket:
     """A bound key: a value being read, or one being written."""
 
-    volume: Volume
+    volume: AnyVolume
     key: bytes
-    writing: Writing | None = None
-    reading: Reading | None = None
+    writing: AnyWriting | None = None
+    reading: AnyReading | None = None
     refused: Outcome | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -100,7 +107,7 @@ class ControlFace(RefusesAll):
 
     def __init__(
         self,
-        volumes: Sequence[Volume],
+        volumes: Sequence[AnyVolume],
         lanes: Callable[[], Lanes],
         stats: Callable[[], Mapping[str, Any]],
         start_prestage: StartPrestage,
@@ -219,11 +226,11 @@ class ControlFace(RefusesAll):
         if reading is None:
             with ticket.lock:
                 if ticket.reading is None:
-                    ticket.reading = Reading(ticket.volume, ticket.key, self._prestage)
+                    ticket.reading = new_reading(ticket.volume, ticket.key, self._prestage)
                 reading = ticket.reading
         return self._get(reading, within, into)
 
-    def _get(self, reading: Reading, within: int, into: memoryview) -> Steps[int]:
+    def _get(self, reading: AnyReading, within: int, into: memoryview) -> Steps[int]:
         lanes = self._lanes()
         deadline = lanes.now() + reading.volume.timing.read_deadline
         return (yield from reading.read(lanes, within, into, deadline))
@@ -259,7 +266,7 @@ class ControlFace(RefusesAll):
             raise FsError(errno.EINVAL, str(malformed)) from None
         return self._request(session, request, len(data))
 
-    def _put(self, ticket: _Ticket, writing: Writing, within: int, data: memoryview) -> Steps[int]:
+    def _put(self, ticket: _Ticket, writing: AnyWriting, within: int, data: memoryview) -> Steps[int]:
         lanes = self._lanes()
         deadline = lanes.now() + ticket.volume.timing.write_deadline
         if not (yield Acquire(ticket.lock, deadline)):
@@ -324,14 +331,14 @@ class ControlFace(RefusesAll):
                 outcomes.append((yield from self._delete(volume, lanes, key, deadline)))
         return bytes(outcomes)
 
-    def _bind(self, session: _Session, volume: Volume, request: Request) -> Steps[bytes]:
+    def _bind(self, session: _Session, volume: AnyVolume, request: Request) -> Steps[bytes]:
         """Bind tickets. What an earlier binding had under way is given up: its number means another now."""
         replaced = []
         for at, key in enumerate(request.keys):
             ticket = _Ticket(volume, key)
             if request.operation is Operation.PUT:
                 try:
-                    ticket.writing = Writing(
+                    ticket.writing = new_writing(
                         volume, key, length=request.lengths[at], ttl_seconds=request.ttl_seconds
                     )
                 except BadPut as bad:
@@ -343,18 +350,18 @@ class ControlFace(RefusesAll):
         yield from self._drop(replaced)
         return b""
 
-    def _pin(self, volume: Volume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
+    def _pin(self, volume: AnyVolume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
         until = int(lanes.wall()) + ttl if ttl else 0
-        pinned = yield from pin(volume, lanes, key, until, deadline)
+        pinned = yield from pin_value(volume, lanes, key, until, deadline)
         if pinned is None:
             return Outcome.NEVER_STORED
         return Outcome.HIT if pinned else Outcome.REFUSED
 
-    def _delete(self, volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[int]:
+    def _delete(self, volume: AnyVolume, lanes: Lanes, key: bytes, deadline: float) -> Steps[int]:
         if self._prestage is not None:
             self._prestage.discard(volume.settings.volume_id, key)
         try:
-            there = yield from delete(volume, lanes, key, deadline)
+            there = yield from delete_value(volume, lanes, key, deadline)
         except PutRefused as refused:
             return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
         return Outcome.HIT if there else Outcome.NEVER_STORED

@@ -128,7 +128,7 @@ class DevFuseDoor:
 
     def _take_away(self) -> None:
         """End a mount that is in use: nobody gets an answer any more, and the name is free at once."""
-        if mounting.is_root():
+        if mounting.may_mount():
             mounting.unmount(self.mountpoint, force=True)
             mounting.unmount(self.mountpoint, lazy=True)
             return

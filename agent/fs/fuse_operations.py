@@ -23,6 +23,7 @@ from agent.fs.fuse_abi import (
     OpenFlag,
     SetattrValid,
 )
+from agent.fs.fuse_listing import pack_names, pack_names_looked_up
 from agent.fs.fuse_replies import (
     AttrOfFile,
     AttrOut,
@@ -30,8 +31,6 @@ from agent.fs.fuse_replies import (
     GetxattrOut,
     OpenOut,
     StatfsOut,
-    dirent_bytes,
-    encode_dirent,
 )
 from agent.fs.fuse_requests import (
     CreateIn,
@@ -208,6 +207,7 @@ class FuseOperations:
             Opcode.FALLOCATE: self._fallocate,
             Opcode.OPENDIR: self._opendir,
             Opcode.READDIR: self._readdir,
+            Opcode.READDIRPLUS: self._readdirplus,
             Opcode.RELEASEDIR: self._releasedir,
             Opcode.FSYNCDIR: self._fsyncdir,
             Opcode.STATFS: self._statfs,
@@ -406,18 +406,19 @@ class FuseOperations:
     def _readdir(self, request: Request) -> Body:
         asked = ReadIn.decode_untrusted(request.arguments)
         room = request.room[: asked.size]
-        filled = 0
         entries = self._filesystem.readdir(request.node, asked.handle, checked_offset(asked.offset))
-        for entry in request.settle(entries):
-            end = filled + dirent_bytes(entry.name)
-            if end > len(room):
-                if not filled:
-                    # No entry fits: an empty answer would say that the directory ends here.
-                    raise FsError(errno.EINVAL)
-                break
-            room[filled:end] = encode_dirent(entry.ino, entry.cookie, entry.mode, entry.name)
-            filled = end
-        return room[:filled]
+        return room[: pack_names(request.settle(entries), room)]
+
+    def _readdirplus(self, request: Request) -> Body:
+        asked = ReadIn.decode_untrusted(request.arguments)
+        room = request.room[: asked.size]
+        entries = self._filesystem.readdir(request.node, asked.handle, checked_offset(asked.offset))
+
+        def look_up(name: bytes) -> bytes:
+            found = self._filesystem.lookup(request.caller(), request.node, name)
+            return self._entry(request.settle(found))
+
+        return room[: pack_names_looked_up(request.settle(entries), room, look_up)]
 
     def _releasedir(self, request: Request) -> Body:
         handle = ReleaseIn.decode_untrusted(request.arguments).handle

@@ -10,7 +10,8 @@ buffers and a `Runner`. It knows no /dev/fuse, because virtio-fs carries the sam
 where its payload begins; `room` is where READ and READDIR put what they found. In /dev/fuse's door
 `data` is the rest of the buffer behind `request`; in virtio-fs they come from different descriptors. The
 reply is a list of buffers for one `writev`, and READ's second buffer is `room` itself: the payload of
-neither READ nor WRITE is copied here.
+neither READ nor WRITE is copied here. A `room` for READ may lie in several places (`Scatter`); then the
+reply is its header alone, which says how much of the room was filled.
 
 Nothing escapes `answer`. A broken request is answered with EIO or EINVAL, or ignored where the protocol
 has no answer; an operation that raises something other than `FsError` is answered with EIO and logged.
@@ -21,9 +22,10 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import GeneratorType
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from agent.fs.complaints import Complaints
 from agent.fs.fuse_abi import (
@@ -44,9 +46,10 @@ from agent.fs.fuse_abi import (
     OutHeader,
 )
 from agent.fs.fuse_operations import OFFSET_MAX, FuseOperations, Request
-from agent.fs.fuse_replies import AttrOfFile, EntryOut, OpenOut, WriteOut
+from agent.fs.fuse_replies import AttrOfFile, EntryOut, OpenOut, WriteOut, looked_up_in
 from agent.fs.fuse_requests import WRITE_HEAD_BYTES, ReadIn, WriteIn
 from agent.fs.interface import FileSystem, FsError
+from agent.inline.scatter import Target
 from agent.pool.steps import Runner, settle
 
 log = logging.getLogger(__name__)
@@ -72,14 +75,19 @@ WANTED = (
 
 Not asked for, with the reason: EXPORT_SUPPORT (lookups of `.` and `..` would reach the faces),
 WRITEBACK_CACHE (the kernel would decide when a write is acknowledged), DONT_MASK (the kernel applies the
-umask), DO_READDIRPLUS (a listing has no attributes at hand), SPLICE_* (a pipe's pages are 4 KiB each),
-POSIX_LOCKS and FLOCK_LOCKS (locks stay within one host's kernel).
+umask), DO_READDIRPLUS (a listing has no attributes at hand, and a request costs this kernel little),
+SPLICE_* (a pipe's pages are 4 KiB each), POSIX_LOCKS and FLOCK_LOCKS (locks stay within one host's kernel).
 """
+
+WANTED_BY_GUESTS = WANTED | InitFlag.DO_READDIRPLUS | InitFlag.READDIRPLUS_AUTO
+"""What the virtio-fs door asks for: a guest pays an exit for every request, so a listing that will be
+followed by a stat of each name (which is what AUTO finds out) brings the attributes along."""
 
 NO_ANSWER = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.NOTIFY_REPLY})
 GIVES_ENTRY = frozenset({Opcode.LOOKUP, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.LINK})
 
 _OUT_HEADER = OutHeader.LAYOUT
+_NO_ROOM = memoryview(bytearray())
 _READ, _WRITE, _INIT, _DESTROY = (
     Opcode.READ.value,
     Opcode.WRITE.value,
@@ -107,8 +115,16 @@ class Negotiated:
     transfer_bytes: int
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What one worker has moved: bytes that READ answered with and that WRITE brought."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
 class FuseSession:
-    """One mount's protocol. Thread-safe: all that it keeps between requests is set by INIT."""
+    """One mount's protocol. Thread-safe: all that it keeps between requests is set by INIT, counts aside."""
 
     def __init__(
         self,
@@ -117,8 +133,19 @@ class FuseSession:
         limits: FuseLimits | None = None,
         attribute_seconds: float = 0.0,
         complaints: Complaints | None = None,
+        wanted: InitFlag = WANTED,
+        begins_anew: Callable[[Runner], None] | None = None,
+        agreed: Callable[[Negotiated], None] | None = None,
     ) -> None:
-        """`attribute_seconds`: how long the kernel may believe an answer to GETATTR or SETATTR."""
+        """`attribute_seconds`: how long the kernel may believe an answer to GETATTR or SETATTR.
+
+        `begins_anew` is called before an INIT and after a DESTROY: whatever the kernel that was there
+        before had looked up or opened, it will not give back any more. `agreed` hears what INIT came to.
+        """
+        self._wanted = wanted
+        self._begins_anew = begins_anew
+        self._agreed = agreed
+        self._traffic: dict[Runner, Traffic] = {}
         self._filesystem = filesystem
         self._operations = FuseOperations(filesystem, attribute_seconds)
         self._table = self._operations.table
@@ -133,8 +160,32 @@ class FuseSession:
         """The size that `room` and `data` need."""
         return self._limits.transfer_bytes
 
+    def traffic(self) -> Traffic:
+        """What all workers have moved. Each counts for itself, so the sum may be a moment old."""
+        each = list(self._traffic.values())
+        return Traffic(sum(one.bytes_read for one in each), sum(one.bytes_written for one in each))
+
+    def _traffic_of(self, runner: Runner) -> Traffic:
+        # One entry for each worker: a runner is one thread's, for as long as the door serves.
+        found = self._traffic.get(runner)
+        if found is None:
+            found = self._traffic[runner] = Traffic()
+        return found
+
+    def begin_anew(self, runner: Runner) -> None:
+        """The kernel on the other side is gone, or was reset: the next one begins with INIT."""
+        self._ready = False
+        if self._begins_anew is not None:
+            self._begins_anew(runner)
+
+    def resume(self, negotiated: Negotiated) -> None:
+        """Go on with a kernel that has said INIT to an earlier process and knows nothing of its end."""
+        self.negotiated = negotiated
+        self._ready = True
+        self.initialised.set()
+
     def answer(
-        self, request: memoryview, received: int, data: memoryview, room: memoryview, runner: Runner
+        self, request: memoryview, received: int, data: memoryview, room: Target, runner: Runner
     ) -> Reply | None:
         """Serve one request to its end; None where the protocol has no answer to it.
 
@@ -155,9 +206,9 @@ class FuseSession:
             if opcode == _WRITE:
                 return self._write(request, received, node, unique, data, runner)
             if opcode == _INIT:
-                body: bytes | memoryview = self._init(request[IN_HEADER_BYTES:received])
+                body: bytes | memoryview = self._init(request[IN_HEADER_BYTES:received], runner)
             elif opcode == _DESTROY:
-                self._ready = False
+                self.begin_anew(runner)
                 body = b""
             else:
                 handler = self._table.get(opcode)
@@ -169,7 +220,8 @@ class FuseSession:
                 if not IN_HEADER_BYTES <= end <= len(request):
                     raise FuseFormatError("its parts do not fit into it")
                 arguments = request[IN_HEADER_BYTES:end]
-                body = handler(Request(node, uid, gid, pid, arguments, room, runner))
+                place = room if isinstance(room, memoryview) else _NO_ROOM
+                body = handler(Request(node, uid, gid, pid, arguments, place, runner))
         except FsError as refusal:
             return self._refuse(opcode, unique, refusal.errno)
         except FuseFormatError as broken:
@@ -187,7 +239,7 @@ class FuseSession:
         return [_OUT_HEADER.pack(OUT_HEADER_BYTES + len(body), 0, unique), body]
 
     def _read(
-        self, request: memoryview, received: int, node: int, unique: int, room: memoryview, runner: Runner
+        self, request: memoryview, received: int, node: int, unique: int, room: Target, runner: Runner
     ) -> Reply:
         if received < WRITE_HEAD_BYTES or len(request) < WRITE_HEAD_BYTES:
             raise FuseFormatError("READ is truncated")
@@ -195,11 +247,16 @@ class FuseSession:
         if size > len(room) or offset > OFFSET_MAX - size:
             raise FsError(errno.EINVAL)
         place = room[:size]
-        outcome = self._filesystem.read(node, handle, offset, place)
+        # A room in several places comes from a door whose file system takes one (agent/fs/virtiofs).
+        outcome = self._filesystem.read(node, handle, offset, cast(memoryview, place))
         got = runner.run(outcome) if type(outcome) is GeneratorType else settle(outcome, runner)
         if not 0 <= got <= size:
             raise ValueError(f"read answered {got} of {size} bytes")
-        return [_OUT_HEADER.pack(OUT_HEADER_BYTES + got, 0, unique), place if got == size else place[:got]]
+        self._traffic_of(runner).bytes_read += got
+        header = _OUT_HEADER.pack(OUT_HEADER_BYTES + got, 0, unique)
+        if not isinstance(place, memoryview):
+            return [header]
+        return [header, place if got == size else place[:got]]
 
     def _write(
         self, request: memoryview, received: int, node: int, unique: int, data: memoryview, runner: Runner
@@ -217,12 +274,13 @@ class FuseSession:
         taken = runner.run(outcome) if type(outcome) is GeneratorType else settle(outcome, runner)
         if not 0 <= taken <= size:
             raise ValueError(f"write took {taken} of {size} bytes")
+        self._traffic_of(runner).bytes_written += taken
         return [
             _OUT_HEADER.pack(OUT_HEADER_BYTES + WriteOut.LAYOUT.size, 0, unique),
             WriteOut.LAYOUT.pack(taken),
         ]
 
-    def _init(self, arguments: memoryview) -> bytes:
+    def _init(self, arguments: memoryview, runner: Runner) -> bytes:
         offered = InitIn.decode_untrusted(arguments)
         if offered.major < MAJOR or (offered.major == MAJOR and offered.minor < MINOR_LEAST):
             log.error("the kernel speaks FUSE %d.%d; we need 7.%d", offered.major, offered.minor, MINOR_LEAST)
@@ -233,11 +291,14 @@ class FuseSession:
         flags = offered.flags
         if flags & InitFlag.INIT_EXT and len(arguments) >= InitIn.LAYOUT.size + INIT_FLAGS2.size:
             flags |= INIT_FLAGS2.unpack_from(arguments, InitIn.LAYOUT.size)[0] << 32
-        agreed = WANTED & flags
+        agreed = self._wanted & flags
         if not agreed & InitFlag.MAX_PAGES:
             raise FsError(errno.EPROTO)
+        self.begin_anew(runner)
         limits = self._limits
         self.negotiated = Negotiated(min(MINOR, offered.minor), InitFlag(agreed), limits.transfer_bytes)
+        if self._agreed is not None:
+            self._agreed(self.negotiated)
         self._ready = True
         self.initialised.set()
         return InitOut(
@@ -284,6 +345,9 @@ class FuseSession:
                     handle = OpenOut.LAYOUT.unpack_from(body, ENTRY_BYTES)[0]
                     settle(self._filesystem.release(entry_node, handle), runner)
                 self._operations.forget(entry_node, 1)
+            elif opcode == Opcode.READDIRPLUS:
+                for entry_node in looked_up_in(body):
+                    self._operations.forget(entry_node, 1)
             elif opcode == Opcode.OPEN:
                 settle(self._filesystem.release(node, OpenOut.LAYOUT.unpack_from(body)[0]), runner)
             elif opcode == Opcode.OPENDIR:

@@ -7,6 +7,7 @@ reply is variable (READ, READDIR, READLINK, attributes' values), and turns a wro
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -169,3 +170,18 @@ def encode_dirent(ino: int, cookie: int, mode: int, name: bytes) -> bytes:
     """One fuse_dirent; its type is the format bits of the mode."""
     head = DirentHead.LAYOUT.pack(ino, cookie, len(name), (mode & 0o170000) >> 12)
     return (head + name).ljust(dirent_bytes(name), b"\0")
+
+
+NOT_LOOKED_UP = bytes(EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size)
+"""The fuse_entry_out of a fuse_direntplus whose name was not looked up; the fuse_dirent follows it."""
+
+
+def looked_up_in(listing: Buffer) -> Iterator[int]:
+    """The nodes to which a READDIRPLUS that we encoded has given a reference."""
+    at = 0
+    while at < len(listing):
+        node = EntryOut.LAYOUT.unpack_from(listing, at)[0]
+        name_bytes = DirentHead.LAYOUT.unpack_from(listing, at + len(NOT_LOOKED_UP))[2]
+        at += len(NOT_LOOKED_UP) + ((DirentHead.LAYOUT.size + name_bytes + 7) & ~7)
+        if node:
+            yield node

@@ -37,12 +37,18 @@ from agent.fs.interface import (
     SetAttributes,
     StatFs,
 )
+from agent.pool.operations import (
+    AnyReading,
+    AnyVolume,
+    AnyWriting,
+    delete_value,
+    find_length,
+    new_reading,
+    new_writing,
+)
 from agent.pool.prestage import PrestageCache
-from agent.pool.reading import Reading, remembered_length
 from agent.pool.steps import Acquire, Lanes, Outcome, Steps
-from agent.pool.upkeep import delete
-from agent.pool.volume import Volume
-from agent.pool.writing import BadPut, PutRefused, TooLong, Writing
+from agent.pool.writing import BadPut, PutRefused, TooLong
 from host_shim.control_wire import key_of_name
 
 KV_ROOT = FACE_KV << FACE_SHIFT | 1
@@ -72,7 +78,7 @@ def _errno_of_either(refused: BadPut | PutRefused) -> int:
 class _Value:
     """An inode: a key that the kernel holds a reference to."""
 
-    volume: Volume
+    volume: AnyVolume
     key: bytes
     lookups: int = 1
     length: int = 0
@@ -80,7 +86,7 @@ class _Value:
 
 @dataclass(slots=True)
 class _Writer:
-    writing: Writing
+    writing: AnyWriting
     failed: int = 0
     """The errno of a write that was refused: from then on there is no value to be had from this file."""
     spoilt: bool = False
@@ -95,11 +101,13 @@ class KvFace(RefusesAll):
 
     def __init__(
         self,
-        volumes: Sequence[Volume],
+        volumes: Sequence[AnyVolume],
         lanes: Callable[[], Lanes],
         prestage: PrestageCache | None = None,
         owner: tuple[int, int] = (0, 0),
+        epoch: int = 0,
     ) -> None:
+        """`epoch`: values have other numbers in each, for a guest that outlives the agent."""
         self._volumes = {_VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
         self._volume_inodes = {volume.settings.name.encode(): ino for ino, volume in self._volumes.items()}
         self._lanes = lanes
@@ -107,9 +115,9 @@ class KvFace(RefusesAll):
         self._owner = owner
         self._values: dict[int, _Value] = {}
         self._inode_of: dict[tuple[bytes, bytes], int] = {}
-        self._readers: dict[int, Reading] = {}
+        self._readers: dict[int, AnyReading] = {}
         self._writers: dict[int, _Writer] = {}
-        self._numbers = itertools.count(_VALUES_FROM)
+        self._numbers = itertools.count(_VALUES_FROM + (epoch << 32))
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
 
@@ -123,20 +131,9 @@ class KvFace(RefusesAll):
             return Entry(self._folder(ino), 60.0, 60.0)
         return self._lookup_value(self._volume(parent), name)
 
-    def _lookup_value(self, volume: Volume, name: bytes) -> Steps[Entry]:
+    def _lookup_value(self, volume: AnyVolume, name: bytes) -> Steps[Entry]:
         key = _key(name)
-        lanes = self._lanes()
-        pseudonym = volume.placement.pseudonym(key)
-        sets = volume.borrow_sets(pseudonym)
-        try:
-            length = remembered_length(volume, pseudonym, sets)
-            if length is None:
-                stale = [cached for cached in sets if not volume.is_fresh(cached, lanes)]
-                if stale:
-                    yield from volume.load(lanes, stale, lanes.now() + volume.timing.read_deadline)
-                    length = remembered_length(volume, pseudonym, sets)
-        finally:
-            volume.give_back_sets(sets)
+        length = yield from find_length(volume, self._lanes(), key)
         if length is None:
             raise FsError(errno.ENOENT)
         ino = self._remember(volume, key, length)
@@ -144,7 +141,7 @@ class KvFace(RefusesAll):
         # never valid is also forgotten as soon as nobody uses it, which bounds the tables here.
         return Entry(self._file(ino, length), 0.0, 1.0)
 
-    def _remember(self, volume: Volume, key: bytes, length: int) -> int:
+    def _remember(self, volume: AnyVolume, key: bytes, length: int) -> int:
         place = (volume.settings.volume_id, key)
         with self._lock:
             ino = self._inode_of.get(place)
@@ -171,12 +168,12 @@ class KvFace(RefusesAll):
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
         return self._unlink(self._volume(parent), _key(name))
 
-    def _unlink(self, volume: Volume, key: bytes) -> Steps[None]:
+    def _unlink(self, volume: AnyVolume, key: bytes) -> Steps[None]:
         lanes = self._lanes()
         if self._prestage is not None:
             self._prestage.discard(volume.settings.volume_id, key)
         try:
-            there = yield from delete(volume, lanes, key, lanes.now() + volume.timing.write_deadline)
+            there = yield from delete_value(volume, lanes, key, lanes.now() + volume.timing.write_deadline)
         except PutRefused as refused:
             raise FsError(errno.EIO, str(refused)) from None
         if not there:
@@ -227,7 +224,7 @@ class KvFace(RefusesAll):
         except KeyError:
             raise FsError(errno.ENOENT) from None
 
-    def _volume(self, ino: int) -> Volume:
+    def _volume(self, ino: int) -> AnyVolume:
         volume = self._volumes.get(ino)
         if volume is None:
             raise FsError(errno.EPERM if ino == KV_ROOT else errno.ENOTDIR)
@@ -260,7 +257,7 @@ class KvFace(RefusesAll):
         with self._lock:
             if len(self._readers) >= OPEN_VALUES_MAX:
                 raise FsError(errno.ENFILE)
-            self._readers[handle] = Reading(value.volume, value.key, self._prestage)
+            self._readers[handle] = new_reading(value.volume, value.key, self._prestage)
         return Opened(handle, direct_io=True, no_flush=True)
 
     def create(
@@ -271,7 +268,7 @@ class KvFace(RefusesAll):
         with self._lock:
             if len(self._writers) >= WRITERS_MAX:
                 raise FsError(errno.ENFILE)
-            self._writers[handle] = _Writer(Writing(volume, key))
+            self._writers[handle] = _Writer(new_writing(volume, key))
         ino = self._remember(volume, key, 0)
         return Entry(self._file(ino, 0)), Opened(handle, direct_io=True)
 
@@ -281,7 +278,7 @@ class KvFace(RefusesAll):
             raise FsError(errno.EBADF, "a value being written is read after it is closed")
         return self._read(reading, offset, into)
 
-    def _read(self, reading: Reading, offset: int, into: memoryview) -> Steps[int]:
+    def _read(self, reading: AnyReading, offset: int, into: memoryview) -> Steps[int]:
         lanes = self._lanes()
         deadline = lanes.now() + reading.volume.timing.read_deadline
         count = yield from reading.read(lanes, offset, into, deadline)
@@ -325,7 +322,7 @@ class KvFace(RefusesAll):
         if writer.writing.stored and not writer.spoilt:
             writer.spoilt = True
             try:
-                yield from delete(writer.writing.volume, lanes, writer.writing.key, deadline)
+                yield from delete_value(writer.writing.volume, lanes, writer.writing.key, deadline)
             except PutRefused:
                 # It may stay for as long as its enclosure is away; the writer is told EIO either way.
                 writer.spoilt = False

@@ -1,4 +1,6 @@
-"""Mounting and unmounting FUSE on Linux, as root with mount(2), otherwise through fusermount3.
+"""Mounting and unmounting FUSE on Linux: with mount(2) where that is allowed, otherwise through fusermount3.
+
+It is allowed to whoever has CAP_SYS_ADMIN: root as a rule, or a service that was given that one capability.
 
 Nothing here reads or writes a request. A mount is a file descriptor of /dev/fuse; it lives until it is
 unmounted or the last copy of the descriptor is closed. After an agent was killed, its mount point answers
@@ -56,7 +58,15 @@ class MountOptions:
     read_ahead_bytes: int = 1 << 20
 
 
-def is_root() -> bool:
+_CAP_SYS_ADMIN = 1 << 21
+
+
+def may_mount() -> bool:
+    """Whether this process has CAP_SYS_ADMIN, root or not: then it needs no fusermount3."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return bool(int(line.split()[1], 16) & _CAP_SYS_ADMIN)
     return os.geteuid() == 0
 
 
@@ -65,7 +75,7 @@ def mount(mountpoint: Path, options: MountOptions) -> int:
     clear_dead_mount(mountpoint)
     if not mountpoint.is_dir():
         raise MountError(f"{mountpoint} is not a directory")
-    return _mount_as_root(mountpoint, options) if is_root() else _mount_by_helper(mountpoint, options)
+    return _mount_by_syscall(mountpoint, options) if may_mount() else _mount_by_helper(mountpoint, options)
 
 
 def clone(descriptor: int) -> int:
@@ -87,7 +97,7 @@ def clone(descriptor: int) -> int:
 def unmount(mountpoint: Path, *, lazy: bool = False, force: bool = False) -> bool:
     """Unmount; False where it is busy. `lazy` takes the name away at once and leaves open files alone;
     `force` ends the connection first, so that nobody waits for an answer any more (root only)."""
-    if is_root():
+    if may_mount():
         flags = (MNT_DETACH if lazy else 0) | (MNT_FORCE if force else 0)
         return _umount2(mountpoint, flags)
     helper = _helper()
@@ -147,7 +157,7 @@ def clear_dead_mount(mountpoint: Path) -> None:
 def set_read_ahead(mountpoint: Path, read_ahead_bytes: int) -> None:
     """Raise the read-ahead of the mount, which INIT can only lower. Needs root; without, 128 KiB stay."""
     device = device_of(mountpoint)
-    if device is None or not is_root():
+    if device is None or not may_mount():
         return
     with contextlib.suppress(OSError):  # a container's read-only /sys: slower, not wrong
         Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(f"{read_ahead_bytes >> 10}\n")
@@ -170,12 +180,12 @@ def probe(mountpoint: Path) -> int | None:
     return answers[0] if answers else None
 
 
-def _mount_as_root(mountpoint: Path, options: MountOptions) -> int:
+def _mount_by_syscall(mountpoint: Path, options: MountOptions) -> int:
     try:
         descriptor = os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise MountError(f"{DEV_FUSE}: {error.strerror}; is the fuse module loaded?") from error
-    data = f"fd={descriptor},rootmode=40000,user_id=0,group_id=0,{_common(options)}"
+    data = f"fd={descriptor},rootmode=40000,user_id={os.geteuid()},group_id={os.getegid()},{_common(options)}"
     if options.allow_other is not False:
         data += ",allow_other"
     arguments = (SUBTYPE.encode(), os.fsencode(mountpoint), FILESYSTEM_TYPE.encode())

@@ -94,7 +94,7 @@ class Pyfuse3Door:
                 mounting.unmount(self.mountpoint, lazy=True)
             elif not mounting.unmount_when_idle(self.mountpoint, grace_seconds):
                 log.warning("%s is busy: its open files end with ENOTCONN", self.mountpoint)
-                if mounting.is_root():
+                if mounting.may_mount():
                     mounting.unmount(self.mountpoint, force=True)
                 mounting.unmount(self.mountpoint, lazy=True)
                 self._terminate()
@@ -143,6 +143,6 @@ class Pyfuse3Door:
             "default_permissions",
         }  # max_read is left out: libfuse wants it in INIT as well, where pyfuse3 has no say; 1 MiB holds
         allow_other = self._options.allow_other
-        if allow_other or (allow_other is None and mounting.is_root()):
+        if allow_other or (allow_other is None and mounting.may_mount()):
             options.add("allow_other")
         return options

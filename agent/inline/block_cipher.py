@@ -27,3 +27,7 @@ class BlockCipher:
         except AttributeError:
             update = self._contexts.update = Cipher(self._algorithm, modes.ECB()).encryptor().update
         return update(blocks)
+
+    def decrypt(self, blocks: bytes) -> bytes:
+        """The opposite of `encrypt`. For rare uses: it makes a context each time."""
+        return Cipher(self._algorithm, modes.ECB()).decryptor().update(blocks)

@@ -116,6 +116,16 @@ def create_root_key(path: Path) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}", "check the disk") from None
 
 
+def _others_bits(path: Path) -> int:
+    """The mode bits that must not be set.
+
+    A credential of a systemd service belongs to root and may be read by the service's user through an ACL,
+    which the mode shows as the group's. Its folder is closed to everybody else.
+    """
+    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
+    return 0o037 if folder and path.parent == Path(folder) else 0o077
+
+
 def load_root_key(path: Path) -> SecretKey:
     """The root key in `path`. Raises ConfigError for a missing, exposed or damaged file."""
     try:
@@ -129,7 +139,7 @@ def load_root_key(path: Path) -> SecretKey:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise ConfigError(f"the root key {path} is no regular file", "name the key file itself")
-        if facts.st_mode & 0o077:
+        if facts.st_mode & _others_bits(path):
             raise ConfigError(
                 f"the root key {path} can be read by others (mode {stat.S_IMODE(facts.st_mode):04o})",
                 f"chmod 600 {path}, and think about who may have read it meanwhile",

@@ -38,6 +38,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from agent.inline.block_cipher import BlockCipher
 from agent.inline.crc64 import crc64
+from agent.inline.scatter import Target
 from agent.inline.secrets import SecretKey
 from agent.pool.steps import Buffer
 
@@ -62,10 +63,14 @@ class Place(NamedTuple):
 class SlotCipher(Protocol):
     """Seals or opens the units and the header of one write of one slot."""
 
+    @property
+    def scatters(self) -> bool:
+        """Whether `open_unit` opens into a buffer that lies in several places."""
+
     def seal_unit(self, number: int, plain: Buffer, into: memoryview, bound: bytes) -> bytes:
         """Seal `plain` into `into` (same length); the 16-byte proof. `bound` is authenticated with it."""
 
-    def open_unit(self, number: int, sealed: Buffer, into: memoryview, bound: bytes, proof: bytes) -> bool:
+    def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
         """Open into `into` (same length). False: it is not what was sealed, and `into` must not be used."""
 
     def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
@@ -85,6 +90,8 @@ class Suite(Protocol):
 
 
 class _GcmSlot:
+    scatters = True
+
     def __init__(self, key: bytes, nonce_prefix: bytes) -> None:
         self._key = key
         self._algorithm = algorithms.AES256(key)
@@ -110,11 +117,17 @@ class _GcmSlot:
         encryptor.finalize()
         return encryptor.tag
 
-    def open_unit(self, number: int, sealed: Buffer, into: memoryview, bound: bytes, proof: bytes) -> bool:
+    def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
         nonce = self._nonce_prefix + number.to_bytes(4, "little")
         decryptor = Cipher(self._algorithm, modes.GCM(nonce, proof)).decryptor()
         decryptor.authenticate_additional_data(bound)
-        decryptor.update_into(sealed, into)
+        if isinstance(into, memoryview):
+            decryptor.update_into(sealed, into)
+        else:
+            at = 0
+            for run in into.runs:
+                decryptor.update_into(sealed[at : at + len(run)], run)
+                at += len(run)
         try:
             decryptor.finalize()
         except InvalidTag:
@@ -156,11 +169,14 @@ class AesGcm:
 class _CrcSlot:
     """Units proven by a CRC over what they are bound to and their plain text; in the clear."""
 
+    scatters = False  # XTS begins its tweak anew at every update, so a unit is opened in one piece
+
     def seal_unit(self, number: int, plain: Buffer, into: memoryview, bound: bytes) -> bytes:
         self._encrypt(number, plain, into)
         return _CRC_PROOF.pack(crc64(plain, crc64(bound + number.to_bytes(4, "little"))))
 
-    def open_unit(self, number: int, sealed: Buffer, into: memoryview, bound: bytes, proof: bytes) -> bool:
+    def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
+        assert isinstance(into, memoryview), "whoever has another buffer asks `scatters` first"
         self._decrypt(number, sealed, into)
         found = _CRC_PROOF.pack(crc64(into, crc64(bound + number.to_bytes(4, "little"))))
         return hmac.compare_digest(found, proof)

@@ -22,6 +22,7 @@ from agent.pool.superblock import (
     decode_superblock_untrusted,
 )
 from agent.pool.volume import wait_for
+from nvmeof.wire.kv import KvFormat
 
 PROBE_BYTES = 1 << 20
 WRITES_IN_FLIGHT = 32
@@ -46,6 +47,8 @@ class Inspection:
     content: Content
     superblock: Superblock | None = None
     detail: str = ""
+    kv: KvFormat | None = None
+    """The bounds of a namespace of the KV command set; None for one of blocks."""
 
 
 def inspect(lanes: Lanes, namespace: int, nguid: bytes, size: int) -> Steps[Inspection]:

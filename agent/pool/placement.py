@@ -84,6 +84,10 @@ class Placement:
         """What stands for `key` (16 bytes) on flash."""
         return self._blocks.encrypt(key)
 
+    def key_of(self, pseudonym: bytes) -> bytes:
+        """The key that a pseudonym stands for."""
+        return self._blocks.decrypt(pseudonym)
+
     def candidates(self, pseudonym: bytes) -> tuple[Candidate, Candidate]:
         """The two sets of a pseudonym, the better-ranked first; both the same in a volume of one set."""
         low, high = _WORDS.unpack(pseudonym)

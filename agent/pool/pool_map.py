@@ -28,7 +28,7 @@ from agent.inline.secrets import (
 from agent.inline.suites import SUITES
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.slot import UNIT_BYTES_MIN, UNITS_MAX
-from agent.pool.volume import VolumeExtent, VolumeSettings
+from agent.pool.volume import KvShare, VolumeExtent, VolumeSettings
 
 DATA_START = 1 << 20
 """Where the first extent of a namespace begins; the superblocks lie before it."""
@@ -36,10 +36,14 @@ EXTENT_ALIGNMENT = 1 << 20
 NAMESPACES_MAX = 4096
 VOLUMES_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
+KV_VALUE_BYTES_MAX = 2 << 20
+"""On KV namespaces: a slot is brought by one Retrieve, into a worker's buffer."""
 
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 HexBytes = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,512}$")]
 VolumeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Layout = Literal["auto", "sets", "kv"]
+"""Where a volume lies: in sets of slots on namespaces of blocks, or on KV namespaces."""
 SuiteName = Literal["aes-256-gcm", "aes-256-xts+crc64", "plain+crc64"]
 assert set(SUITES) == {"aes-256-gcm", "aes-256-xts+crc64", "plain+crc64"}
 
@@ -53,6 +57,8 @@ class MapNamespace(_Document):
 
     nguid: Hex32
     bytes: int = Field(gt=0)
+    kind: Literal["blocks", "kv"] = "blocks"
+    """`kv`: of the KV command set."""
 
 
 class MapExtent(_Document):
@@ -75,7 +81,9 @@ class MapVolume(_Document):
     suite: SuiteName
     ttl_seconds: int = Field(ge=0, lt=1 << 31)
     wrapped_secret: HexBytes
-    extents: tuple[MapExtent, ...] = Field(min_length=1, max_length=NAMESPACES_MAX)
+    extents: tuple[MapExtent, ...] = Field((), max_length=NAMESPACES_MAX)
+    kv_namespaces: tuple[Hex32, ...] = Field((), max_length=NAMESPACES_MAX)
+    """The KV namespaces that it has to itself, instead of extents."""
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> MapVolume:
@@ -85,8 +93,13 @@ class MapVolume(_Document):
             raise ValueError(
                 f"values of {self.value_bytes} bytes take units of 1/{UNITS_MAX} of that, or more"
             )
-        if len({extent.nguid for extent in self.extents}) != len(self.extents):
+        places = self.kv_namespaces or tuple(extent.nguid for extent in self.extents)
+        if len(set(places)) != len(places):
             raise ValueError(f"volume {self.name} lies twice on one namespace")
+        if bool(self.extents) == bool(self.kv_namespaces):
+            raise ValueError(f"volume {self.name} lies either in extents or on KV namespaces")
+        if self.kv_namespaces and (self.kind != "kv" or self.value_bytes > KV_VALUE_BYTES_MAX):
+            raise ValueError(f"volume {self.name} cannot lie on KV namespaces")
         return self
 
 
@@ -107,6 +120,14 @@ class PoolMap(_Document):
             raise ValueError("two volumes have one name")
         if len({volume.volume_id for volume in self.volumes}) != len(self.volumes):
             raise ValueError("two volumes have one id")
+        kinds = {namespace.nguid: namespace.kind for namespace in self.namespaces}
+        for volume in self.volumes:
+            blocks = all(kinds.get(extent.nguid) != "kv" for extent in volume.extents)
+            if not blocks or any(kinds.get(nguid) != "kv" for nguid in volume.kv_namespaces):
+                raise ValueError(f"volume {volume.name} lies on namespaces of another kind")
+        whole = [nguid for volume in self.volumes for nguid in volume.kv_namespaces]
+        if len(set(whole)) != len(whole):
+            raise ValueError("two volumes lie on one KV namespace")
         taken: dict[str, list[tuple[int, int]]] = {}
         for volume in self.volumes:
             set_bytes = set_size(volume.value_bytes)
@@ -122,7 +143,8 @@ class PoolMap(_Document):
         return self
 
     def encode(self) -> bytes:
-        return self.model_dump_json().encode()
+        # Without what is as it was before there were KV namespaces: such a map is read by older agents too.
+        return self.model_dump_json(exclude_defaults=True).encode()
 
     def settings(self, volume: MapVolume) -> VolumeSettings:
         """A volume as the data path knows it, its namespaces numbered as in this map."""
@@ -139,6 +161,10 @@ class PoolMap(_Document):
             tuple(
                 VolumeExtent(index[extent.nguid], bytes.fromhex(extent.nguid), extent.offset, extent.sets)
                 for extent in volume.extents
+            ),
+            tuple(
+                KvShare(index[nguid], bytes.fromhex(nguid), self.namespaces[index[nguid]].bytes)
+                for nguid in volume.kv_namespaces
             ),
         )
 
@@ -180,6 +206,7 @@ class VolumeWish(_Document):
     ttl_seconds: int = 0
     share: float = Field(gt=0, le=1)
     tenant: str = "default"
+    layout: Layout = "auto"
 
 
 def tenant_id(name: str) -> str:
@@ -224,33 +251,54 @@ class _Layout:
         return MapExtent(nguid=nguid.hex(), offset=start, sets=sets)
 
 
+def lies_on_kv(wish: VolumeWish, *, blocks: bool) -> bool:
+    """Whether a volume goes to KV namespaces; `blocks`: there are namespaces of blocks."""
+    return wish.layout == "kv" or (wish.layout == "auto" and not blocks)
+
+
 def plan_pool(
-    namespaces: Iterable[tuple[bytes, int]], wishes: Iterable[VolumeWish], root: SecretKey
+    namespaces: Iterable[tuple[bytes, int]],
+    wishes: Iterable[VolumeWish],
+    root: SecretKey,
+    kv_namespaces: Iterable[tuple[bytes, int]] = (),
 ) -> PoolMap:
     """A map for a new pool: every volume on every namespace, in shares of each one's bytes.
 
-    `namespaces` are (NGUID, bytes). Raises ConfigError where the shares or the sizes do not fit.
+    `namespaces` are (NGUID, bytes); so are `kv_namespaces`, which one volume gets whole. Without such a
+    volume they are left out of the pool. Raises ConfigError where the shares or the sizes do not fit.
     """
     try:
-        return _plan(list(namespaces), list(wishes), root)
+        return _plan(list(namespaces), list(kv_namespaces), list(wishes), root)
     except ValidationError as error:
         raise ConfigError(
             f"that makes no pool: {error.errors()[0]['msg']}", "change the volumes in the configuration"
         ) from None
 
 
-def _plan(members: list[tuple[bytes, int]], volumes: list[VolumeWish], root: SecretKey) -> PoolMap:
-    if not members:
+def _plan(
+    members: list[tuple[bytes, int]],
+    kv_members: list[tuple[bytes, int]],
+    volumes: list[VolumeWish],
+    root: SecretKey,
+) -> PoolMap:
+    if not members and not kv_members:
         raise ConfigError("a pool needs at least one namespace", "check the enclosures in the configuration")
-    if sum(wish.share for wish in volumes) > 1 + 1e-9:
+    on_kv = [wish for wish in volumes if lies_on_kv(wish, blocks=bool(members))]
+    in_sets = [wish for wish in volumes if wish not in on_kv]
+    _check_layouts(on_kv, in_sets, members, kv_members)
+    if sum(wish.share for wish in in_sets) > 1 + 1e-9:
         raise ConfigError("the volumes' shares add up to more than 1", "lower some of them")
+    if not in_sets and on_kv:
+        members = []
     pool_id = uuid.uuid4().hex
     layout = _Layout(members)
-    extents = [layout.by_share(wish) for wish in volumes]
+    extents = {wish.name: layout.by_share(wish) for wish in in_sets}
     planned = []
-    for wish, found in zip(volumes, extents, strict=True):
-        # A share that is less than a set everywhere still gets one, from what the shares left over.
-        found = found or layout.one_set(wish)
+    for wish in volumes:
+        found: list[MapExtent] = []
+        if wish in in_sets:
+            # A share that is less than a set everywhere still gets one, from what the shares left over.
+            found = extents[wish.name] or layout.one_set(wish)
         volume_id = uuid.uuid4().hex
         wrapped = wrap_volume_secret(root, bytes.fromhex(pool_id + volume_id), new_volume_secret())
         planned.append(
@@ -265,11 +313,40 @@ def _plan(members: list[tuple[bytes, int]], volumes: list[VolumeWish], root: Sec
                 ttl_seconds=wish.ttl_seconds,
                 wrapped_secret=wrapped.hex(),
                 extents=tuple(found),
+                kv_namespaces=() if found else tuple(nguid.hex() for nguid, _ in kv_members),
             )
         )
-    return PoolMap(
-        pool_id=pool_id,
-        version=1,
-        namespaces=tuple(MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in members),
-        volumes=tuple(planned),
-    )
+    listed = [MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in members]
+    if on_kv:
+        listed += [MapNamespace(nguid=nguid.hex(), bytes=size, kind="kv") for nguid, size in kv_members]
+    return PoolMap(pool_id=pool_id, version=1, namespaces=tuple(listed), volumes=tuple(planned))
+
+
+def _check_layouts(
+    on_kv: list[VolumeWish],
+    in_sets: list[VolumeWish],
+    members: list[tuple[bytes, int]],
+    kv_members: list[tuple[bytes, int]],
+) -> None:
+    """Raises ConfigError where a volume has no namespaces of its kind, or cannot have them."""
+    if len(on_kv) > 1:
+        names = ", ".join(wish.name for wish in on_kv)
+        raise ConfigError(
+            f"one volume takes the KV namespaces whole, and {len(on_kv)} want to: {names}",
+            'give the others layout = "sets" and namespaces of blocks, or drives of their own pool',
+        )
+    for wish in on_kv:
+        if wish.kind != "kv":
+            raise ConfigError(
+                f"volume {wish.name} holds blocks of files, which do not lie on KV namespaces",
+                "add drives of logical blocks for it",
+            )
+        if not kv_members:
+            raise ConfigError(f"there is no KV namespace for volume {wish.name}", 'take layout = "kv" away')
+        if wish.value_bytes > KV_VALUE_BYTES_MAX:
+            raise ConfigError(
+                f"values of {wish.value_bytes} bytes do not lie on KV namespaces",
+                f"{KV_VALUE_BYTES_MAX} bytes are the most",
+            )
+    if in_sets and not members:
+        raise ConfigError(f"there is no namespace of blocks for volume {in_sets[0].name}", "add some drives")

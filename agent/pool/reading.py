@@ -16,6 +16,7 @@ import itertools
 import threading
 from dataclasses import dataclass
 
+from agent.inline.scatter import Target
 from agent.inline.suites import Place
 from agent.pool.directory_cache import CachedSet
 from agent.pool.prestage import PrestageCache
@@ -90,7 +91,7 @@ class Reading:
         """The length of the value in bytes, once the header has proven it."""
         return self._open.length if self._open is not None else None
 
-    def read(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int]:
+    def read(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
         """Fill `into` from `offset` of the value; how many bytes were there. 0 with `cause` set is a miss.
 
         A get is counted once: as a miss, or as a hit when its first range was served.
@@ -108,7 +109,7 @@ class Reading:
                 self._beginning.release()
         return (yield from self._continue(lanes, offset, into, deadline))
 
-    def _begin(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int]:
+    def _begin(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
         if self.cause is not None:
             return 0
         served = yield from self._first(lanes, offset, into, deadline)
@@ -133,7 +134,7 @@ class Reading:
                 tally.miss(cause)
         return 0
 
-    def _continue(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int]:
+    def _continue(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
         opened = self._open
         if opened is None or offset >= opened.length:
             return 0
@@ -166,7 +167,7 @@ class Reading:
         lanes.tally(self.volume.settings.name).bytes_read += served
         return served
 
-    def _first(self, lanes: Lanes, offset: int, into: memoryview, deadline: float) -> Steps[int | MissCause]:
+    def _first(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int | MissCause]:
         volume = self.volume
         sets = volume.borrow_sets(self.pseudonym)
         tried: list[tuple[Found, MissCause]] = []
@@ -199,7 +200,7 @@ class Reading:
             volume.give_back_sets(sets)
 
     def _try(
-        self, lanes: Lanes, found: Found, offset: int, into: memoryview, deadline: float
+        self, lanes: Lanes, found: Found, offset: int, into: Target, deadline: float
     ) -> Steps[int | MissCause]:
         """Read the slot that an entry points at, and serve the range if it proves itself."""
         volume, entry, cached = self.volume, found.entry, found.cached
@@ -226,7 +227,7 @@ class Reading:
         place: Place,
         source: _Source,
         offset: int,
-        into: memoryview,
+        into: Target,
         deadline: float,
     ) -> Steps[int | MissCause]:
         """Check header and units of a range against the entry; serve it, or say why not."""
@@ -313,7 +314,7 @@ class Reading:
         opened: OpenSlot,
         source: _Source,
         offset: int,
-        into: memoryview,
+        into: Target,
         deadline: float,
     ) -> Steps[int | MissCause]:
         """Open the units of a range as they arrive, straight into `into` wherever a whole unit fits."""
@@ -333,10 +334,12 @@ class Reading:
                     return cause
             sealed = source.data[at : at + size]
             target = start - offset
-            if target >= 0 and target + size <= len(into):
-                opened_whole = opened.open_unit(number, sealed, into[target : target + size])
+            piece = into[target : target + size] if target >= 0 and target + size <= len(into) else None
+            if piece is not None and (isinstance(piece, memoryview) or opened.cipher.scatters):
+                opened_whole = opened.open_unit(number, sealed, piece)
             else:
-                # The range ends inside this unit, or the unit's padding does not fit: open it aside.
+                # The range ends inside this unit, its padding does not fit, or it lies in several places
+                # and the cipher cannot: open it aside.
                 buffer = self.volume.unit_buffers.borrow()
                 aside = buffer[:size]
                 opened_whole = opened.open_unit(number, sealed, aside)
@@ -349,6 +352,7 @@ class Reading:
                 else:
                     self.volume.unit_buffers.give_back(buffer)
             if not opened_whole:
+                into[:] = bytes(len(into))  # it may be the host's own memory: nothing unproven stays in it
                 self._give_up(lanes, source)
                 return MissCause.CORRUPT
         return wanted

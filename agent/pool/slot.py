@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.inline.random_bytes import random_bytes
+from agent.inline.scatter import Target
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import (
     PROOF_BYTES,
@@ -240,7 +241,7 @@ class OpenSlot:
         last = -(-min(offset + size, self.length) // unit_bytes)
         return first, last, first * unit_bytes, min(last * unit_bytes, self.codec.padded(self.length))
 
-    def open_unit(self, number: int, sealed: memoryview, into: memoryview) -> bool:
+    def open_unit(self, number: int, sealed: memoryview, into: Target) -> bool:
         """Open one unit (all of it, with its padding) into a buffer of the same length."""
         return self.cipher.open_unit(number, sealed, into, self.bound, self.proofs[number])
 

@@ -41,6 +41,15 @@ class VolumeExtent:
 
 
 @dataclass(frozen=True, slots=True)
+class KvShare:
+    """A KV namespace that a volume has to itself, and its capacity in bytes."""
+
+    namespace: int
+    nguid: bytes
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class VolumeSettings:
     """What a volume is, from the pool map. Sizes in bytes, times in seconds (0: no expiry)."""
 
@@ -53,6 +62,8 @@ class VolumeSettings:
     suite: str
     ttl_seconds: int
     extents: tuple[VolumeExtent, ...]
+    shares: tuple[KvShare, ...] = ()
+    """Where it lies on KV namespaces; then it has no extents (kv_volume.py)."""
 
     @property
     def slot_bytes(self) -> int:

@@ -29,6 +29,8 @@ class Enclosure:
     namespaces: tuple[NamespaceInfo, ...] = ()
     fault: str = "not connected yet"
     reconnects: int = 0
+    authentication_failures: int = 0
+    """Tries of the supervisor that ended because one of the two could not prove itself."""
     complaints: int = 0
     """How often workers lost a queue of it; the supervisor resets the controller when it grows."""
 

@@ -24,7 +24,7 @@ from agent.remote.fabric import Enclosure, Fabric
 from agent.remote.secrets_at_hand import SecretFinder, no_secrets
 from agent.remote.suspicion import LOOK_SECONDS, Verdict
 from nvmeof.authentication.secret_files import SecretFileError
-from nvmeof.errors import ConnectionLost, ConnectRefused
+from nvmeof.errors import AuthenticationFailed, ConnectionLost, ConnectRefused
 from nvmeof.host.controller_session import NamespacesChanged
 from nvmeof.host.reconnect import ReconnectPolicy
 from nvmeof.tcp.pdu import Digests
@@ -106,6 +106,7 @@ class Supervisor:
                 ) as controller:
                     yield controller
             except (ConnectRefused, SecretFileError) as refused:
+                enclosure.authentication_failures += isinstance(refused, AuthenticationFailed)
                 # A wrong name or secret, a host that is not allowed: a keeper gives up, and we do not.
                 raise ConnectionLost(str(refused)) from refused
 

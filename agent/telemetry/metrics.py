@@ -108,12 +108,18 @@ def _enclosures(enclosures: list[Mapping[str, Any]]) -> Iterator[Metric]:
     reconnects = CounterMetricFamily(
         "g35_enclosure_reconnects", "Sessions that had to be made anew.", labels=["enclosure"]
     )
+    unproven = CounterMetricFamily(
+        "g35_enclosure_authentication_failures",
+        "Tries to connect that failed because one side could not prove itself.",
+        labels=["enclosure"],
+    )
     for enclosure in enclosures:
+        unproven.add_metric([enclosure["name"]], enclosure["authentication_failures"])
         up.add_metric([enclosure["name"]], float(enclosure["connected"]))
         paused.add_metric([enclosure["name"]], enclosure["namespaces_paused"])
         suspect.add_metric([enclosure["name"]], enclosure["namespaces_suspect"])
         reconnects.add_metric([enclosure["name"]], enclosure["reconnects"])
-    yield from (up, paused, suspect, reconnects)
+    yield from (up, paused, suspect, reconnects, unproven)
 
 
 def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[], None]:

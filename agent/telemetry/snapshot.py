@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.pool.directory_cache import DirectoryCache
+from agent.pool.operations import AnyVolume
 from agent.pool.prestage import PrestageCache
 from agent.pool.tally import MissCause, Tally, total
-from agent.pool.volume import Volume
 from agent.remote.fabric import Fabric
 
 _PAGE_BYTES = resource.getpagesize()
@@ -30,7 +30,7 @@ class Sources:
     map_version: int
     mount: str
     door: str
-    volumes: Sequence[Volume]
+    volumes: Sequence[AnyVolume]
     fabric: Fabric
     directories: DirectoryCache
     prestage: PrestageCache
@@ -145,6 +145,7 @@ def _enclosures(fabric: Fabric) -> list[dict[str, Any]]:
             "connected": enclosure.session is not None,
             "fault": "" if enclosure.session is not None else enclosure.fault,
             "reconnects": enclosure.reconnects,
+            "authentication_failures": enclosure.authentication_failures,
             "namespaces": members.get(id(enclosure), 0),
             "namespaces_paused": paused.get(id(enclosure), 0),
             "namespaces_suspect": fabric.suspects(enclosure),

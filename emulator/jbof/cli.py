@@ -6,6 +6,7 @@ are wrong.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -21,6 +22,8 @@ from emulator.jbof.control import ControlServer
 from emulator.jbof.control_client import ControlError, ask
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings, write_atomically
+from emulator.jbof.host_secrets import GroupName, HashName, read_host_secrets
+from emulator.jbof.rpc.server import RpcServer
 from emulator.jbof.sizes import parse_size
 from emulator.roce.runtime.registry import capture_into
 from nvmeof.controller.settings import ControllerSettings
@@ -62,7 +65,13 @@ _Size = Annotated[int, typer.Option(parser=_size, metavar="SIZE")]
 @app.callback(invoke_without_command=True)
 def serve(
     context: typer.Context,
-    drives: Annotated[int, typer.Option(help="How many drives.")] = 1,
+    drives: Annotated[
+        int | None, typer.Option(help="How many drives; without it 1, and with --rpc nothing at all.")
+    ] = None,
+    kv_drives: Annotated[
+        int,
+        typer.Option(help="How many drives of the KV command set, behind the others and of the same size."),
+    ] = 0,
     drive_size: Annotated[
         int, typer.Option(parser=_size, metavar="SIZE", help="Size of each, such as 512M or 1G.")
     ] = "1G",  # type: ignore[assignment]  # typer parses the default as well
@@ -84,7 +93,29 @@ def serve(
         list[str] | None,
         typer.Option(help="NQN of a host that may connect (repeat); without it, every host."),
     ] = None,
+    host_secret_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="Hosts that may connect, and have to authenticate: a file of mode 0600 with lines "
+            "HOST_NQN HOST_SECRET [CONTROLLER_SECRET]."
+        ),
+    ] = None,
+    dhchap_hash: Annotated[
+        list[HashName] | None,
+        typer.Option(help="Hash for authentication (repeat, the preferred one first); without it, all."),
+    ] = None,
+    dhchap_group: Annotated[
+        list[GroupName] | None,
+        typer.Option(
+            help="DH group for authentication (repeat, the preferred one first); without it, ffdhe2048, "
+            "ffdhe3072, ffdhe4096."
+        ),
+    ] = None,
     control: Annotated[Path | None, typer.Option(help="Unix socket for `fault` and `stats`.")] = None,
+    rpc: Annotated[
+        Path | None,
+        typer.Option(help="Unix socket for SPDK's JSON-RPC; without --drives all is made there."),
+    ] = None,
     ready_file: Annotated[Path | None, typer.Option(help="Write the ready line's JSON here as well.")] = None,
     max_transfer: Annotated[
         int, typer.Option(parser=_size, metavar="SIZE", help="Largest data of one command (MDTS).")
@@ -122,8 +153,10 @@ def serve(
         except OSError as error:
             raise typer.BadParameter(f"--pcap {pcap}: {error.strerror or error}") from None
     try:
+        credentials = read_host_secrets(host_secret_file, dhchap_hash, dhchap_group, allow_host or [])
         settings = EnclosureSettings(
-            drives=drives,
+            drives=1 if drives is None else drives,
+            kv_drives=kv_drives,
             drive_bytes=drive_size,
             folder=folder,
             transports=tuple(each.value for each in transport or [TransportName.TCP]),
@@ -132,7 +165,8 @@ def serve(
             name=name,
             nqn=nqn,
             lba_bytes=lba_bytes,
-            allowed_hosts=frozenset(allow_host) if allow_host else None,
+            allowed_hosts=frozenset(allow_host or credentials) or None,
+            credentials=credentials,
             model=DriveModelSettings(
                 read_latency_s=read_latency_ms / 1000,
                 write_latency_s=write_latency_ms / 1000,
@@ -148,37 +182,37 @@ def serve(
             ),
             seed=seed,
             prefault=prefault,
+            bare=rpc is not None and drives is None and not kv_drives,
         )
     except (EnclosureError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        _serve(settings, control, ready_file)
+        _serve(settings, control, rpc, ready_file)
     except (EnclosureError, OSError, ValueError) as error:
         typer.echo(f"g35 jbof: {error}", err=True)
         raise typer.Exit(1) from None
 
 
-def _serve(settings: EnclosureSettings, control: Path | None, ready_file: Path | None) -> None:
+def _serve(
+    settings: EnclosureSettings, control: Path | None, rpc: Path | None, ready_file: Path | None
+) -> None:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    server: ControlServer | None = None
-    with Enclosure(settings) as enclosure:
-        try:
-            if control is not None:
-                server = ControlServer(enclosure, control)
-            ready = json.dumps(enclosure.describe() | {"control": str(control) if control else None})
-            if ready_file is not None:
-                write_atomically(ready_file, ready + "\n")
-            typer.echo(f"ready {ready}")
-            sys.stdout.flush()
-            stop.wait()
-        finally:
-            if server is not None:
-                server.close()
-            if ready_file is not None:
-                ready_file.unlink(missing_ok=True)
+    with Enclosure(settings) as enclosure, contextlib.ExitStack() as at_the_end:
+        if control is not None:
+            at_the_end.callback(ControlServer(enclosure, control).close)
+        if rpc is not None:
+            at_the_end.callback(RpcServer(enclosure, rpc).close)
+        where = {"control": str(control) if control else None, "rpc": str(rpc) if rpc else None}
+        ready = json.dumps(enclosure.describe() | where)
+        if ready_file is not None:
+            write_atomically(ready_file, ready + "\n")
+            at_the_end.callback(ready_file.unlink, missing_ok=True)
+        typer.echo(f"ready {ready}")
+        sys.stdout.flush()
+        stop.wait()
 
 
 # --- the verbs that talk to a running one ---------------------------------------------------------------

@@ -37,9 +37,8 @@ from emulator.jbof.control_requests import (
     decode_request_untrusted,
     parse_status,
 )
-from emulator.jbof.drive import Drive
 from emulator.jbof.drive_model import DriveModelSettings
-from emulator.jbof.enclosure import Enclosure, EnclosureError
+from emulator.jbof.enclosure import AnyDrive, Enclosure, EnclosureError
 from emulator.jbof.faults import ErrorFault, FlipFault
 
 log = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ def apply(enclosure: Enclosure, request: Any) -> dict[str, Any]:
             return {"drive": drive.number, "nsid": drive.number + 1, "nguid": drive.nguid.hex()}
         case FlipRequest(on_read=False):
             drive = enclosure.drive(request.drive)
-            length = request.length or drive.medium.size - request.offset
+            length = request.length or drive.reach - request.offset
             return {"bytes_changed": drive.flip_at_rest(request.offset, length, request.bits)[:1024]}
         case ZeroRequest():
             enclosure.drive(request.drive).zero_at_rest(request.offset, request.length)
@@ -80,7 +79,7 @@ def apply(enclosure: Enclosure, request: Any) -> dict[str, Any]:
     return {}
 
 
-def _set(drive: Drive, request: Any) -> None:
+def _set(drive: AnyDrive, request: Any) -> None:
     match request:
         case SlowRequest():
             drive.set_slow(request.latency_ms / 1000)
@@ -102,7 +101,7 @@ def _set(drive: Drive, request: Any) -> None:
                 )
             )
         case FlipRequest():
-            length = request.length or drive.medium.size - request.offset
+            length = request.length or drive.reach - request.offset
             drive.set_flip_on_read(FlipFault(request.offset, length, request.probability, request.bits))
         case ModelRequest():
             drive.set_model(
@@ -145,7 +144,7 @@ class ControlServer:
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._listener = _listen(path)
+        self._listener = listen_at(path, MAX_CLIENTS)
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         self._thread.start()
 
@@ -198,7 +197,7 @@ class ControlServer:
         self.path.unlink(missing_ok=True)
 
 
-def _listen(path: Path) -> socket.socket:
+def listen_at(path: Path, backlog: int) -> socket.socket:
     """A socket that only its owner may use. One left behind by a killed enclosure is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -208,7 +207,7 @@ def _listen(path: Path) -> socket.socket:
             path.unlink()
         listener.bind(str(path))
         os.chmod(path, 0o600)  # Nobody can connect before listen, so there is no gap.
-        listener.listen(MAX_CLIENTS)
+        listener.listen(backlog)
     except OSError as error:
         listener.close()
         raise EnclosureError(f"cannot listen at {path}: {error}") from error

@@ -1,8 +1,9 @@
 """An enclosure: some drives in one NVM subsystem, and a TCP or RDMA port (or both) where hosts find them.
 
 `Enclosure` is what the command line runs and what tests start in their own process. The pieces it joins are
-the drives (`drive.py`), the controller role (`nvmeof/controller`), one `Connection` per accepted socket and
-one `RdmaListener` for all queue pairs.
+the drives (`drive.py`), the controller role (`nvmeof/controller`), and a `TcpListener` or `RdmaListener` for
+each address. A `bare` one starts with nothing; its subsystems, namespaces and listeners are then made at run
+time (`emulator/jbof/rpc`).
 """
 
 from __future__ import annotations
@@ -12,21 +13,24 @@ import hashlib
 import json
 import logging
 import os
-import socket
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
-from emulator.jbof.connection import Connection
 from emulator.jbof.drive import Drive
 from emulator.jbof.drive_model import DriveModelSettings
+from emulator.jbof.kv_drive import UNIT_BYTES, KvDrive
+from emulator.jbof.kv_values import FolderValues, MemoryValues, Values
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from emulator.jbof.rdma_listener import RdmaListener
+from emulator.jbof.tcp_listener import TcpListener
+from nvmeof.authentication.credentials import Credentials
 from nvmeof.controller.rdma_rules import RdmaSettings
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
-from nvmeof.controller.subsystem import Port, Subsystem, Target
+from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Port, Subsystem, Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import NvmeofError
 from nvmeof.wire.log_page import AddressFamily, TransportType
@@ -39,10 +43,12 @@ TRANSPORTS: Final = ("tcp", "rdma")
 DEFAULT_RDMA_PORT: Final = 4420
 """Every RDMA device has a port space of its own, so that none need be looked for."""
 
-MAX_CONNECTIONS: Final = 1024
-"""Sockets served at once; one thread each. More are closed as they come."""
+RETIRE_S: Final = 2.0
+"""How long the medium of a drive that was discarded stays open for commands that have just begun."""
 
-_STOP_S: Final = 5.0
+
+AnyDrive: TypeAlias = Drive | KvDrive
+"""The two kinds of drive: of logical blocks, and of keys and values."""
 
 
 class EnclosureError(Exception):
@@ -53,11 +59,17 @@ class EnclosureError(Exception):
 class EnclosureSettings:
     """What to serve. `folder` None keeps the drives in memory; otherwise each is a sparse file in it.
 
+    `drives` are of logical blocks; behind them come `kv_drives` of the KV command set, of the same size. In a
+    folder, each of these is a folder of its own, with a file for every value.
+
     `name` makes the NQN where none is given, and the NGUIDs of drives in memory. With both transports the
     port of RDMA is that of TCP. RDMA makes an emulated device at `address`, which no other process may have.
+    A `bare` enclosure has no subsystem and no listener until somebody adds them. Hosts with `credentials`, by
+    NQN, have to authenticate.
     """
 
     drives: int = 1
+    kv_drives: int = 0
     drive_bytes: int = 1 << 30
     folder: Path | None = None
     address: str = "127.0.0.1"
@@ -66,6 +78,7 @@ class EnclosureSettings:
     nqn: str | None = None
     lba_bytes: int = 4096
     allowed_hosts: frozenset[str] | None = None
+    credentials: Mapping[str, Credentials] = field(default_factory=dict)
     model: DriveModelSettings = field(default_factory=DriveModelSettings)
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     tcp: TcpSettings = field(default_factory=TcpSettings)
@@ -73,10 +86,14 @@ class EnclosureSettings:
     transports: tuple[str, ...] = ("tcp",)
     seed: int = 0
     prefault: bool = False
+    bare: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.drives <= NAMESPACE_ID_LIMIT:
-            raise EnclosureError(f"an enclosure has 0 to {NAMESPACE_ID_LIMIT} drives, not {self.drives}")
+        total = self.drives + self.kv_drives
+        if min(self.drives, self.kv_drives) < 0 or total > NAMESPACE_ID_LIMIT:
+            raise EnclosureError(f"an enclosure has 0 to {NAMESPACE_ID_LIMIT} drives, not {total}")
+        if self.kv_drives and self.drive_bytes % UNIT_BYTES:
+            raise EnclosureError(f"a KV drive's size is a multiple of {UNIT_BYTES} bytes")
         if not self.transports or any(each not in TRANSPORTS for each in self.transports):
             raise EnclosureError(f"an enclosure is reached by {' or '.join(TRANSPORTS)}")
         if self.lba_bytes not in (512, 4096):
@@ -97,13 +114,10 @@ class Enclosure:
         self.target = Target(settings.controller)
         self.port = 0
         self._lock = threading.RLock()
-        self._drives: dict[int, Drive] = {}
-        self._listener: socket.socket | None = None
-        self._acceptor: threading.Thread | None = None
-        self._rdma: RdmaListener | None = None
-        self._connections: set[Connection] = set()
-        self._accepted = 0
-        self._refused = 0
+        self._drives: dict[int, AnyDrive] = {}
+        self._listeners: dict[tuple[str, str, int], TcpListener | RdmaListener] = {}
+        self._pulled: dict[int, list[tuple[Subsystem, AnyNamespace]]] = {}
+        self._retired: list[tuple[float, AnyDrive]] = []
         self._started_at = time.monotonic()
         self._folder_lock: int | None = None
         try:
@@ -112,14 +126,19 @@ class Enclosure:
                 serial=hashlib.sha256(settings.subsystem_nqn.encode()).hexdigest()[:20],
                 allowed_hosts=settings.allowed_hosts,
             )
-            self.target.add_subsystem(self.subsystem)
+            for host_nqn, credentials in settings.credentials.items():
+                self.target.set_credentials(self.subsystem, host_nqn, credentials)
+            if not settings.bare:
+                self.target.add_subsystem(self.subsystem)
         except ValueError as error:
             raise EnclosureError(str(error)) from error
         try:
             if settings.folder is not None:
                 self._folder_lock = _lock_folder(settings.folder)
-            for number in range(settings.drives):
+            for number in range(0 if settings.bare else settings.drives):
                 self._make_drive(number, settings.drive_bytes)
+            for number in range(settings.drives, settings.drives + settings.kv_drives):
+                self._make_kv_drive(number)
         except BaseException:
             self._release()
             raise
@@ -142,164 +161,200 @@ class Enclosure:
                 medium = FileMedium(path, size)
             except (OSError, ValueError) as error:
                 raise EnclosureError(f"drive {number}: {error}") from error
+        drive = self._take_in(number, medium, nguid, settings.lba_bytes)
+        self.target.add_namespace(self.subsystem, number + 1, drive)
+        return drive
+
+    def _make_kv_drive(self, number: int) -> None:
+        settings = self.settings
+        size = settings.drive_bytes
+        values: Values = MemoryValues()
+        nguid = derived_nguid(settings.subsystem_nqn, number)
+        try:
+            if settings.folder is not None:
+                nguid = _persistent_nguid(settings.folder, number, size, 1)
+                values = FolderValues(settings.folder / f"drive-{number:03d}.kv")
+            drive = KvDrive(
+                number,
+                values,
+                nguid=nguid,
+                capacity_bytes=size,
+                value_max=settings.controller.max_transfer_bytes,
+                model=settings.model,
+                seed=settings.seed + number,
+            )
+        except (OSError, ValueError) as error:
+            values.close()
+            raise EnclosureError(f"drive {number}: {error}") from error
+        self._drives[number] = drive
+        self.target.add_kv_namespace(self.subsystem, number + 1, drive)
+
+    def _take_in(self, number: int, medium: Medium, nguid: bytes, lba_bytes: int) -> Drive:
+        settings = self.settings
         drive = Drive(
             number,
             medium,
             nguid=nguid,
-            lba_bytes=settings.lba_bytes,
+            lba_bytes=lba_bytes,
             model=settings.model,
             seed=settings.seed + number,
         )
         self._drives[number] = drive
-        if self._rdma is not None and (window := medium.window(0, size)) is not None:
-            self._rdma.add_medium(window)
-        self.target.add_namespace(self.subsystem, number + 1, drive)
+        if (window := medium.window(0, medium.size)) is not None:
+            for listener in self._listeners.values():
+                if isinstance(listener, RdmaListener):
+                    listener.add_medium(window)
         return drive
 
+    def take_drive(self, medium: Medium, nguid: bytes, lba_bytes: int) -> Drive:
+        """A drive that is no namespace yet; `Target.add_namespace` makes it one. ValueError if unusable."""
+        with self._lock:
+            number = max(self._drives, default=-1) + 1
+            if number >= NAMESPACE_ID_LIMIT:
+                raise ValueError(f"an enclosure has at most {NAMESPACE_ID_LIMIT} drives")
+            return self._take_in(number, medium, nguid, lba_bytes)
+
+    def discard_drive(self, number: int) -> None:
+        """The opposite: its namespaces go, and a little later its medium. KeyError if there is none."""
+        with self._lock:
+            drive = self._drives.pop(number)
+            self._pulled.pop(number, None)
+            for subsystem, namespace in self._places(drive):
+                self.target.remove_namespace(subsystem, namespace.nsid)
+            now = time.monotonic()
+            self._retired.append((now, drive))
+            while self._retired[0][0] < now - RETIRE_S:
+                self._retired.pop(0)[1].close()
+
+    def _places(self, drive: AnyDrive) -> list[tuple[Subsystem, AnyNamespace]]:
+        """The subsystems and namespaces by which a drive is served."""
+        return [
+            (subsystem, namespace)
+            for subsystem in self.target.subsystems
+            for namespace in subsystem.namespaces.values()
+            if namespace.storage is drive
+        ]
+
     @property
-    def drives(self) -> list[Drive]:
+    def drives(self) -> list[AnyDrive]:
         """All drives, also those that were pulled out."""
         with self._lock:
             return list(self._drives.values())
 
-    def drive(self, number: int) -> Drive:
+    def drive(self, number: int) -> AnyDrive:
         """KeyError if there is no such drive."""
         with self._lock:
             return self._drives[number]
 
     def is_attached(self, number: int) -> bool:
-        return number + 1 in self.subsystem.namespaces
+        return bool(self._places(self.drive(number)))
 
     def remove_drive(self, number: int) -> None:
-        """Pull a drive out: its namespace goes, hosts are told, its commands in flight fail."""
+        """Pull a drive out: its namespaces go, hosts are told, its commands in flight fail."""
         with self._lock:
-            self.drive(number)
-            if not self.is_attached(number):
+            places = self._places(self.drive(number))
+            if not places:
                 raise ValueError(f"drive {number} is not in the enclosure")
-            self.target.remove_namespace(self.subsystem, number + 1)
+            self._pulled[number] = places
+            for subsystem, namespace in places:
+                self.target.remove_namespace(subsystem, namespace.nsid)
 
-    def add_drive(self, number: int | None = None, size: int | None = None) -> Drive:
-        """Put a drive back that was pulled out (with its contents), or, without a number, a new one in."""
+    def add_drive(self, number: int | None = None, size: int | None = None) -> AnyDrive:
+        """Put a drive back that was pulled out (with its contents), or, without a number, a new one in.
+
+        A new one is of logical blocks.
+        """
         with self._lock:
             if number is None:
+                if self.settings.bare:
+                    raise ValueError("drives of this enclosure are made by its RPC")
                 fresh = max(self._drives, default=-1) + 1
                 return self._make_drive(fresh, size or self.settings.drive_bytes)
             drive = self.drive(number)
-            if size is not None and size != drive.medium.size:
-                raise ValueError(f"drive {number} has {drive.medium.size} bytes")
-            self.target.add_namespace(self.subsystem, number + 1, drive)
+            if size is not None and size != drive.size_bytes:
+                raise ValueError(f"drive {number} has {drive.size_bytes} bytes")
+            if self._places(drive):
+                raise ValueError(f"drive {number} is there already")
+            for subsystem, was in self._pulled.pop(number, ()):
+                if isinstance(drive, KvDrive):
+                    self.target.add_kv_namespace(subsystem, was.nsid, drive)
+                else:
+                    self.target.add_namespace(subsystem, was.nsid, drive, nguid=was.nguid, uuid=was.uuid)
             return drive
 
     # --- serving ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Listen, and serve in threads of our own. EnclosureError if the address cannot be had."""
-        if "tcp" in self.settings.transports:
-            self._listen_tcp()
-        if "rdma" in self.settings.transports:
-            try:
-                self._listen_rdma()
-            except NvmeofError as error:
-                self.close()
-                raise EnclosureError(str(error)) from error
-
-    @property
-    def _family(self) -> int:
-        return AddressFamily.IPV6 if ":" in self.settings.address else AddressFamily.IPV4
-
-    def _listen_rdma(self) -> None:
-        """Raises `NvmeofError`."""
         settings = self.settings
-        port = self.port or settings.port or DEFAULT_RDMA_PORT
-        listener = RdmaListener(self.target, settings.rdma, settings.address, port)
-        windows = [drive.medium.window(0, drive.medium.size) for drive in self.drives]
-        listener.start([window for window in windows if window is not None])
-        self._rdma = listener
-        self.port = port
-        self.target.add_port(
-            Port(
-                settings.address,
-                str(port),
-                transport_type=TransportType.RDMA,
-                address_family=self._family,
-                tsas=RdmaAddress().encode(),
-            )
-        )
-
-    def _listen_tcp(self) -> None:
-        settings = self.settings
-        family = socket.AF_INET6 if ":" in settings.address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        if settings.bare:
+            return
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((settings.address, settings.port))
-            listener.listen(128)
-        except OSError as error:
-            listener.close()
-            raise EnclosureError(f"cannot listen on {settings.address}:{settings.port}: {error}") from error
-        self._listener = listener
-        self.port = listener.getsockname()[1]
-        self.target.add_port(Port(settings.address, str(self.port), address_family=self._family))
-        self._acceptor = threading.Thread(target=self._accept, name="accept", daemon=True)
-        self._acceptor.start()
+            for transport in TRANSPORTS:
+                if transport in settings.transports:
+                    port = self.port or settings.port
+                    self.port = self.listen(transport, settings.address, port, self.subsystem.nqn)
+        except EnclosureError:
+            self.close()
+            raise
 
-    def _accept(self) -> None:
-        listener = self._listener
-        assert listener is not None
-        while True:
-            try:
-                sock, peer = listener.accept()
-            except OSError as error:
-                if self._listener is None:
-                    return
-                # Out of descriptors, or a connection that was gone before we took it: go on, but not hot.
-                log.warning("accept: %s", error)
-                time.sleep(0.05)
-                continue
-            self._take(sock, peer)
+    def listen(self, transport: str, address: str, port: int, subsystem_nqn: str | None = None) -> int:
+        """Listen at one more address, and list it in the discovery log; the port (0 asks for any).
 
-    def _take(self, sock: socket.socket, peer: Any) -> None:
+        `subsystem_nqn`: the log names it for that subsystem alone. Where we listen there already, only the
+        log changes. EnclosureError if the address cannot be had.
+        """
         with self._lock:
-            self._connections = {each for each in self._connections if each.thread.is_alive()}
-            if self._listener is None or len(self._connections) >= MAX_CONNECTIONS:
-                self._refused += 1
-                sock.close()
-                return
-            self._accepted += 1
-            try:
-                connection = Connection(sock, self.target, self.settings.tcp, f"host-{peer[0]}:{peer[1]}")
-                connection.thread.start()
-            except (OSError, RuntimeError) as error:
-                log.warning("cannot serve %s: %s", peer, error)
-                sock.close()
-                return
-            self._connections.add(connection)
+            if (transport, address, port) not in self._listeners:
+                try:
+                    listener = (
+                        TcpListener(self.target, self.settings.tcp, address, port)
+                        if transport == "tcp"
+                        else self._listen_rdma(address, port or DEFAULT_RDMA_PORT)
+                    )
+                except (OSError, NvmeofError) as error:
+                    raise EnclosureError(f"cannot listen on {address}:{port}: {error}") from error
+                port = listener.port
+                self._listeners[transport, address, port] = listener
+            self.target.add_port(_port(transport, address, port, subsystem_nqn))
+            return port
+
+    def stop_listening(self, transport: str, address: str, port: int, subsystem_nqn: str) -> None:
+        """Undo `listen` for a subsystem; the last one closes the listener and its connections.
+
+        KeyError if there is no such listener.
+        """
+        with self._lock:
+            self.target.remove_port(_port(transport, address, port, subsystem_nqn))
+            for left in self.target.ports:
+                if _same_place(left, _port(transport, address, port, None)):
+                    return
+            listener = self._listeners.pop((transport, address, port))
+        listener.close()
+
+    def _listen_rdma(self, address: str, port: int) -> RdmaListener:
+        """Raises `NvmeofError`."""
+        listener = RdmaListener(self.target, self.settings.rdma, address, port)
+        blocks = [drive for drive in self.drives if isinstance(drive, Drive)]
+        windows = [drive.medium.window(0, drive.medium.size) for drive in blocks]
+        listener.start([window for window in windows if window is not None])
+        return listener
 
     def close(self) -> None:
         """Stop serving and let go of everything. Idempotent."""
         with self._lock:
-            listener, self._listener = self._listener, None
-            connections, self._connections = self._connections, set()
-        if listener is not None:
-            listener.shutdown(socket.SHUT_RDWR)
+            listeners, self._listeners = self._listeners, {}
+        for listener in listeners.values():
             listener.close()
-        if self._acceptor is not None:
-            self._acceptor.join(_STOP_S)
-            self._acceptor = None
-        for connection in connections:
-            connection.stop("the enclosure stops")
-        deadline = time.monotonic() + _STOP_S
-        for connection in connections:
-            connection.thread.join(max(0.0, deadline - time.monotonic()))
-        if self._rdma is not None:
-            self._rdma.close()
-            self._rdma = None
         self._release()
 
     def _release(self) -> None:
         for drive in self._drives.values():
             drive.close()
+        for _, drive in self._retired:
+            drive.close()
         self._drives.clear()
+        self._retired.clear()
         if self._folder_lock is not None:
             os.close(self._folder_lock)
             self._folder_lock = None
@@ -319,13 +374,14 @@ class Enclosure:
             "address": self.settings.address,
             "port": self.port,
             "transports": list(self.settings.transports),
-            "nqn": self.subsystem.nqn,
+            "nqn": None if self.settings.bare else self.subsystem.nqn,
             "namespaces": [
                 {
                     "nsid": namespace.nsid,
                     "nguid": namespace.nguid.hex(),
                     "size": namespace.block_count * namespace.lba_bytes,
                     "lba_bytes": namespace.lba_bytes,
+                    "command_set": "kv" if isinstance(namespace, KvNamespace) else "nvm",
                 }
                 for namespace in self.subsystem.namespaces.values()
             ],
@@ -334,15 +390,12 @@ class Enclosure:
     def stats(self) -> dict[str, Any]:
         """Counters of every drive, and who is connected."""
         with self._lock:
-            alive = sum(connection.thread.is_alive() for connection in self._connections)
-            accepted, refused = self._accepted, self._refused
-            if self._rdma is not None:
-                alive += self._rdma.connections
-                accepted += self._rdma.accepted
-                refused += self._rdma.refused
+            listeners = list(self._listeners.values())
+            alive = sum(listener.connections for listener in listeners)
+            accepted = sum(listener.accepted for listener in listeners)
+            refused = sum(listener.refused for listener in listeners)
             drives = [
-                drive.stats() | {"attached": self.is_attached(number)}
-                for number, drive in self._drives.items()
+                drive.stats() | {"attached": bool(self._places(drive))} for drive in self._drives.values()
             ]
         return {
             "nqn": self.subsystem.nqn,
@@ -350,12 +403,30 @@ class Enclosure:
             "connections": alive,
             "connections_accepted": accepted,
             "connections_refused": refused,
+            "authentication": self.target.authentications.described(),
             "controllers": [
                 {"cntlid": each.cntlid, "host_nqn": each.host_nqn, "queues": sorted(each.queues)}
                 for each in self.target.controllers
             ],
             "drives": drives,
         }
+
+
+def _port(transport: str, address: str, port: int, subsystem_nqn: str | None) -> Port:
+    return Port(
+        address,
+        str(port),
+        transport_type=TransportType.RDMA if transport == "rdma" else TransportType.TCP,
+        address_family=AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4,
+        tsas=RdmaAddress().encode() if transport == "rdma" else bytes(256),
+        subsystem_nqn=subsystem_nqn,
+    )
+
+
+def _same_place(one: Port, other: Port) -> bool:
+    return (one.transport_type, one.address, one.service) == (
+        other.transport_type, other.address, other.service,
+    )  # fmt: skip
 
 
 def derived_nguid(nqn: str, number: int) -> bytes:

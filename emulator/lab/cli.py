@@ -61,7 +61,7 @@ def prepare_lab(
 ) -> None:
     """Download the kernel and build the guest (once)."""
     with failures_told():
-        image = _prepared(refresh=refresh)
+        image = prepared_image(refresh=refresh)
         told.print(f"{image.release}, {choose_accelerator(image)}: {image.kernel.parent}", soft_wrap=True)
 
 
@@ -79,9 +79,9 @@ def run(
     Prints what it prints and exits with its status. Example: g35 lab run -- nvme list
     """
     with failures_told():
-        _prepared()
+        prepared_image()
         result = run_in_guest(
-            command, timeout, folder=folder.absolute(), on_output=_print_raw, results=results
+            command, timeout, folder=folder.absolute(), on_output=print_raw, results=results
         )
         raise typer.Exit(result.status)
 
@@ -95,7 +95,7 @@ def shell(
     `exit` powers the guest off; Ctrl-A X ends QEMU.
     """
     with failures_told():
-        image = _prepared()
+        image = prepared_image()
         with Guest(
             "exec /bin/bash --login",
             image=image,
@@ -109,7 +109,7 @@ def shell(
 def run_tests(*pytest_arguments: str) -> NoReturn:
     """Hand over to pytest; it boots one guest for all tests (tests/support/guest_tests.py)."""
     with failures_told():
-        _prepared()
+        prepared_image()
         command = [sys.executable, "-m", "pytest", str(REPOSITORY / "tests" / "lab"), "-v", "-rs"]
         with subprocess.Popen([*command, *pytest_arguments], cwd=REPOSITORY) as pytest:
             try:
@@ -147,7 +147,8 @@ def failures_told() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _prepared(*, refresh: bool = False) -> LabImage:
+def prepared_image(*, refresh: bool = False) -> LabImage:
+    """The image, with what it takes to make it shown on standard error. Raises LabUnavailableError."""
     with _shown_progress() as progress:
         return prepare(progress, refresh=refresh)
 
@@ -165,6 +166,7 @@ def _shown_progress() -> Iterator[Callable[[str], None]]:
         yield show
 
 
-def _print_raw(text: str) -> None:
+def print_raw(text: str) -> None:
+    """Hand on what a guest prints, as it comes."""
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -26,8 +26,6 @@ from emulator.lab.errors import GuestDiedError, GuestTimedOutError
 from emulator.lab.image import LabImage, prepare
 
 EXCHANGE_IN_GUEST = Path("/run/g35")
-GUEST_MEMORY = "2G"
-GUEST_CORES = 2
 # What a guest may say in all; beyond it only the end is kept.
 OUTPUT_LIMIT = 4 << 20
 POLL_S = 0.05
@@ -41,6 +39,31 @@ GUEST_ENVIRONMENT = {
     "TERM": "linux",
     "G35_LAB_GUEST": "1",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystemDevice:
+    """A virtio-fs device whose other half is a vhost-user back-end at the end of a socket of ours.
+
+    `descriptor` is the connected socket's. `queue_size` (a power of two, at most 1024) bounds the pages of
+    one request: the guest's kernel takes four entries for headers. One request queue more than the guest has
+    cores would never be used.
+    """
+
+    tag: str
+    descriptor: int
+    request_queues: int
+    queue_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """The virtual machine. With `reboots`, a guest that resets itself boots and runs its script again."""
+
+    memory_mib: int = 2048
+    cores: int = 2
+    devices: tuple[FileSystemDevice, ...] = ()
+    reboots: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +93,7 @@ class Guest:
         environment: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         interactive: bool = False,
+        hardware: Hardware = Hardware(),
     ) -> None:
         remove_left_overs(Path(tempfile.gettempdir()))
         self._scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-"))
@@ -85,12 +109,15 @@ class Guest:
             (self.exchange / "script").write_text(guest_script(command, folder, environment or {}))
             with (self._scratch / "qemu").open("wb") as said:
                 self._qemu = subprocess.Popen(
-                    qemu_command(image, accelerator, self.exchange, None if interactive else self._console),
+                    qemu_command(
+                        image, accelerator, self.exchange, None if interactive else self._console, hardware
+                    ),
                     stdin=None if interactive else subprocess.DEVNULL,
                     stdout=None if interactive else said,
                     stderr=None if interactive else said,
                     # Ctrl-C is for us to act on: QEMU must not end before its output has been read.
                     start_new_session=not interactive,
+                    pass_fds=[device.descriptor for device in hardware.devices],
                 )
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -230,19 +257,41 @@ def guest_script(command: Sequence[str] | str, folder: Path, environment: Mappin
     return "\n".join(lines) + "\n"
 
 
-def qemu_command(image: LabImage, accelerator: str, exchange: Path, console: Path | None) -> list[str]:
+def qemu_command(
+    image: LabImage, accelerator: str, exchange: Path, console: Path | None, hardware: Hardware
+) -> list[str]:
     """QEMU's arguments. `console` is the file for the serial console; None means this terminal."""
     kernel_line = "console=ttyS0 quiet panic=-1" + ("" if console else " lab.shell")
     return [
         # If we are killed without a chance to tidy up, the kernel ends QEMU.
         *("setpriv", "--pdeathsig", "KILL", QEMU, *ACCELERATOR_OPTIONS[accelerator]),
-        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-net", "none"),
-        *("-m", GUEST_MEMORY, "-smp", str(GUEST_CORES)),
+        *("-nodefaults", "-no-user-config", "-display", "none", "-net", "none"),
+        *(() if hardware.reboots else ("-no-reboot",)),
+        *("-m", f"{hardware.memory_mib}M", "-smp", str(hardware.cores)),
         *("-kernel", str(image.kernel), "-initrd", str(image.initramfs), "-append", kernel_line),
         *("-serial", f"file:{console}" if console else "mon:stdio"),
         *("-virtfs", _share(Path("/"), "machine") + ",readonly=on"),
         *("-virtfs", _share(exchange, "exchange")),
+        *_devices(hardware),
     ]
+
+
+def _devices(hardware: Hardware) -> list[str]:
+    """Virtio-fs devices. Their back-end works in the guest's memory, so that is a memfd which it can map."""
+    if not hardware.devices:
+        return []
+    words = [
+        *("-object", f"memory-backend-memfd,id=memory,size={hardware.memory_mib}M,share=on"),
+        *("-machine", "memory-backend=memory"),
+    ]
+    for number, device in enumerate(hardware.devices):
+        words += [
+            *("-chardev", f"socket,id=device{number},fd={device.descriptor}"),
+            "-device",
+            f"vhost-user-fs-pci,chardev=device{number},tag={_doubled(device.tag)},"
+            f"num-request-queues={device.request_queues},queue-size={device.queue_size}",
+        ]
+    return words
 
 
 def remove_left_overs(temporary: Path) -> None:
@@ -254,9 +303,12 @@ def remove_left_overs(temporary: Path) -> None:
 
 
 def _share(path: Path, tag: str) -> str:
-    # QEMU's option syntax: a comma in a value is doubled.
-    doubled = os.fspath(path).replace(",", ",,")
-    return f"local,path={doubled},mount_tag={tag},security_model=none,multidevs=remap"
+    return f"local,path={_doubled(os.fspath(path))},mount_tag={tag},security_model=none,multidevs=remap"
+
+
+def _doubled(value: str) -> str:
+    """QEMU's option syntax: a comma in a value is doubled."""
+    return value.replace(",", ",,")
 
 
 def _tail(path: Path, limit: int) -> str:

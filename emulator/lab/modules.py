@@ -31,6 +31,7 @@ WANTED = (
     "brd",
     "loop",
     "fuse",
+    "virtiofs",
 )
 
 

@@ -132,6 +132,8 @@ def _set_feature(controller: Controller, cdw10: int, value: int) -> int:
             raise Refusal(Status.FEATURE_NOT_CHANGEABLE)
         case Feature.POWER_MANAGEMENT if value & 0x1F:
             raise Refusal(Status.INVALID_FIELD)  # there is one power state, 0
+        case Feature.COMMAND_SET_PROFILE if value & 0x1FF:
+            raise Refusal(Status.IO_COMMAND_SET_COMBINATION_REJECTED)  # CNS 1C lists one combination
         case Feature.HOST_ID:
             # Over Fabrics the host id is said in Connect and nowhere else.
             raise Refusal(Status.COMMAND_SEQUENCE_ERROR)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.subsystem import Subsystem
+from nvmeof.controller.subsystem import AnyNamespace, Namespace, Subsystem
 from nvmeof.wire.features import (
     AEC_DISCOVERY_CHANGED,
     AEC_NAMESPACE_CHANGED,
@@ -27,6 +27,10 @@ from nvmeof.wire.features import (
 )
 from nvmeof.wire.log_page import ErrorEntry, LogPage, TransportType
 from nvmeof.wire.properties import (
+    CAPABLE_OF_ALL_SETS,
+    CAPABLE_OF_NVM,
+    CONFIGURE_ALL_SETS,
+    CONFIGURE_NVM,
     SHUTDOWN_COMPLETE,
     VERSION_1_4,
     Capabilities,
@@ -40,12 +44,6 @@ if TYPE_CHECKING:
 
 ERROR_LOG_ENTRIES: Final = 16
 _CHANGED_LIMIT: Final = 1025  # one more than the changed-namespace log can list
-
-_COMMAND_SETS_NVM: Final = 1 << 0
-_COMMAND_SETS_SELECTABLE: Final = 1 << 6
-_CHOICES_OF_COMMAND_SET: Final = (0, 6)
-"""CAP.CSS: the NVM set, and "sets are chosen by CSI"; CC.CSS: the one or the other. For us, as for Linux'
-target, they come to the same: there is one set."""
 
 _SQ_ENTRY_SHIFT: Final = 6
 _CQ_ENTRY_SHIFT: Final = 4
@@ -88,6 +86,7 @@ class Controller:
             Feature.TEMPERATURE_THRESHOLD: 0x0FFF,
             Feature.ERROR_RECOVERY: 0,
             Feature.WRITE_ATOMICITY: 0,
+            Feature.COMMAND_SET_PROFILE: 0,
             # Everything that can be reported is, until the host chooses: so does Linux' target.
             Feature.ASYNC_EVENT_CONFIG: (
                 AEC_DISCOVERY_CHANGED if subsystem.is_discovery else AEC_NAMESPACE_CHANGED
@@ -143,13 +142,24 @@ class Controller:
         return Capabilities(
             max_queue_entries=self.settings.max_queue_entries - 1,
             timeout=20,  # 10 s; we are ready at once
-            command_sets=_COMMAND_SETS_NVM | _COMMAND_SETS_SELECTABLE,
+            command_sets=CAPABLE_OF_NVM | CAPABLE_OF_ALL_SETS,
         ).encode()
 
     @property
     def configuration(self) -> int:
         """CC."""
         return self._configuration
+
+    @property
+    def all_command_sets(self) -> bool:
+        """The host asked for namespaces of every command set; one that did not sees those of blocks alone."""
+        return decode_configuration(self._configuration).command_set == CONFIGURE_ALL_SETS
+
+    @property
+    def namespaces(self) -> list[AnyNamespace]:
+        """Those that the host may see, by id."""
+        found = self.subsystem.namespaces.values()
+        return [each for each in found if self.all_command_sets or isinstance(each, Namespace)]
 
     @property
     def status(self) -> int:
@@ -166,7 +176,7 @@ class Controller:
             sizes_fit = self.subsystem.is_discovery or (
                 new.sq_entry_size == _SQ_ENTRY_SHIFT and new.cq_entry_size == _CQ_ENTRY_SHIFT
             )
-            set_exists = new.command_set in _CHOICES_OF_COMMAND_SET
+            set_exists = new.command_set in (CONFIGURE_NVM, CONFIGURE_ALL_SETS)
             self._fatal = bool(not sizes_fit or not set_exists or new.page_size or new.arbitration)
         elif old.enable and not new.enable:
             self._reset()

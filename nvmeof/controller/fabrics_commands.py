@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from nvmeof.controller.authentication_commands import (
+    begin_authentication,
+    is_authentication,
+    require_authentication,
+)
 from nvmeof.controller.controller import Controller
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.errors import MalformedPdu
@@ -15,6 +20,7 @@ from nvmeof.wire.fabrics import (
     CATTR_NO_FLOW_CONTROL,
     CONNECT_DATA,
     DYNAMIC_CONTROLLER,
+    RESULT_AUTH_REQUIRED,
     Connect,
     ConnectData,
     FabricsType,
@@ -54,6 +60,8 @@ def begin_fabrics(request: Request, session: QueueSession) -> None:
         # Once per connection. Its data still come, and are read and ignored.
         request.direction, request.length = Direction.FROM_HOST, CONNECT_DATA.size
         request.window = memoryview(bytearray(CONNECT_DATA.size))
+    elif is_authentication(request.sqe):
+        begin_authentication(request, session)
     elif fctype not in (FabricsType.PROPERTY_GET, FabricsType.PROPERTY_SET, FabricsType.DISCONNECT):
         raise Refusal(Status.INVALID_OPCODE)
 
@@ -82,7 +90,7 @@ def _invalid(where: int) -> NoReturn:
 
 
 def _connect(request: Request, target: Target, session: QueueSession, now: float) -> int:
-    """Attach the session to a controller, a new one for queue 0; the controller's id."""
+    """Attach the session to a controller, a new one for queue 0; the controller's id and AUTHREQ."""
     if session.controller is not None:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
     assert request.window is not None
@@ -104,7 +112,10 @@ def _connect(request: Request, target: Target, session: QueueSession, now: float
     controller.queues[connect.qid] = session
     no_flow_control = connect.cattr & CATTR_NO_FLOW_CONTROL != 0
     session.attach(controller, connect.qid, connect.sqsize + 1, no_flow_control=no_flow_control)
-    return controller.cntlid
+    if data.host_nqn not in controller.subsystem.credentials:
+        return controller.cntlid
+    require_authentication(session, now)
+    return controller.cntlid | RESULT_AUTH_REQUIRED
 
 
 def _connect_admin(connect: Connect, data: ConnectData, session: QueueSession, now: float) -> Controller:
@@ -116,6 +127,10 @@ def _connect_admin(connect: Connect, data: ConnectData, session: QueueSession, n
         raise Refusal(FabricsStatus.CONNECT_INVALID_HOST)
     if data.cntlid != DYNAMIC_CONTROLLER:
         _invalid(_AT_CNTLID)
+    if data.host_nqn in subsystem.credentials and len(target.unproven) >= target.settings.max_unproven:
+        # A stranger may open as many as he likes and never prove himself.
+        target.authentications.turned_away += 1
+        raise Refusal(FabricsStatus.CONNECT_CONTROLLER_BUSY, do_not_retry=False)
 
     def make(cntlid: int) -> Controller:
         return Controller(

@@ -11,7 +11,7 @@ from typing import Final
 from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
 from nvmeof.controller.request import Refusal
 from nvmeof.controller.settings import COMPLETION_BYTES, NAMESPACE_ID_LIMIT
-from nvmeof.controller.subsystem import Namespace
+from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace
 from nvmeof.wire.identify import (
     CTRATT_HOST_ID_128,
     IDENTIFY_BYTES,
@@ -39,6 +39,7 @@ from nvmeof.wire.identify import (
     encode_namespace_list,
     encode_nvm_namespace,
 )
+from nvmeof.wire.kv import IdentifyKvNamespace
 from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.sqe import Sqe
 from nvmeof.wire.status import Status
@@ -108,17 +109,20 @@ def _sgls(controller: Controller) -> int:
     return SGLS_SUPPORTED | SGLS_OFFSET | keyed
 
 
-def _namespace_of(controller: Controller, nsid: int) -> Namespace | None:
+def _namespace_of(controller: Controller, nsid: int) -> AnyNamespace | None:
     """The active namespace, None for an inactive id; Refusal for one that cannot be."""
     if not 1 <= nsid <= NAMESPACE_ID_LIMIT:
         raise Refusal(Status.INVALID_NAMESPACE)
-    return controller.subsystem.namespaces.get(nsid)
+    namespace = controller.subsystem.namespaces.get(nsid)
+    return namespace if isinstance(namespace, Namespace) or controller.all_command_sets else None
 
 
 def _namespace(controller: Controller, sqe: Sqe) -> bytes:
     namespace = _namespace_of(controller, sqe.nsid)
     if namespace is None:
         return bytes(IDENTIFY_BYTES)  # Zeros are how an inactive id is told.
+    if isinstance(namespace, KvNamespace):
+        raise Refusal(Status.INVALID_IO_COMMAND_SET)  # CNS 05 and 08 are for those
     blocks = namespace.block_count
     return IdentifyNamespace(
         nsze=blocks,
@@ -137,34 +141,62 @@ def _namespace(controller: Controller, sqe: Sqe) -> bytes:
 def _active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
     if sqe.nsid >= 0xFFFF_FFFE:
         raise Refusal(Status.INVALID_NAMESPACE)
-    return encode_namespace_list(nsid for nsid in controller.subsystem.namespaces if nsid > sqe.nsid)
+    return encode_namespace_list(each.nsid for each in controller.namespaces if each.nsid > sqe.nsid)
 
 
 def _descriptors(controller: Controller, sqe: Sqe) -> bytes:
     namespace = _namespace_of(controller, sqe.nsid)
     if namespace is None:
         raise Refusal(Status.INVALID_NAMESPACE)
-    return NamespaceDescriptors(nguid=namespace.nguid, command_set=CommandSet.NVM).encode()
+    return NamespaceDescriptors(
+        nguid=namespace.nguid, uuid=namespace.uuid, command_set=_command_set(namespace)
+    ).encode()
 
 
-def _nvm_only(sqe: Sqe) -> None:
-    if sqe.cdw11 >> 24 != CommandSet.NVM:
+def _command_set(namespace: AnyNamespace) -> CommandSet:
+    return CommandSet.KEY_VALUE if isinstance(namespace, KvNamespace) else CommandSet.NVM
+
+
+def _asked_command_set(sqe: Sqe) -> CommandSet:
+    """The CSI of an Identify that is about one command set. Raises Refusal for one that we have not."""
+    csi = sqe.cdw11 >> 24
+    if csi not in (CommandSet.NVM, CommandSet.KEY_VALUE):
         raise Refusal(Status.INVALID_FIELD)
+    return CommandSet(csi)
 
 
-def _nvm_namespace(controller: Controller, sqe: Sqe) -> bytes:
-    _nvm_only(sqe)
-    return encode_nvm_namespace() if _namespace_of(controller, sqe.nsid) else bytes(IDENTIFY_BYTES)
+def _set_namespace(controller: Controller, sqe: Sqe) -> bytes:
+    asked = _asked_command_set(sqe)
+    namespace = _namespace_of(controller, sqe.nsid)
+    if namespace is None:
+        return bytes(IDENTIFY_BYTES)
+    if _command_set(namespace) is not asked:
+        raise Refusal(Status.INVALID_IO_COMMAND_SET)
+    if not isinstance(namespace, KvNamespace):
+        return encode_nvm_namespace()
+    storage = namespace.storage
+    return IdentifyKvNamespace(
+        nsze=storage.capacity_bytes,
+        nuse=storage.used_bytes(),
+        nsfeat=_NSFEAT_THIN,
+        nmic=_NMIC_SHARED,
+        nguid=namespace.nguid,
+        formats=(storage.format,),
+    ).encode()
 
 
-def _nvm_controller(controller: Controller, sqe: Sqe) -> bytes:
-    _nvm_only(sqe)
+def _set_controller(controller: Controller, sqe: Sqe) -> bytes:
+    if _asked_command_set(sqe) is CommandSet.KEY_VALUE:
+        return bytes(IDENTIFY_BYTES)  # The KV command set has nothing to say of a controller.
     return NvmController(dataset_ranges=255).encode()
 
 
-def _nvm_active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
-    _nvm_only(sqe)
-    return _active_namespaces(controller, sqe)
+def _set_active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
+    asked = _asked_command_set(sqe)
+    if sqe.nsid >= 0xFFFF_FFFE:
+        raise Refusal(Status.INVALID_NAMESPACE)
+    of_the_set = (each for each in controller.namespaces if _command_set(each) is asked)
+    return encode_namespace_list(each.nsid for each in of_the_set if each.nsid > sqe.nsid)
 
 
 def _independent(controller: Controller, sqe: Sqe) -> bytes:
@@ -174,7 +206,7 @@ def _independent(controller: Controller, sqe: Sqe) -> bytes:
 
 
 def _command_sets(controller: Controller, sqe: Sqe) -> bytes:
-    return CommandSets((1 << CommandSet.NVM,)).encode()
+    return CommandSets((1 << CommandSet.NVM | 1 << CommandSet.KEY_VALUE,)).encode()
 
 
 _Builder = Callable[[Controller, Sqe], bytes]
@@ -186,9 +218,9 @@ _BUILDERS: Final[dict[int, _Builder]] = {
     IdentifyCns.CONTROLLER: _controller,
     IdentifyCns.ACTIVE_NAMESPACES: _active_namespaces,
     IdentifyCns.NAMESPACE_DESCRIPTORS: _descriptors,
-    IdentifyCns.COMMAND_SET_NAMESPACE: _nvm_namespace,
-    IdentifyCns.COMMAND_SET_CONTROLLER: _nvm_controller,
-    IdentifyCns.COMMAND_SET_ACTIVE_NAMESPACES: _nvm_active_namespaces,
+    IdentifyCns.COMMAND_SET_NAMESPACE: _set_namespace,
+    IdentifyCns.COMMAND_SET_CONTROLLER: _set_controller,
+    IdentifyCns.COMMAND_SET_ACTIVE_NAMESPACES: _set_active_namespaces,
     IdentifyCns.INDEPENDENT_NAMESPACE: _independent,
     IdentifyCns.COMMAND_SETS: _command_sets,
 }

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from nvmeof.controller.controller import Controller
+from nvmeof.controller.kv_commands import accept_kv, begin_kv, execute_kv, open_kv_window
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.storage import Operation, Scratch, StorageError
-from nvmeof.controller.subsystem import Namespace
+from nvmeof.controller.subsystem import KvNamespace, Namespace
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.sqe import (
     DATASET_DEALLOCATE,
@@ -48,6 +49,11 @@ def begin_io(request: Request, controller: Controller) -> None:
     if namespace is None:
         # An opcode that does not exist is wrong whatever its namespace.
         raise Refusal(Status.INVALID_NAMESPACE if opcode in _BEGIN else Status.INVALID_OPCODE)
+    if isinstance(namespace, KvNamespace):
+        if not controller.all_command_sets:
+            raise Refusal(Status.INVALID_NAMESPACE)
+        begin_kv(request, namespace, controller)
+        return
     begin = _BEGIN.get(opcode)
     if begin is None:
         raise Refusal(Status.INVALID_OPCODE)
@@ -129,11 +135,16 @@ def open_window(request: Request) -> None:
     """Name the place for the payload of a write, now that it is about to come."""
     if request.operation is Operation.WRITE and request.namespace is not None:
         request.window = request.namespace.storage.write_window(request.offset, request.length)
+    elif request.kv is not None:
+        open_kv_window(request, request.kv)
 
 
 def accept_io(request: Request, offset: int, data: memoryview, scratch: Scratch) -> None:
     """`data` have arrived, `offset` bytes into the command; they are in `request.window` if it has one."""
     namespace = request.namespace
+    if request.kv is not None:
+        accept_kv(request, offset, data)
+        return
     if namespace is None or request.status:
         return
     try:
@@ -152,6 +163,10 @@ def execute_io(request: Request, controller: Controller, now: float, scratch: Sc
     """Carry the command out, or say when. All its data are here. Raises Refusal and StorageError."""
     sqe, namespace, operation = request.sqe, request.namespace, request.operation
     assert operation is not None
+    if request.kv is not None:
+        if controller.subsystem.namespaces.get(request.kv.nsid) is not request.kv:
+            raise Refusal(Status.INVALID_NAMESPACE)
+        return execute_kv(request, request.kv, now, scratch)
     if namespace is None:
         for each in controller.subsystem.namespaces.values():
             each.storage.flush()
@@ -182,8 +197,8 @@ def execute_io(request: Request, controller: Controller, now: float, scratch: Sc
             storage.write_zeroes(request.offset, length, deallocate=deallocate)
         case Operation.DEALLOCATE:
             _deallocate(request, namespace)
-        case Operation.COMPARE:
-            pass  # Compared piece by piece as it arrived.
+        case _:
+            pass  # Compare: piece by piece, as it arrived.
     return Outcome.DONE
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
 from nvmeof.controller.request import Refusal
 from nvmeof.wire.identify import CommandSet
+from nvmeof.wire.kv import KvOpcode
 from nvmeof.wire.log_page import (
     EFFECT_CONTENT_CHANGE,
     EFFECT_SUPPORTED,
@@ -48,6 +49,14 @@ _IO_EFFECTS: Final[dict[int, int]] = {
     IoOpcode.WRITE_ZEROES: _CHANGES,
     IoOpcode.DATASET_MANAGEMENT: _CHANGES,
 }
+_KV_EFFECTS: Final[dict[int, int]] = {
+    KvOpcode.FLUSH: EFFECT_SUPPORTED,
+    KvOpcode.RETRIEVE: EFFECT_SUPPORTED,
+    KvOpcode.LIST: EFFECT_SUPPORTED,
+    KvOpcode.EXIST: EFFECT_SUPPORTED,
+    KvOpcode.STORE: _CHANGES,
+    KvOpcode.DELETE: _CHANGES,
+}
 
 
 def log_page(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
@@ -56,8 +65,12 @@ def log_page(target: Target, controller: Controller, wanted: LogPageRequest) -> 
     if builder is None:
         raise Refusal(Status.INVALID_LOG_PAGE)
     if wanted.page == LogPage.COMMAND_EFFECTS and wanted.csi != CommandSet.NVM:
-        raise Refusal(Status.INVALID_FIELD)
-    page = builder(target, controller)
+        # The Linux host asks for the page of every command set that it meets, and drops a namespace without.
+        if wanted.csi != CommandSet.KEY_VALUE:
+            raise Refusal(Status.INVALID_FIELD)
+        page = CommandEffects(_ADMIN_EFFECTS, _KV_EFFECTS).encode()
+    else:
+        page = builder(target, controller)
     if wanted.offset % 4 or wanted.offset > len(page):
         raise Refusal(Status.INVALID_FIELD)
     if not wanted.retain_event:

@@ -200,6 +200,8 @@ class RdmaControllerQueue:
             self._give_back(flight)
         self._reads.clear()
         self._wanted.clear()
+        for flight in self._flights.values():
+            flight.request.let_go()
         self._buffers.give_back(self._capsules)
         self._buffers.give_back(self._answers)
         self.session.connection_lost()
@@ -337,7 +339,7 @@ class RdmaControllerQueue:
             write = Write(_WRITE, place.span, sqe.sgl.address, sqe.sgl.key)
             self.sends.put(write, send, then=None if flight.loan is None else lambda: self._give_back(flight))
         if session.closes_when_answered:
-            self._end("the host disconnected")
+            self._end(session.farewell)
 
     def _place(self, flight: _Flight, data: memoryview) -> Place:
         """Where the data of an answer are sent from: the drive's memory, or a loan."""

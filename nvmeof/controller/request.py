@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 
+from nvmeof.controller.kv_storage import Staged
 from nvmeof.controller.storage import Operation
-from nvmeof.controller.subsystem import Namespace
+from nvmeof.controller.subsystem import KvNamespace, Namespace
 from nvmeof.wire.sqe import Sqe
 
 
@@ -49,6 +50,7 @@ class Request:
     `length`: bytes of data that move, as the command says (the SGL has been checked against it).
     `window`: where data from the host are to be received, or None: the transport receives each piece into a
     buffer of its own and hands it to `QueueSession.accept`.
+    `namespace` is that of a command on logical blocks, `kv` that of one on keys.
     """
 
     __slots__ = (
@@ -58,12 +60,15 @@ class Request:
         "direction",
         "do_not_retry",
         "due",
+        "key",
+        "kv",
         "length",
         "namespace",
         "offset",
         "operation",
         "result",
         "sqe",
+        "staged",
         "status",
         "window",
     )
@@ -75,6 +80,9 @@ class Request:
         self.window: memoryview | None = None
         self.accepted = 0
         self.namespace: Namespace | None = None
+        self.kv: KvNamespace | None = None
+        self.key = b""
+        self.staged: Staged | None = None
         self.operation: Operation | None = None
         self.offset = 0
         self.admitted = False
@@ -88,6 +96,12 @@ class Request:
     def cid(self) -> int:
         """Command id, the host's name for the command."""
         return self.sqe.cid
+
+    def let_go(self) -> None:
+        """The command is over, or will never be: whatever was set aside for it is free. Idempotent."""
+        staged, self.staged = self.staged, None
+        if staged is not None:
+            staged.discard()
 
     def fail(self, status: int, *, result: int = 0, do_not_retry: bool = False) -> None:
         """Settle the command as failed. The first failure stands: later ones are its consequences."""

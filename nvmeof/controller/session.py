@@ -22,7 +22,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from nvmeof.authentication.controller_side import ControllerAuthentication
 from nvmeof.controller.admin_commands import begin_admin, execute_admin
+from nvmeof.controller.authentication_commands import (
+    execute_authentication,
+    give_up,
+    is_authentication,
+    not_proven,
+)
 from nvmeof.controller.controller import Controller
 from nvmeof.controller.fabrics_commands import begin_fabrics, execute_fabrics
 from nvmeof.controller.io_commands import accept_io, begin_io, execute_io, open_window
@@ -71,8 +78,13 @@ class QueueSession:
         self.qid = 0
         self.entries = 1  # Until Connect has told the size of the queue, it holds Connect.
         self.no_flow_control = False
+        self.authentication: ControllerAuthentication | None = None
+        self.unproven = False
+        """The host has to authenticate on this queue before anything else is served."""
         self.close_reason: str | None = None
         self.closes_when_answered = False
+        self.farewell = "the host disconnected"
+        """Why the connection ends where it `closes_when_answered`."""
         self.waiting: dict[int, Request] = {}
         self._completions: deque[Completion] = deque()
         self._recheck = False
@@ -88,6 +100,8 @@ class QueueSession:
         try:
             if sqe.flags & FLAGS_FUSE or sqe.flags & FLAGS_PSDT != FLAGS_SGL:
                 raise Refusal(Status.INVALID_FIELD)
+            if self.unproven and not is_authentication(sqe):
+                raise not_proven()
             if sqe.opcode == AdminOpcode.FABRICS:
                 with self.target.lock:
                     begin_fabrics(request, self)
@@ -124,6 +138,7 @@ class QueueSession:
         `scratch` may hold `request.data` afterwards.
         """
         if request.status:
+            request.let_go()
             self._record_error(request)
             return Outcome.DONE
         try:
@@ -133,6 +148,8 @@ class QueueSession:
                 if outcome is Outcome.LATER:
                     self.waiting[request.sqe.cid] = request
                 return outcome
+            if is_authentication(request.sqe):
+                return execute_authentication(request, self, now)
             with self.target.lock:
                 if request.sqe.opcode == AdminOpcode.FABRICS:
                     return execute_fabrics(request, self.target, self, now)
@@ -145,6 +162,7 @@ class QueueSession:
             # The last line of defence: a bug in one command ends that command, not the enclosure.
             log.exception("command with opcode %#04x on queue %d", request.sqe.opcode, self.qid)
             request.fail(Status.INTERNAL_ERROR)
+        request.let_go()
         self._record_error(request)
         return Outcome.DONE
 
@@ -153,7 +171,7 @@ class QueueSession:
         if controller is None:
             return
         sqe = request.sqe
-        lba = sqe.slba if request.operation is not None else 0
+        lba = sqe.slba if request.operation is not None and request.kv is None else 0
         with self.target.lock:
             controller.record_error(qid=self.qid, cid=sqe.cid, status=request.status, nsid=sqe.nsid, lba=lba)
 
@@ -186,6 +204,8 @@ class QueueSession:
         earliest = min((request.due for request in list(self.waiting.values())), default=math.inf)
         if self.qid == 0 and self.controller is not None:
             earliest = min(earliest, self.controller.expires_at)
+        if self.authentication is not None:
+            earliest = min(earliest, self.authentication.deadline)
         return earliest
 
     def check(self, now: float) -> None:
@@ -203,7 +223,17 @@ class QueueSession:
             self.check(now)
         elif now >= connect_by:
             return "no Connect within the time for it"
+        authentication = self.authentication
+        if authentication is not None and now >= authentication.deadline:
+            authentication.expire()
+            give_up(self, now)
+            self.close("no authentication within the time for it")
         return self.close_reason
+
+    @property
+    def authenticating(self) -> bool:
+        """An authentication is under way, and has its time."""
+        return self.authentication is not None and self.authentication.deadline != math.inf
 
     # --- called by commands and by other threads -----------------------------------------------------------
 
@@ -216,8 +246,10 @@ class QueueSession:
 
     def abort(self, cid: int) -> bool:
         """Stop a command that waits for its drive; False if it does not, and so ends by itself."""
-        if self.waiting.pop(cid, None) is None:
+        request = self.waiting.pop(cid, None)
+        if request is None:
             return False
+        request.let_go()
         self.complete_aborted(cid)
         return True
 
@@ -237,8 +269,9 @@ class QueueSession:
             self.close_reason = reason
             self.wake()
 
-    def close_when_answered(self) -> None:
+    def close_when_answered(self, reason: str = "the host disconnected") -> None:
         """End the connection once the command under way has been answered."""
+        self.farewell = reason
         self.closes_when_answered = True
 
     def connection_lost(self) -> None:
@@ -247,6 +280,7 @@ class QueueSession:
         if controller is None:
             return
         with self.target.lock:
+            self.target.unproven.discard(self)
             if controller.queues.get(self.qid) is self:
                 del controller.queues[self.qid]
             if self.qid == 0:

@@ -32,6 +32,8 @@ class ControllerSettings:
     max_queue_entries: int = 1024
     max_io_queues: int = 64
     max_controllers: int = 1024
+    max_unproven: int = 64
+    """Admin queues that may be connected without having authenticated yet, where their hosts have to."""
     async_event_limit: int = 4
     abort_limit: int = 8
     keep_alive_granularity_s: float = 1.0

@@ -37,6 +37,12 @@ class Operation(enum.Enum):
     WRITE_ZEROES = "write_zeroes"
     COMPARE = "compare"
     DEALLOCATE = "deallocate"
+    # Of the Key Value command set (`kv_storage.py`).
+    STORE = "store"
+    RETRIEVE = "retrieve"
+    LIST = "list"
+    DELETE = "delete"
+    EXIST = "exist"
 
 
 class Scratch:

@@ -11,8 +11,11 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from nvmeof.authentication.credentials import Credentials
+from nvmeof.controller.authentication_tally import AuthenticationTally
+from nvmeof.controller.kv_storage import KvStorage
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
 from nvmeof.controller.storage import Storage
 from nvmeof.wire.fabrics import DISCOVERY_NQN, encode_nqn
@@ -20,24 +23,53 @@ from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, T
 
 if TYPE_CHECKING:
     from nvmeof.controller.controller import Controller
+    from nvmeof.controller.session import QueueSession
 
 
 class Namespace:
-    """A namespace of a subsystem. Its geometry is copied from the storage: the data path reads it often."""
+    """A namespace of logical blocks. Its geometry is copied from the storage: the data path reads it often.
 
-    __slots__ = ("block_count", "lba_bytes", "nguid", "nsid", "storage")
+    `nguid` and `uuid` are names of 16 bytes; without an NGUID it is that of the storage.
+    """
 
-    def __init__(self, nsid: int, storage: Storage) -> None:
+    __slots__ = ("block_count", "lba_bytes", "nguid", "nsid", "storage", "uuid")
+
+    def __init__(
+        self, nsid: int, storage: Storage, nguid: bytes | None = None, uuid: bytes | None = None
+    ) -> None:
         self.nsid = nsid
         self.storage = storage
         self.lba_bytes = storage.lba_bytes
         self.block_count = storage.block_count
-        self.nguid = storage.nguid
+        self.nguid = nguid or storage.nguid
+        self.uuid = uuid
+
+
+class KvNamespace:
+    """A namespace of the Key Value command set. In its sizes a byte stands for a block."""
+
+    __slots__ = ("block_count", "lba_bytes", "nguid", "nsid", "storage", "uuid")
+
+    def __init__(
+        self, nsid: int, storage: KvStorage, nguid: bytes | None = None, uuid: bytes | None = None
+    ) -> None:
+        self.nsid = nsid
+        self.storage = storage
+        self.lba_bytes = 1
+        self.block_count = storage.capacity_bytes
+        self.nguid = nguid or storage.nguid
+        self.uuid = uuid
+
+
+AnyNamespace: TypeAlias = Namespace | KvNamespace
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """Where a target listens. `service` is the port, as text; `tsas` is particular to the transport."""
+    """Where a target listens. `service` is the port, as text; `tsas` is particular to the transport.
+
+    `subsystem_nqn`: the discovery log names it for that subsystem alone; None: for all.
+    """
 
     address: str
     service: str
@@ -45,6 +77,7 @@ class Port:
     address_family: int = AddressFamily.IPV4
     port_id: int = 1
     tsas: bytes = bytes(256)
+    subsystem_nqn: str | None = None
 
 
 class Subsystem:
@@ -65,7 +98,9 @@ class Subsystem:
         self.model = model
         self.firmware = firmware
         self.allowed_hosts = None if allowed_hosts is None else frozenset(allowed_hosts)
-        self.namespaces: Mapping[int, Namespace] = MappingProxyType({})
+        self.namespaces: Mapping[int, AnyNamespace] = MappingProxyType({})
+        self.credentials: Mapping[str, Credentials] = MappingProxyType({})
+        """Hosts that have to authenticate, by NQN. Changed by `Target.set_credentials`."""
 
     @property
     def is_discovery(self) -> bool:
@@ -89,6 +124,9 @@ class Target:
         self._subsystems: dict[str, Subsystem] = {}
         self._controllers: dict[int, Controller] = {}
         self._ports: list[Port] = []
+        self.unproven: set[QueueSession] = set()
+        """Admin queues that have yet to authenticate, at most `settings.max_unproven`."""
+        self.authentications = AuthenticationTally()
         self._next_cntlid = 1
         self._discovery_generation = 1
 
@@ -120,20 +158,88 @@ class Target:
             self._ports.append(port)
             self._discovery_changed()
 
-    def add_namespace(self, subsystem: Subsystem, nsid: int, storage: Storage) -> Namespace:
+    def remove_port(self, port: Port) -> None:
+        """Take it out of the log again. KeyError if it is not there."""
+        with self.lock:
+            if port not in self._ports:
+                raise KeyError(port.address)
+            self._ports.remove(port)
+            self._discovery_changed()
+
+    @property
+    def ports(self) -> list[Port]:
+        """All that were added."""
+        with self.lock:
+            return list(self._ports)
+
+    @property
+    def subsystems(self) -> list[Subsystem]:
+        """All NVM subsystems."""
+        with self.lock:
+            return list(self._subsystems.values())
+
+    def set_allowed_hosts(self, subsystem: Subsystem, hosts: Iterable[str] | None) -> None:
+        """Let other hosts in from now on; controllers of hosts that are out end. None: every host."""
+        with self.lock:
+            subsystem.allowed_hosts = None if hosts is None else frozenset(hosts)
+            for controller in list(self._controllers.values()):
+                if controller.subsystem is subsystem and not subsystem.allows(controller.host_nqn):
+                    controller.end("its host is not allowed any more")
+            self._discovery_changed()
+
+    def set_credentials(self, subsystem: Subsystem, host_nqn: str, credentials: Credentials | None) -> None:
+        """Have a host authenticate with these from now on; None: not any more.
+
+        What is connected stays, and uses them when it connects or authenticates the next time.
+        """
+        with self.lock:
+            entries = dict(subsystem.credentials)
+            if credentials is None:
+                entries.pop(host_nqn, None)
+            else:
+                entries[host_nqn] = credentials
+            subsystem.credentials = MappingProxyType(entries)
+
+    def add_namespace(
+        self,
+        subsystem: Subsystem,
+        nsid: int,
+        storage: Storage,
+        *,
+        nguid: bytes | None = None,
+        uuid: bytes | None = None,
+    ) -> Namespace:
         """Attach a namespace; connected hosts are told. ValueError if the id is taken or out of range."""
+        namespace = Namespace(nsid, storage, nguid, uuid)
+        self._attach(subsystem, namespace)
+        return namespace
+
+    def add_kv_namespace(
+        self,
+        subsystem: Subsystem,
+        nsid: int,
+        storage: KvStorage,
+        *,
+        nguid: bytes | None = None,
+        uuid: bytes | None = None,
+    ) -> KvNamespace:
+        """Attach one of the KV command set; only hosts that asked for several command sets see it."""
+        namespace = KvNamespace(nsid, storage, nguid, uuid)
+        self._attach(subsystem, namespace)
+        return namespace
+
+    def _attach(self, subsystem: Subsystem, namespace: AnyNamespace) -> None:
+        nsid = namespace.nsid
         if not 1 <= nsid <= NAMESPACE_ID_LIMIT:
             raise ValueError(f"a namespace id is between 1 and {NAMESPACE_ID_LIMIT}, not {nsid}")
         with self.lock:
             if nsid in subsystem.namespaces:
                 raise ValueError(f"namespace {nsid} is there already")
-            namespace = Namespace(nsid, storage)
             entries = dict(subsystem.namespaces) | {nsid: namespace}
             subsystem.namespaces = MappingProxyType(dict(sorted(entries.items())))
             self._namespace_changed(subsystem, nsid)
-            return namespace
 
-    def remove_namespace(self, subsystem: Subsystem, nsid: int) -> Namespace:
+    def remove_namespace(self, subsystem: Subsystem, nsid: int) -> AnyNamespace:
         """Detach a namespace; its commands in flight end with an error. KeyError if there is none."""
         with self.lock:
             entries = dict(subsystem.namespaces)
@@ -212,5 +318,6 @@ class Target:
                 for subsystem in self._subsystems.values()
                 if subsystem.allows(host_nqn)
                 for port in self._ports
+                if port.subsystem_nqn in (None, subsystem.nqn)
             ]
             return self._discovery_generation, entries

@@ -158,6 +158,7 @@ class TcpControllerQueue:
             or session.waiting
             or session.qid == 0
             or session.controller is None
+            or session.authenticating
             or session.close_reason is not None
             or self._state is not _State.RUNNING
         )
@@ -247,6 +248,8 @@ class TcpControllerQueue:
         self._state = _State.ENDING
         self._output.clear()
         self._output_bytes = 0
+        for request in self._in_flight.values():
+            request.let_go()
         self.session.waiting.clear()
         self.session.connection_lost()
 
@@ -264,7 +267,7 @@ class TcpControllerQueue:
 
     def _place_capsule(self, pdu: CapsuleCmd) -> memoryview:
         session = self.session
-        is_io = session.qid != 0
+        is_io = session.qid != 0 and pdu.sqe.opcode != AdminOpcode.FABRICS
         limit = self._target.settings.in_capsule_bytes if is_io else ADMIN_IN_CAPSULE_BYTES
         if pdu.data_length > limit:
             raise RemoteProtocolError(
@@ -429,7 +432,7 @@ class TcpControllerQueue:
         if data is not None and not request.status:
             self._reading_busy = self._reading.holds(data)
             # SUCCESS stands for a completion, but tells no SQ head: only without flow control.
-            success = session.no_flow_control and not request.result
+            success = session.no_flow_control and not request.result and not session.closes_when_answered
             pdu = C2HData(sqe.cid, 0, len(data), True, success)
             self._send(encode_pdu(pdu, self._digests, self._alignment, (data,)))
             request.data = None
@@ -465,7 +468,7 @@ class TcpControllerQueue:
         cqe = Cqe(cid, status, result, head, session.qid, do_not_retry)
         self._send(encode_pdu(CapsuleResp(cqe), self._digests, self._alignment))
         if session.closes_when_answered:
-            self._end("the host disconnected")
+            self._end(session.farewell)
 
     def _release(self, request: Request) -> None:
         if self._in_flight.get(request.sqe.cid) is request:

@@ -8,8 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nvmeof.errors import ConnectionLost, ConnectRefused, RemoteProtocolError
+from nvmeof.authentication.credentials import Credentials
+from nvmeof.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    ConnectRefused,
+    MalformedPdu,
+    RemoteProtocolError,
+)
 from nvmeof.host import commands
+from nvmeof.host.authentication import authenticate
 from nvmeof.host.command import Command
 from nvmeof.host.namespaces import NamespaceInfo, scan_namespaces
 from nvmeof.host.procedure import Pause, Procedure, done
@@ -38,6 +46,9 @@ from nvmeof.wire.identify import (
     decode_identify_controller_untrusted,
 )
 from nvmeof.wire.properties import (
+    CAPABLE_OF_ALL_SETS,
+    CONFIGURE_ALL_SETS,
+    CONFIGURE_NVM,
     SHUTDOWN_COMPLETE,
     Capabilities,
     Configuration,
@@ -74,6 +85,9 @@ class SessionConfig:
     keep_alive_s: float
     io_queues: int = 1
     """I/O queues to ask for."""
+    credentials: Credentials | None = None
+    """What to authenticate with where the controller asks for it; both ways, and in any case, where they
+    have a secret of the controller's."""
 
     @property
     def discovery(self) -> bool:
@@ -120,13 +134,35 @@ def connected(command: Command) -> int:
             retry_is_useless=command.do_not_retry or command.status in _POINTLESS,
         )
     command.check()
-    if command.result & (RESULT_AUTH_REQUIRED | RESULT_AUTH_SECURE_CHANNEL):
-        raise ConnectRefused(
-            "the controller requires authentication, which this host does not do",
-            status=FabricsStatus.AUTHENTICATION_REQUIRED,
-            retry_is_useless=True,
-        )
     return command.result & 0xFFFF
+
+
+def join(config: SessionConfig, qid: int, entries: int, cntlid: int) -> Procedure[int]:
+    """Connect a queue and authenticate it; the controller's id.
+
+    Raises `ConnectRefused` and its `AuthenticationFailed`, `ConnectionLost`, `MalformedPdu`.
+    """
+    command = connect_command(config, qid, entries, cntlid)
+    yield command
+    given = connected(command)
+    if cntlid not in (given, DYNAMIC_CONTROLLER):
+        raise MalformedPdu("a queue was connected to another controller")
+    credentials = config.credentials
+    if command.result & RESULT_AUTH_SECURE_CHANNEL:
+        raise AuthenticationFailed("the controller wants a secure channel (TLS), which this host cannot do")
+    if command.result & RESULT_AUTH_REQUIRED:
+        if credentials is None:
+            raise AuthenticationFailed(
+                f"the controller wants {config.host_nqn} to authenticate, and this host has no secret for it "
+                "(host_secret_file)"
+            )
+        yield from authenticate(credentials, config.host_nqn, config.subsystem_nqn)
+    elif credentials is not None and credentials.controller_secret is not None and not config.discovery:
+        # Anybody could answer Connect with that.
+        raise AuthenticationFailed(
+            "the controller does not authenticate, and this host wants it to (controller_secret_file)"
+        )
+    return given
 
 
 def _property(offset: Property) -> Procedure[int]:
@@ -150,15 +186,24 @@ def _wait_ready(ready: bool, timeout_s: float) -> Procedure[None]:
         left -= POLL_S
 
 
+def _configuration(capabilities: Capabilities, shutdown: Shutdown = Shutdown.NONE) -> Configuration:
+    """As the Linux host does: a controller that has several command sets is asked for all of them."""
+    several = capabilities.command_sets & CAPABLE_OF_ALL_SETS
+    return Configuration(
+        enable=True,
+        shutdown=shutdown,
+        command_set=CONFIGURE_ALL_SETS if several else CONFIGURE_NVM,
+        page_size=capabilities.min_page_size,
+    )
+
+
 def _enable(capabilities: Capabilities) -> Procedure[None]:
     timeout = max(capabilities.timeout * 0.5, READY_TIMEOUT_LEAST_S)
     status = decode_controller_status((yield from _property(Property.CSTS)))
     if status.ready:
         yield from done(commands.property_set(Property.CC, Configuration(enable=False).encode()))
         yield from _wait_ready(False, timeout)
-    command_set = 0 if capabilities.command_sets & 1 else 6
-    configuration = Configuration(enable=True, command_set=command_set, page_size=capabilities.min_page_size)
-    yield from done(commands.property_set(Property.CC, configuration.encode()))
+    yield from done(commands.property_set(Property.CC, _configuration(capabilities).encode()))
     yield from _wait_ready(True, timeout)
 
 
@@ -176,9 +221,7 @@ def _check(identify: IdentifyController, cntlid: int, *, io: bool) -> None:
 
 def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int, NamespaceInfo]]]:
     """From Connect on the admin queue to a live controller, with its namespaces (none for discovery)."""
-    command = connect_command(config, 0, ADMIN_QUEUE_DEPTH, DYNAMIC_CONTROLLER)
-    yield command
-    cntlid = connected(command)
+    cntlid = yield from join(config, 0, ADMIN_QUEUE_DEPTH, DYNAMIC_CONTROLLER)
     capabilities = decode_capabilities((yield from _property(Property.CAP)))
     version = yield from _property(Property.VS)
     yield from _enable(capabilities)
@@ -222,9 +265,9 @@ def reset(timeout_s: float) -> Procedure[None]:
     yield from _wait_ready(False, timeout_s)
 
 
-def shut_down(timeout_s: float) -> Procedure[None]:
+def shut_down(capabilities: Capabilities, timeout_s: float) -> Procedure[None]:
     """A normal shutdown, so that the controller may flush what it holds."""
-    configuration = Configuration(enable=True, shutdown=Shutdown.NORMAL)
+    configuration = _configuration(capabilities, Shutdown.NORMAL)
     yield from done(commands.property_set(Property.CC, configuration.encode()))
     left = timeout_s
     while left > 0:

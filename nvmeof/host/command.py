@@ -35,6 +35,7 @@ class Command:
         "in_bytes",
         "in_capsule",
         "lost",
+        "may_be_short",
         "name",
         "nsid",
         "opcode",
@@ -43,6 +44,7 @@ class Command:
         "received",
         "requested",
         "result",
+        "result_is_length",
         "spoiled",
         "status",
         "submitted_at",
@@ -84,6 +86,10 @@ class Command:
         self.data_out = data_out
         """What the controller gets: buffers of bytes, sent in turn and never joined."""
         self.out_bytes = sum(map(len, data_out)) if data_out else 0
+        self.result_is_length = False
+        """`result` will be the length of what was asked for, and as much of it as fits is the answer."""
+        self.may_be_short = False
+        """The controller may send less than `data_in` takes; the answer tells by itself where it ends."""
         self.in_capsule = in_capsule
         """The data must travel in the capsule, whatever their size (Connect)."""
 
@@ -133,6 +139,11 @@ class Command:
             raise ConnectionLost(f"{self.name}: {self.failure()}")
         if self.status:
             raise CommandFailed(self.status, self.name, do_not_retry=self.do_not_retry)
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes of `data_in` that the answer, which came well, has filled."""
+        return min(self.result, self.in_bytes) if self.result_is_length else self.in_bytes
 
     def end(self, status: int, result: int = 0, *, do_not_retry: bool = False) -> None:
         """The controller's answer, as the queue settles it. A second end is a bug."""

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from nvmeof.host.command import Command
 from nvmeof.tcp.crc32c import Buffer
-from nvmeof.wire.fabrics import Connect, ConnectData, Disconnect, PropertyAccess
+from nvmeof.wire.authentication import MAX_MESSAGE_BYTES
+from nvmeof.wire.fabrics import Authentication, Connect, ConnectData, Disconnect, PropertyAccess
 from nvmeof.wire.features import Feature, FeatureSelect, QueueCount
 from nvmeof.wire.identify import IDENTIFY_BYTES, IdentifyCns
 from nvmeof.wire.log_page import LogPageRequest
@@ -167,7 +168,14 @@ def abort(qid: int, cid: int) -> Command:
 # --- Fabrics ------------------------------------------------------------------
 
 
-def _fabrics(name: str, sqe: Sqe, *, data_out: Sequence[Buffer] = (), in_capsule: bool = False) -> Command:
+def _fabrics(
+    name: str,
+    sqe: Sqe,
+    *,
+    data_in: memoryview | None = None,
+    data_out: Sequence[Buffer] = (),
+    in_capsule: bool = False,
+) -> Command:
     return Command(
         name,
         sqe.opcode,
@@ -178,6 +186,7 @@ def _fabrics(name: str, sqe: Sqe, *, data_out: Sequence[Buffer] = (), in_capsule
         sqe.cdw13,
         sqe.cdw14,
         sqe.cdw15,
+        data_in=data_in,
         data_out=data_out,
         in_capsule=in_capsule,
     )
@@ -196,6 +205,18 @@ def property_get(offset: Property) -> Command:
 def property_set(offset: Property, value: int) -> Command:
     """Write a property."""
     return _fabrics("property set", PropertyAccess(offset, PROPERTY_BYTES[offset], value).sqe())
+
+
+def authentication_send(message: bytes) -> Command:
+    """Send an authentication message of `wire/authentication.py`."""
+    fields = Authentication(receive=False, length=len(message))
+    return _fabrics("authentication send", fields.sqe(), data_out=(message,), in_capsule=True)
+
+
+def authentication_receive() -> Command:
+    """Receive one into `data_in`, with zeros behind it."""
+    fields = Authentication(receive=True, length=MAX_MESSAGE_BYTES)
+    return _fabrics("authentication receive", fields.sqe(), data_in=memoryview(bytearray(MAX_MESSAGE_BYTES)))
 
 
 def disconnect() -> Command:

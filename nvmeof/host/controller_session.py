@@ -148,7 +148,9 @@ class ControllerSession:
             return
         self._become(SessionState.SHUTTING_DOWN)
         self._stop_everything()
-        self._run(shut_down(SHUTDOWN_TIMEOUT_S), lambda _: self._end(None), now)
+        assert self.facts is not None, "only a live session is shut down"
+        goodbye = shut_down(self.facts.capabilities, SHUTDOWN_TIMEOUT_S)
+        self._run(goodbye, lambda _: self._end(None), now)
 
     def connection_lost(self, error: NvmeofError) -> None:
         """The transport has failed. Ends the session; its commands end by the queue's hand."""

@@ -17,6 +17,7 @@ from nvmeof.wire.identify import (
     decode_namespace_descriptors_untrusted,
     decode_namespace_list_untrusted,
 )
+from nvmeof.wire.kv import KvFormat, decode_identify_kv_namespace_untrusted
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,10 @@ class NamespaceInfo:
     """Sixteen bytes, all zero if it has none."""
     size_bytes: int
     lba_bytes: int
+    kv: KvFormat | None = None
+    """Present on a namespace of the KV command set: its bounds. It has no logical blocks (`lba_bytes` 1)."""
+    used_bytes: int = field(default=0, compare=False)
+    """What its values took up when it was looked at; of a KV namespace only."""
     eui64: bytes = field(default=bytes(8), repr=False)
     uuid: bytes | None = field(default=None, repr=False)
 
@@ -49,7 +54,7 @@ def list_namespaces() -> Procedure[list[int]]:
 
 
 def look_at_namespace(nsid: int) -> Procedure[NamespaceInfo | None]:
-    """What a namespace is; None if it is not there, or not one of logical blocks."""
+    """What a namespace is; None if it is not there, or neither one of logical blocks nor one of keys."""
     try:
         command = yield from done(commands.identify(IdentifyCns.NAMESPACE_DESCRIPTORS, nsid))
         assert command.data_in is not None
@@ -57,6 +62,8 @@ def look_at_namespace(nsid: int) -> Procedure[NamespaceInfo | None]:
     except CommandFailed:
         # Controllers before version 1.3 have no descriptors.
         names = NamespaceDescriptors()
+    if names.command_set == CommandSet.KEY_VALUE:
+        return (yield from _look_at_kv_namespace(nsid, names))
     if names.command_set not in (None, CommandSet.NVM):
         return None
     try:
@@ -73,6 +80,29 @@ def look_at_namespace(nsid: int) -> Procedure[NamespaceInfo | None]:
         nguid=names.nguid or namespace.nguid,
         size_bytes=namespace.nsze * namespace.lba_bytes,
         lba_bytes=namespace.lba_bytes,
+        eui64=names.eui64 or namespace.eui64,
+        uuid=names.uuid,
+    )
+
+
+def _look_at_kv_namespace(nsid: int, names: NamespaceDescriptors) -> Procedure[NamespaceInfo | None]:
+    try:
+        command = yield from done(
+            commands.identify(IdentifyCns.COMMAND_SET_NAMESPACE, nsid, csi=CommandSet.KEY_VALUE)
+        )
+    except CommandFailed:
+        return None  # as below: it went away
+    assert command.data_in is not None
+    namespace = decode_identify_kv_namespace_untrusted(command.data_in)
+    if namespace.nsze == 0:
+        return None
+    return NamespaceInfo(
+        nsid=nsid,
+        nguid=names.nguid or namespace.nguid,
+        size_bytes=namespace.nsze,
+        lba_bytes=1,
+        kv=namespace.formats[0],
+        used_bytes=namespace.nuse,
         eui64=names.eui64 or namespace.eui64,
         uuid=names.uuid,
     )

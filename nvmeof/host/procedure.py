@@ -11,7 +11,7 @@ an in-memory link or a simulated network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -37,6 +37,13 @@ def done(command: Command) -> Procedure[Command]:
     yield command
     command.check()
     return command
+
+
+def each_command(procedure: Procedure[Any]) -> Iterator[Command]:
+    """The commands of a procedure without pauses, for a thread that runs each to its end in the loop."""
+    for step in procedure:
+        assert isinstance(step, Command)
+        yield step
 
 
 class Running:

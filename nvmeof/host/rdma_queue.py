@@ -260,6 +260,8 @@ class RdmaQueue:
         loan = flight.loan = self._buffers.borrow(size)
         if command.out_bytes:
             gather(command.data_out, loan.view)
+        elif command.may_be_short:
+            loan.view[:] = bytes(size)
         return loan.place
 
     def _send(self, flight: _Flight, address: int, sgl: int, inside: int, bind: BindWindow | None) -> None:
@@ -344,6 +346,7 @@ class RdmaQueue:
     def _settle(self, flight: _Flight, status: int, result: int, do_not_retry: bool) -> list[Command]:
         """The one place where a command of a live queue ends."""
         command, loan = flight.command, flight.loan
+        command.result = result
         self._free_slots.append(flight.slot)
         window = flight.window
         if window is not None:
@@ -352,11 +355,12 @@ class RdmaQueue:
             self._windows.append(window)
         if loan is not None:
             if status == 0 and command.data_in is not None:
-                command.data_in[:] = loan.view
+                filled = command.answer_bytes
+                command.data_in[:filled] = loan.view[:filled]
             self._buffers.give_back(loan)
         if command.abandoned:
             return []
         if status == 0:
-            command.received = command.in_bytes
+            command.received = command.answer_bytes
         command.end(status, result, do_not_retry=do_not_retry)
         return [command]

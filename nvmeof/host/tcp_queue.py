@@ -392,6 +392,7 @@ class TcpQueue:
         self, command: Command, status: int, result: int, do_not_retry: bool, ended: list[Command]
     ) -> None:
         """The one place where a command of a live queue ends."""
+        command.result = result
         del self._commands[command.cid]
         if command.abandoned:
             return
@@ -400,7 +401,9 @@ class TcpQueue:
             # happened to be in the buffer for an answer.
             if command.spoiled:
                 status = Status.TRANSIENT_TRANSPORT_ERROR
-            elif command.transferred != command.in_bytes or command.requested != command.out_bytes:
+            elif (
+                command.transferred != command.answer_bytes and not command.may_be_short
+            ) or command.requested != command.out_bytes:
                 status = Status.DATA_TRANSFER_ERROR
         if command.out_end > self._sent:
             self._detach(command)

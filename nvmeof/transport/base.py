@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from nvmeof.authentication.credentials import Credentials
 from nvmeof.errors import LocalProtocolError
+from nvmeof.host.bring_up import SessionConfig
 from nvmeof.host.command import Command
 from nvmeof.host.namespaces import NamespaceInfo
 from nvmeof.wire.identify import IdentifyController
@@ -66,6 +68,13 @@ class ControllerInfo:
     """Which transport leads there: the name of its module here."""
     verbs: VerbsChoice | None = None
     """RDMA: whose verbs lead there."""
+    credentials: Credentials | None = None
+    """What an I/O queue authenticates with."""
+
+    @property
+    def queue_config(self) -> SessionConfig:
+        """What the Connect of an I/O queue says."""
+        return SessionConfig(self.subsystem_nqn, self.host_nqn, self.host_id, 0, credentials=self.credentials)
 
     def queue_depth(self, qid: int, wanted: int) -> int:
         """How deep I/O queue `qid` may be, at most `wanted`. Raises `LocalProtocolError`: no such queue."""

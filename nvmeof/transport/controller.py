@@ -121,6 +121,7 @@ class Controller:
                 max_queue_entries=facts.capabilities.max_queue_entries + 1,
                 io_queues=facts.io_queues,
                 in_capsule_bytes=facts.in_capsule_bytes,
+                credentials=config.credentials,
             )
         )
 

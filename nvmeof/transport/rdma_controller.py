@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import trio
 
+from nvmeof.authentication.credentials import Credentials
 from nvmeof.errors import ConnectionLost
 from nvmeof.host.bring_up import SessionConfig
 from nvmeof.host.command import Command
@@ -107,13 +108,15 @@ def open_controller(
     io_queues: int = 1,
     admin_timeout_s: float = ADMIN_TIMEOUT_S,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    credentials: Credentials | None = None,
 ) -> AbstractAsyncContextManager[Controller]:
     """Connect to a controller and bring it up; see `controller.held` for what the block is told.
 
-    `io_queues` are asked for; `info.io_queues` are granted. Also raises `VerbsUnavailable`.
+    `io_queues` are asked for; `info.io_queues` are granted. `credentials` serve where the controller asks
+    the host to authenticate. Also raises `VerbsUnavailable`.
     """
     where = Address(address, port)
-    config = SessionConfig(subsystem_nqn, host_nqn, host_id, keep_alive_s, io_queues)
+    config = SessionConfig(subsystem_nqn, host_nqn, host_id, keep_alive_s, io_queues, credentials)
     controller = Controller(where, config, admin_timeout_s)
     deadline = time.monotonic() + connect_timeout_s
 

@@ -15,9 +15,16 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from nvmeof.errors import ConnectionLost, ConnectRefused, LocalProtocolError, MalformedPdu, NvmeofError
-from nvmeof.host.bring_up import SessionConfig, connect_command, connected
+from nvmeof.errors import (
+    AuthenticationFailed,
+    ConnectionLost,
+    ConnectRefused,
+    LocalProtocolError,
+    NvmeofError,
+)
+from nvmeof.host.bring_up import join
 from nvmeof.host.command import Command
+from nvmeof.host.procedure import each_command
 from nvmeof.host.rdma_queue import SPARE_RECEIVES, RdmaQueue, send_room
 from nvmeof.limits import CONNECT_TIMEOUT_S
 from nvmeof.rdma.buffers import RegisteredBuffers
@@ -232,19 +239,12 @@ class RdmaHostQueue:
         link = RdmaLink(info.verbs, load_verbs(info.verbs.provider))
         steps = link_up(link, info.address, self._qid, info.cntlid, self.depth, inside, deadline)
         linked = self._linked = _blocking(steps, link, deadline)
-        command = connect_command(
-            SessionConfig(info.subsystem_nqn, info.host_nqn, info.host_id, 0),
-            self._qid,
-            self.depth + 1,
-            info.cntlid,
-        )
         try:
-            linked.queue.submit(command, time.monotonic())
-            linked.post()
-            if not self.wait(command, deadline):
-                raise ConnectionLost("no answer to Connect")
-            if connected(command) != info.cntlid:
-                raise MalformedPdu("an I/O queue was connected to another controller")
+            for command in each_command(join(info.queue_config, self._qid, self.depth + 1, info.cntlid)):
+                linked.queue.submit(command, time.monotonic())
+                linked.post()
+                if not self.wait(command, deadline):
+                    raise ConnectionLost(f"no answer to {command.name}")
             self._register(linked)
         except NvmeofError:
             self._linked = None
@@ -266,7 +266,7 @@ class RdmaHostQueue:
             try:
                 self.connect(deadline)
             except ConnectRefused as error:
-                if time.monotonic() + RETRY_S >= deadline:
+                if isinstance(error, AuthenticationFailed) or time.monotonic() + RETRY_S >= deadline:
                     self._die(str(error))
                     raise ConnectionLost(str(error)) from error
                 time.sleep(RETRY_S)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import trio
 
+from nvmeof.authentication.credentials import Credentials
 from nvmeof.errors import ConnectionLost, RemoteProtocolError
 from nvmeof.host.bring_up import SessionConfig
 from nvmeof.host.command import Command
@@ -113,12 +114,14 @@ def open_controller(
     io_queues: int = 1,
     admin_timeout_s: float = ADMIN_TIMEOUT_S,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    credentials: Credentials | None = None,
 ) -> AbstractAsyncContextManager[Controller]:
     """Connect to a controller and bring it up; see `controller.held` for what the block is told.
 
-    `io_queues` are asked for; `info.io_queues` are granted.
+    `io_queues` are asked for; `info.io_queues` are granted. `credentials` serve where the controller asks
+    the host to authenticate.
     """
-    config = SessionConfig(subsystem_nqn, host_nqn, host_id, keep_alive_s, io_queues)
+    config = SessionConfig(subsystem_nqn, host_nqn, host_id, keep_alive_s, io_queues, credentials)
     where = Address(address, port)
     controller = Controller(where, config, admin_timeout_s)
 

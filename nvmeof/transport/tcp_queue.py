@@ -20,13 +20,13 @@ from contextlib import suppress
 from nvmeof.errors import (
     ConnectionLost,
     LocalProtocolError,
-    MalformedPdu,
     NvmeofError,
     QueueFull,
     RemoteProtocolError,
 )
-from nvmeof.host.bring_up import SessionConfig, connect_command, connected
+from nvmeof.host.bring_up import join
 from nvmeof.host.command import Command
+from nvmeof.host.procedure import each_command
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.limits import CONNECT_TIMEOUT_S
 from nvmeof.tcp.pdu import Digests
@@ -261,15 +261,12 @@ def connect_io_queue(
         in_capsule_bytes=info.in_capsule_bytes,
     )
     connection = TcpHostQueue(sock, queue, info.max_transfer)
-    config = SessionConfig(info.subsystem_nqn, info.host_nqn, info.host_id, 0)
     try:
         connection.wait_until_ready(deadline)
-        command = connect_command(config, qid, depth + 1, info.cntlid)
-        connection.submit(command)
-        if not connection.wait(command, deadline):
-            raise ConnectionLost(f"no answer to Connect within {timeout_s:g} s")
-        if connected(command) != info.cntlid:
-            raise MalformedPdu("an I/O queue was connected to another controller")
+        for command in each_command(join(info.queue_config, qid, depth + 1, info.cntlid)):
+            connection.submit(command)
+            if not connection.wait(command, deadline):
+                raise ConnectionLost(f"no answer to {command.name} within {timeout_s:g} s")
     except NvmeofError:
         connection.close()
         raise

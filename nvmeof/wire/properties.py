@@ -90,6 +90,13 @@ class Shutdown(IntEnum):
     ABRUPT = 2
 
 
+CAPABLE_OF_NVM = 1 << 0
+CAPABLE_OF_ALL_SETS = 1 << 6
+"""CAP.CSS: the NVM command set; and that CC.CSS may ask for one or more sets, told apart by their CSI."""
+CONFIGURE_NVM = 0
+CONFIGURE_ALL_SETS = 6
+"""CC.CSS."""
+
 SHUTDOWN_OCCURRING = 1
 SHUTDOWN_COMPLETE = 2
 """CSTS.SHST."""

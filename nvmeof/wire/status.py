@@ -135,6 +135,8 @@ def describe(status: int, *, fabrics: bool = False) -> str:
     except ValueError:
         if fabrics:
             return describe(status)
+        if status == FabricsStatus.AUTHENTICATION_REQUIRED:
+            return describe(status, fabrics=True)  # which any command may be answered with
         kinds = ("generic", "command specific", "media", "path", "reserved", "reserved", "reserved", "vendor")
         name = f"{kinds[status >> 8 & 7]} status"
     return f"{name.lower().replace('_', ' ')} ({status:#05x})"

@@ -53,6 +53,7 @@ def test_the_program_is_the_four_rooms(wheels: dict[str, zipfile.ZipFile]) -> No
     assert _tops(wheel) == {"agent", "emulator", "host_shim", "nvmeof"}
     assert "agent/cli/replay/sample_trace.jsonl" in wheel.namelist()
     assert "emulator/lab/init.sh" in wheel.namelist()
+    assert "agent/deploy/g35-agent.service" in wheel.namelist()
     scripts = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert "g35 = agent.cli.main:main" in wheel.read(scripts).decode()
 

@@ -16,7 +16,11 @@ import typer.main
 
 from agent.cli.main import PASSED_ON, VERBS
 
-PASSED_ON_APPS = {"jbof": ("emulator.jbof.cli", "app"), "lab": ("emulator.lab.cli", "app")}
+PASSED_ON_APPS = {
+    "jbof": ("emulator.jbof.cli", "app"),
+    "lab": ("emulator.lab.cli", "app"),
+    "host": ("emulator.lab.host_cli", "app"),
+}
 HEAD = """\
 # The command line
 

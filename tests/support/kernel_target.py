@@ -15,6 +15,23 @@ NULL_BLK = Path("/sys/kernel/config/nullb")
 ADDRESS = "127.0.0.1"
 
 
+def make_disk(disk: Path, mebibytes: int = 16, block_bytes: int = 4096) -> Path:
+    """Make a null_blk disk of the folder `disk` below `NULL_BLK`; its device."""
+    disk.mkdir()
+    for name, value in (("memory_backed", 1), ("size", mebibytes), ("blocksize", block_bytes)):
+        (disk / name).write_text(str(value))
+    (disk / "power").write_text("1")
+    device = Path("/dev/nullb" + (disk / "index").read_text().strip())
+    return device if device.exists() else Path("/dev", disk.name)  # newer kernels name it after its folder
+
+
+def remove_disk(disk: Path) -> None:
+    """The opposite; a disk that is gone already is no error."""
+    with contextlib.suppress(FileNotFoundError):
+        (disk / "power").write_text("0")
+        disk.rmdir()
+
+
 class KernelTarget:
     """One subsystem on one port of nvmet. A context manager: leaving it takes everything down again."""
 
@@ -64,19 +81,12 @@ class KernelTarget:
 
     def add_namespace(self, nsid: int, mebibytes: int = 16, block_bytes: int = 4096) -> uuid.UUID:
         """Add a namespace on a fresh disk and enable it; returns its NGUID. A connected host gets an AER."""
-        disk = NULL_BLK / f"lab{self.port}_{nsid}"
-        disk.mkdir()
-        self._disks[nsid] = disk
-        for name, value in (("memory_backed", 1), ("size", mebibytes), ("blocksize", block_bytes)):
-            (disk / name).write_text(str(value))
-        (disk / "power").write_text("1")
-        device = "/dev/nullb" + (disk / "index").read_text().strip()
-        if not Path(device).exists():
-            device = f"/dev/{disk.name}"  # newer kernels name the disk after its folder
+        self._disks[nsid] = disk = NULL_BLK / f"lab{self.port}_{nsid}"
+        device = make_disk(disk, mebibytes, block_bytes)
         nguid = uuid.uuid5(uuid.NAMESPACE_URL, f"{self.nqn}/{nsid}")
         namespace = self._subsystem / "namespaces" / str(nsid)
         namespace.mkdir()
-        (namespace / "device_path").write_text(device)
+        (namespace / "device_path").write_text(str(device))
         (namespace / "device_nguid").write_text(str(nguid))
         (namespace / "enable").write_text("1")
         return nguid
@@ -87,16 +97,24 @@ class KernelTarget:
         with contextlib.suppress(FileNotFoundError):
             (namespace / "enable").write_text("0")
             namespace.rmdir()
-        disk = self._disks.pop(nsid)
-        with contextlib.suppress(FileNotFoundError):
-            (disk / "power").write_text("0")
-            disk.rmdir()
+        remove_disk(self._disks.pop(nsid))
 
     def allow_host(self, host_nqn: str) -> None:
         host = NVMET / "hosts" / host_nqn
         host.mkdir(exist_ok=True)
         self._hosts.append(host)
         (self._subsystem / "allowed_hosts" / host_nqn).symlink_to(host)
+
+    def authenticate(
+        self, host_nqn: str, secret: str, own_secret: str = "", *, hash_name: str, group: str
+    ) -> None:
+        """Have an allowed host prove itself from now on, and, with `own_secret`, be ready to do so too."""
+        host = NVMET / "hosts" / host_nqn
+        (host / "dhchap_hash").write_text(f"hmac({hash_name})")
+        (host / "dhchap_dhgroup").write_text(group)
+        (host / "dhchap_key").write_text(secret)
+        if own_secret:
+            (host / "dhchap_ctrl_key").write_text(own_secret)
 
     def offer(self) -> None:
         """Let hosts connect; true from the beginning."""

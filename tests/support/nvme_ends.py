@@ -10,9 +10,10 @@ from nvmeof.controller.subsystem import Subsystem, Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import RemoteProtocolError
-from nvmeof.host.bring_up import SessionConfig, connect_command
+from nvmeof.host.bring_up import SessionConfig, join
 from nvmeof.host.command import Command
 from nvmeof.host.controller_session import ControllerSession, Ended, SessionEvent
+from nvmeof.host.procedure import each_command
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.tcp.pdu import FROM_HOST, NO_DIGESTS, DataPdu, Digests, ICReq, ICResp, Pdu, TermReq, encode_pdu
@@ -281,9 +282,9 @@ def io_queue(
     assert facts is not None
     queue = TcpQueue(depth, digests=digests, in_capsule_bytes=facts.in_capsule_bytes)
     host, _, link = bench.connect(queue)
-    command = connect_command(admin.session.config, qid, depth + 1, facts.cntlid)
-    queue.submit(command, bench.now)
-    bench.settle()
-    assert command.status == 0, command
+    for command in each_command(join(admin.session.config, qid, depth + 1, facts.cntlid)):
+        queue.submit(command, bench.now)
+        bench.settle()
+        assert command.done, command
     host.ended.clear()
     return queue, host, link

@@ -12,6 +12,8 @@ from types import MappingProxyType
 SIZES = MappingProxyType({"64k": 1 << 16, "1m": 1 << 20, "4m": 1 << 22})
 
 RATE, LATENCY, MICROSECONDS, RATIO, MEMORY = "GiB/s", "ms", "us", "ratio", "MiB"
+CPU_COST = "s/GiB"
+COPIES = "bytes/byte"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Entry:
     @property
     def in_rounds(self) -> bool:
         """Whether it is a speed, taken in rounds among the others, rather than a count taken once."""
-        return self.unit in (RATE, LATENCY, MICROSECONDS)
+        return self.unit in (RATE, LATENCY, MICROSECONDS, CPU_COST)
 
 
 def _entries() -> Iterable[Entry]:
@@ -74,6 +76,24 @@ def _entries() -> Iterable[Entry]:
         "kv_get_1m_rdma", "kv_get", RATE, "/kv gets over NVMe/RDMA on the emulated NICs", "1m", "kv_get_1m",
         transport="rdma",
     )  # fmt: skip
+    for verb in ("get", "put"):
+        yield Entry(
+            f"virtiofs_{verb}_1m", f"virtiofs_{verb}", RATE, f"/kv {verb}s by virtio-fs, Python driver", "1m",
+            f"kv_{verb}_1m",
+        )  # fmt: skip
+    for way, kind, what in (
+        ("fuse", "mount", "CPU of the process that gets, by the FUSE mount"),
+        ("virtiofs", "virtiofs", "CPU of the Python driver that gets, by virtio-fs (a guest's: in the lab)"),
+        ("file", "file", "CPU of a process that reads a local file out of the page cache"),
+    ):
+        yield Entry(
+            f"host_cpu_s_per_gib_{way}", f"host_cpu_{kind}", CPU_COST, what, "1m",
+            None if way == "file" else "host_cpu_s_per_gib_file",
+        )  # fmt: skip
+    for way in ("fuse", "virtiofs"):
+        yield Entry(
+            f"copies_per_byte_{way}", f"copies_{way}", COPIES, "bytes the agent copied / served in gets", "1m"
+        )
     for tls in (False, True):
         name, what = ("redis_tls", "Redis over TLS") if tls else ("redis", "Redis")
         for verb in ("get", "put"):

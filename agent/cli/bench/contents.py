@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import mmap
 import random
+from collections.abc import Callable
 
 STEP = 4096
 STEPS = 256
@@ -32,9 +33,14 @@ def _run(length: int) -> memoryview:
 class Contents:
     """The values of `value_bytes` bytes, by number; STEPS of them, then they repeat."""
 
-    def __init__(self, value_bytes: int) -> None:
+    def __init__(self, value_bytes: int, new_buffer: Callable[[int], memoryview] | None = None) -> None:
+        """`new_buffer`: where values must lie in memory of a certain kind, a copy of them is made there."""
         self.value_bytes = value_bytes
         self._run = _run(value_bytes + STEP * STEPS)
+        if new_buffer is not None:
+            copy = new_buffer(len(self._run))
+            copy[:] = self._run
+            self._run = copy
 
     def value(self, number: int) -> memoryview:
         start = number % STEPS * STEP

@@ -13,12 +13,14 @@ import itertools
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Protocol
 
 from agent.cli.bench.contents import STEPS, Contents, pages
-from agent.cli.bench.rounds import Sample, Turn, rate, together
+from agent.cli.bench.rounds import Sample, Timed, Turn, rate, together
 from agent.cli.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
 from agent.errors import G35Error
 from host_shim.block_key import key_of
+from host_shim.pool import Volume
 
 GET_BYTES = 64 << 20
 """Values that are read over and over: more than a core's own caches hold, and at least 16 of them."""
@@ -45,39 +47,79 @@ def puts_at_a_time(value_bytes: int) -> int:
     return min(PUTS_MAX, PUT_BYTES // value_bytes)
 
 
+class KvSite(Protocol):
+    """A pool as the probes use it, and what they have done with it."""
+
+    bytes_got: int
+    bytes_put: int
+    misses: int
+
+    @property
+    def volume(self) -> Volume: ...
+
+
 class GetProbe:
     """Four gets in flight, each thread with values of its own."""
 
     def __init__(self, sites: Sites, shape: PoolShape, batch: int = BATCH) -> None:
         self._sites, self._shape, self._batch = sites, shape, batch
         self._contents = Contents(shape.value_bytes)
-        self._readers: list[_Reader] = []
+        self._gets: Gets
         self.site: PoolSite
 
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
-        count = values_got(self._shape.value_bytes)
-        store(self.site, self._contents, "get", count)
+        store(self.site, self._contents, "get", values_got(self._shape.value_bytes))
+        self._gets = Gets(self.site, self._contents, self._batch)
+
+    def round(self, seconds: float) -> Sample:
+        timed = self._gets.timed(seconds)
+        self._gets.compare_last()
+        return rate(timed)
+
+
+class Gets:
+    """Threads that get the values `get 0`, `get 1`, ... of a site, over and over."""
+
+    def __init__(
+        self,
+        site: KvSite,
+        contents: Contents,
+        batch: int = BATCH,
+        new_buffer: Callable[[int], memoryview] = pages,
+    ) -> None:
+        count = values_got(contents.value_bytes)
+        self._site = site
         self._readers = [
-            _Reader(self.site, self._contents, list(range(first, count, IN_FLIGHT)), self._batch)
+            _Reader(site, contents, list(range(first, count, IN_FLIGHT)), batch, new_buffer)
             for first in range(IN_FLIGHT)
         ]
 
-    def round(self, seconds: float) -> Sample:
+    def timed(self, seconds: float) -> Timed:
         timed = together(self._readers, seconds)
-        self.site.bytes_got += timed.bytes
+        self._site.bytes_got += timed.bytes
+        return timed
+
+    def compare_last(self) -> None:
+        """Compare what each thread got last, byte by byte."""
         for reader in self._readers:
             reader.compare_last()
-        return rate(timed)
 
 
 class _Reader:
     """One thread's turns. A miss moves no bytes, and is counted."""
 
-    def __init__(self, site: PoolSite, contents: Contents, numbers: list[int], batch: int) -> None:
+    def __init__(
+        self,
+        site: KvSite,
+        contents: Contents,
+        numbers: list[int],
+        batch: int,
+        new_buffer: Callable[[int], memoryview] = pages,
+    ) -> None:
         self._site, self._contents = site, contents
         self._get_many = site.volume.get_many
-        self._buffers = [pages(contents.value_bytes) for _ in range(min(batch, len(numbers)))]
+        self._buffers = [new_buffer(contents.value_bytes) for _ in range(min(batch, len(numbers)))]
         keys = [(number, key_of(f"get {number}")) for number in numbers]
         self._round_about = itertools.cycle(keys)
         self._last: list[int] = []
@@ -138,17 +180,27 @@ def latencies(turn: Callable[[], int], seconds: float) -> Sample:
 
 
 class PutProbe:
-    """Four puts in flight, always of keys that are not there; they are deleted when room runs short."""
+    """Four puts in flight."""
 
     def __init__(self, sites: Sites, shape: PoolShape) -> None:
         self._sites, self._shape = sites, shape
-        self._contents = Contents(shape.value_bytes)
-        self._numbers = itertools.count()
-        self._buffer = pages(shape.value_bytes)
+        self._puts: Puts
         self.site: PoolSite
 
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
+        self._puts = Puts(self.site, Contents(self._shape.value_bytes), pages(self._shape.value_bytes))
+
+    def round(self, seconds: float) -> Sample:
+        return self._puts.round(seconds)
+
+
+class Puts:
+    """Puts of keys that are not there; they are deleted when room runs short. `buffer` holds one value."""
+
+    def __init__(self, site: KvSite, contents: Contents, buffer: memoryview, prefix: str = "put") -> None:
+        self._site, self._contents, self._buffer, self._prefix = site, contents, buffer, prefix
+        self._numbers = itertools.count()
 
     def round(self, seconds: float) -> Sample:
         operations = moved = 0
@@ -161,30 +213,34 @@ class PutProbe:
         return Sample(moved / took / (1 << 30), operations, moved, took)
 
     def _burst(self, seconds: float) -> Sample:
-        count = puts_at_a_time(self._shape.value_bytes)
+        value_bytes = self._contents.value_bytes
+        count = puts_at_a_time(value_bytes)
         fresh = [next(self._numbers) for _ in range(count)]
         plans = [
-            [(key_of(f"put {number}"), self._contents.value(number)) for number in fresh[first::IN_FLIGHT]]
+            [(self._key(number), self._contents.value(number)) for number in fresh[first::IN_FLIGHT]]
             for first in range(IN_FLIGHT)
         ]
-        timed = together([_writer(self.site, plan) for plan in plans], seconds)
-        self.site.bytes_put += timed.bytes
-        keys = [key_of(f"put {number}") for number in fresh]
-        there = sum(self.site.volume.exists(keys))
-        if there * self._shape.value_bytes != timed.bytes:
+        timed = together([_writer(self._site, plan) for plan in plans], seconds)
+        self._site.bytes_put += timed.bytes
+        keys = [self._key(number) for number in fresh]
+        there = sum(self._site.volume.exists(keys))
+        if there * value_bytes != timed.bytes:
             raise G35Error(f"{timed.bytes} bytes were stored, {there} values are there")
         self._read_one_back(fresh[0])
-        self.site.volume.delete(keys)
+        self._site.volume.delete(keys)
         return rate(timed)
 
+    def _key(self, number: int) -> bytes:
+        return key_of(f"{self._prefix} {number}")
+
     def _read_one_back(self, number: int) -> None:
-        got = self.site.volume.get_into(key_of(f"put {number}"), self._buffer)
+        got = self._site.volume.get_into(self._key(number), self._buffer)
         if got != len(self._buffer) or self._buffer != self._contents.value(number):
             raise G35Error(f"value {number} did not come back as it was stored")
-        self.site.bytes_got += got
+        self._site.bytes_got += got
 
 
-def _writer(site: PoolSite, plan: list[tuple[bytes, memoryview]]) -> Turn:
+def _writer(site: KvSite, plan: list[tuple[bytes, memoryview]]) -> Turn:
     put_many = site.volume.put_many
     left = iter(plan)
 
@@ -200,7 +256,7 @@ def _writer(site: PoolSite, plan: list[tuple[bytes, memoryview]]) -> Turn:
     return turn
 
 
-def store(site: PoolSite, contents: Contents, prefix: str, count: int) -> None:
+def store(site: KvSite, contents: Contents, prefix: str, count: int) -> None:
     """Store values 0 to `count` - 1 where they are not there yet, and compare each byte of them."""
     volume = site.volume
     keys = [key_of(f"{prefix} {number}") for number in range(count)]
@@ -211,8 +267,13 @@ def store(site: PoolSite, contents: Contents, prefix: str, count: int) -> None:
         if not volume.put(keys[number], contents.value(number)):
             raise G35Error("the agent refused a put into an empty volume")
         site.bytes_put += contents.value_bytes
-    for number, key in enumerate(keys):
-        got = volume.get_into(key, buffer)
+    compare_all(site, contents, prefix, count, buffer)
+
+
+def compare_all(site: KvSite, contents: Contents, prefix: str, count: int, buffer: memoryview) -> None:
+    """Get values 0 to `count` - 1, one by one, and compare each byte of them."""
+    for number in range(count):
+        got = site.volume.get_into(key_of(f"{prefix} {number}"), buffer)
         if got != len(buffer) or buffer != contents.value(number):
             raise G35Error(f"value {number} did not come back as it was stored")
         site.bytes_got += got

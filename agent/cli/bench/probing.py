@@ -11,6 +11,7 @@ from agent.cli.bench.redis_probes import RedisGetProbe, RedisPutProbe
 from agent.cli.bench.roce_probes import RoceProbe
 from agent.cli.bench.rounds import Probe
 from agent.cli.bench.sites import Sites
+from agent.cli.bench.virtiofs_probes import MOUNT, VIRTIOFS, CpuProbe, FileCpuProbe, VirtiofsProbe
 
 PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "raw_tcp": lambda sites, entry: RawTcpProbe(sites, entry.value_bytes),
@@ -21,6 +22,11 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "kv_put": lambda sites, entry: PutProbe(sites, shape_for(entry.value_bytes, entry.door)),
     "kv_get_p50": lambda sites, entry: LatencyProbe(sites, shape_for(entry.value_bytes)),
     "roce": lambda sites, entry: RoceProbe(entry.name, entry.unit),
+    "virtiofs_get": lambda sites, entry: VirtiofsProbe(sites, entry.value_bytes, "get"),
+    "virtiofs_put": lambda sites, entry: VirtiofsProbe(sites, entry.value_bytes, "put"),
+    "host_cpu_mount": lambda sites, entry: CpuProbe(sites, entry.value_bytes, MOUNT),
+    "host_cpu_virtiofs": lambda sites, entry: CpuProbe(sites, entry.value_bytes, VIRTIOFS),
+    "host_cpu_file": lambda sites, entry: FileCpuProbe(sites, entry.value_bytes),
     "redis_get": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls),
     "redis_put": lambda sites, entry: RedisPutProbe(sites, entry.value_bytes, tls=entry.tls),
     "redis_get_p50": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls, clients=1),

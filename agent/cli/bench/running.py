@@ -20,7 +20,11 @@ from agent.cli.bench.redis_site import NotHere
 from agent.cli.bench.rounds import ROUNDS, Probe, details, middle, run_rounds
 from agent.cli.bench.single_probes import Counted
 from agent.cli.bench.sites import Sites
+from agent.cli.bench.virtiofs_probes import MOUNT, VIRTIOFS, copies_per_byte
 from agent.errors import G35Error
+
+COPIES_BY = {"copies_fuse": MOUNT, "copies_virtiofs": VIRTIOFS}
+"""By `Entry.kind`: the way into the pool."""
 
 Said = Callable[[str, float], None]
 """Hears what is being done, and which part of the run is behind us (0 to 1)."""
@@ -61,6 +65,12 @@ def run(wishes: Wishes, folder: Path, said: Said) -> Results:
             said("write amplification", 0.8)
             with _explained(results, "write_amplification"):
                 results.add("write_amplification", single_probes.write_amplification(sites))
+        for entry in wishes.entries:
+            if entry.kind in COPIES_BY:
+                said(entry.name, 0.83)
+                with _explained(results, entry.name):
+                    way = COPIES_BY[entry.kind]
+                    results.add(entry.name, copies_per_byte(sites, entry.value_bytes, way))
         if "agent_rss" in kinds:
             said("resident memory", 0.85)
             with _explained(results, "agent_rss_mib"):

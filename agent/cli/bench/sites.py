@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.cli.bench.client_process import ClientProcess
 from agent.cli.bench.redis_site import RedisSite
 from agent.cli.up.children import Child
 from agent.cli.up.layout import Layout
@@ -38,6 +39,8 @@ class PoolShape:
     drives: int = 1
     door: str = "fuse"
     transport: str = "tcp"
+    virtiofs: bool = False
+    """Served by a virtio-fs device as well as by its mount."""
 
 
 class PoolSite:
@@ -57,12 +60,17 @@ class PoolSite:
             "--media", "memory", "--prefault", "--no-files", "--value-size", str(shape.value_bytes),
             "--door", shape.door, "--transport", shape.transport,
             "--read-deadline-ms", str(READ_DEADLINE_MS), "--no-restart",
+            *(["--virtiofs"] if shape.virtiofs else []),
         ]  # fmt: skip
         self._child = Child(f"the pool {name}", command, log, lambda: says_ready(log), folder / f"{name}.pid")
 
     @property
     def mount(self) -> Path:
         return self._layout.default_mount()
+
+    @property
+    def virtiofs_socket(self) -> Path:
+        return self._layout.virtiofs_socket
 
     def start(self) -> None:
         self._child.start()
@@ -141,6 +149,7 @@ class Sites:
         self._memory_file: Path | None = None
         self._redis: RedisSite | None = None
         self.pools: dict[PoolShape, PoolSite] = {}
+        self._clients: dict[tuple[str, Path], ClientProcess] = {}
 
     def close(self) -> None:
         self._stack.close()
@@ -179,6 +188,15 @@ class Sites:
             site.start()
             self.pools[shape] = site
         return site
+
+    def client(self, way: str, path: Path, value_bytes: int) -> ClientProcess:
+        """A process that gets values by the named way (pool_client.py)."""
+        client = self._clients.get((way, path))
+        if client is None:
+            log = self.folder / f"client-{len(self._clients)}.log"
+            client = self._clients[way, path] = ClientProcess(way, path, value_bytes, log)
+            self._stack.callback(client.stop)
+        return client
 
     def _start(self, name: str, module: str, words: list[str], ready: Callable[[], bool]) -> None:
         command = [sys.executable, "-P", "-m", f"agent.cli.bench.{module}", *words]

@@ -7,6 +7,7 @@ root.key       the pool's root key, made at the first start
 agent.toml     the agent's configuration, written anew at every start
 agent/         the agent's own state
 agent.pid      present while the mount is served
+virtiofs.sock  where the agent's virtio-fs device listens, with --virtiofs
 jbof-N.address the address on loopback of enclosure N's RDMA device, where it has one
 jbof-N.json    where enclosure N listens; jbof-N.sock its control socket, jbof-N.log its words
 drives-N/      its drives, where they are files
@@ -80,6 +81,10 @@ class Layout:
     def agent_log(self) -> Path:
         return self.state / "agent.log"
 
+    @property
+    def virtiofs_socket(self) -> Path:
+        return self.state / "virtiofs.sock"
+
     def enclosure(self, number: int, suffix: str) -> Path:
         return self.state / f"jbof-{number}.{suffix}"
 
@@ -140,7 +145,7 @@ class Layout:
         found = [
             path
             for pattern in ("up.json", "agent.pid", "agent-process.pid", "jbof-*.json", "jbof-*.sock",
-                            "jbof-*.pid", "*.part")
+                            "virtiofs.sock", "jbof-*.pid", "*.part")
             for path in self.state.glob(pattern)
         ]  # fmt: skip
         for path in found:
@@ -210,6 +215,8 @@ def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], opt
         "[pool]",
         f"allow_plain = {str(options.suite == 'plain+crc64').lower()}",
     ]
+    if options.virtiofs:
+        lines += ["", "[virtiofs]", f"socket = {text(layout.virtiofs_socket)}"]
     for number, enclosure in enumerate(ready):
         lines += [
             "",
@@ -249,3 +256,4 @@ class AgentOptions:
     metrics: str
     files: bool
     shared: bool = False
+    virtiofs: bool = False

@@ -79,6 +79,9 @@ def up(
         bool, typer.Option(help="Other agents use the pool too: ask flash for what seems absent, each time.")
     ] = False,
     files: Annotated[bool, typer.Option(help="A new pool has /fs; without it, /kv has all the room.")] = True,
+    virtiofs: Annotated[
+        bool, typer.Option("--virtiofs", help="Serve the pool as a virtio-fs device, too; see g35 host.")
+    ] = False,
     metrics: Annotated[
         str,
         typer.Option(
@@ -105,6 +108,7 @@ def up(
         metrics,
         files,
         shared,
+        virtiofs,
     )
     if media is Media.MEMORY or not layout.has_drives():
         check_room(enclosures, drives, drive_size, options)
@@ -119,6 +123,7 @@ def up(
         lock = layout.take_lock()
     if detach_:
         _detached(layout, lock)
+        _say_ready(layout, options)
         return
     drives_each = ["--drives", str(drives), "--drive-size", drive_size]
     if prefault and media is Media.MEMORY:
@@ -135,7 +140,7 @@ def up(
         if not stop.is_set():
             pool.warn_of_what_is_away()
             is_up = True
-            print("ready", flush=True)
+            _say_ready(layout, options)
         while not stop.wait(TEND_SECONDS) and not pool.was_unmounted():
             if restart:
                 pool.tend()
@@ -144,6 +149,12 @@ def up(
         if not is_up:
             pool.remove_what_it_made(before)
         layout.sign_off(lock)
+
+
+def _say_ready(layout: Layout, options: AgentOptions) -> None:
+    if options.virtiofs:
+        print(f"a GPU host that mounts it: g35 host --socket {layout.virtiofs_socket}", flush=True)
+    print("ready", flush=True)
 
 
 def _detached(layout: Layout, lock: int) -> None:
@@ -157,7 +168,6 @@ def _detached(layout: Layout, lock: int) -> None:
     while True:
         said = layout.log.read_text(errors="replace").splitlines()
         if "ready" in said:
-            print("ready", flush=True)
             return
         if process.poll() is not None:
             for line in said:

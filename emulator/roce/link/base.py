@@ -2,7 +2,8 @@
 
 A *burst* is one buffer of datagrams, all of `segment_size` bytes but the last, which may be shorter; one
 datagram is a burst too. Where the system offers segmentation offload a burst is one system call, and often
-one packet all the way to the receiver.
+one packet all the way to the receiver. What is given to `Link.send` may be several bursts in one buffer (a
+volley), where segments are not numbered: the link parts it.
 
 The IPv4 identification is part of the ICRC, so who builds packets must know it before the kernel writes it:
 `Link.numbers_segments` says which of two conventions holds towards an address (`udp.py` argues why).

@@ -28,9 +28,9 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
-from emulator.roce.link.base import LinkCounters, Received
+from emulator.roce.link.base import MAX_DATAGRAM, LinkCounters, Received
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 
 SOL_UDP: Final = 17
@@ -63,10 +63,26 @@ MERGED_BURSTS: Final = 5
 burst of up to so many, which saves the receiver's work for each; where segments are numbered each burst
 begins with 0 again, so there they stay apart. More would fall out of the processor's cache."""
 
+_TRUNCATED: Final = int(socket.MSG_TRUNC)
+"""As a plain number: to combine flags of an enum costs ten times as much."""
+
 _SIZE = struct.Struct("=H")
 _GRO_SIZE = struct.Struct("=i")
 _CONTROL_BYTES: Final = socket.CMSG_SPACE(_GRO_SIZE.size)
 _BUFFER_BYTES: Final = 1 << 16
+_LAST_START: Final = (MERGED_BURSTS - 1) * _BUFFER_BYTES
+
+MAX_VIEWS: Final = 64
+"""Parts of the receive buffer of which the view is remembered."""
+
+_Arrival: TypeAlias = tuple[int, int, Address]
+"""Bytes, segment size, source."""
+
+
+def _most_of(segment_size: int) -> int:
+    """Bytes of such datagrams that one call takes."""
+    return segment_size * max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // segment_size))
+
 
 _NOBODY_THERE = {
     errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN,
@@ -91,7 +107,9 @@ class UdpLink:
         self._controls: dict[int, list[tuple[int, int, bytes]]] = {}
         self._no_offload: set[str] = set()
         self._buffer = memoryview(bytearray(MERGED_BURSTS * _BUFFER_BYTES))
-        self._held: tuple[int, Received] | None = None
+        self._views: dict[tuple[int, int], memoryview] = {}
+        self._targets: dict[int, list[memoryview]] = {}
+        self._held: tuple[int, _Arrival] | None = None
         """A burst that was received and not given, and where in the buffer it begins."""
         self._last_source: tuple[str, int] = ("", 0)
         self._source = Address("", 0)
@@ -104,6 +122,7 @@ class UdpLink:
         except BaseException:
             self._socket.close()
             raise
+        self._receive_message = self._socket.recvmsg_into
         self._address = Address(bound[0], bound[1])
         self._numbers = offload and not self._ipv6 and not ipaddress.ip_address(ip).is_loopback
 
@@ -145,7 +164,7 @@ class UdpLink:
     def pending(self) -> Received | None:
         """See `Link`."""
         held, self._held = self._held, None
-        return None if held is None else held[1]
+        return None if held is None else self._received(held[0], *held[1])
 
     def fileno(self) -> int:
         """See `Link`."""
@@ -160,31 +179,43 @@ class UdpLink:
     def receive(self) -> Received | None:
         """See `Link`. A report that some datagram of ours found nobody is counted on the way."""
         held, self._held = self._held, None
-        start, received = (0, self._receive_at(0)) if held is None else held
-        if received is None or self._numbers:
-            return received
-        data, segment_size, source = received
-        end = start + len(data)
-        if end - start <= segment_size:
-            return received
-        room = len(self._buffer) - _BUFFER_BYTES
-        while end <= room and not (end - start) % segment_size:
-            more = self._receive_at(end)
-            if more is None:
-                break
-            if more.segment_size != segment_size or more.source is not source:
-                self._held = end, more
-                break
-            end += len(more.data)
-        return Received(self._buffer[start:end], segment_size, source)
+        start, burst = (0, self._receive_at(0)) if held is None else held
+        if burst is None:
+            return None
+        count, segment_size, source = burst
+        end = start + count
+        if count > segment_size and not self._numbers:
+            while end <= _LAST_START and not (end - start) % segment_size:
+                more = self._receive_at(end)
+                if more is None:
+                    break
+                if more[1] != segment_size or more[2] is not source:
+                    self._held = end, more
+                    break
+                end += more[0]
+        return self._received(start, end - start, segment_size, source)
 
-    def _receive_at(self, at: int) -> Received | None:
+    def _received(self, start: int, count: int, segment_size: int, source: Address) -> Received:
+        """With the same view each time for the same part of the buffer: the NIC remembers what lies where."""
+        end = start + count
+        view = self._views.get((start, end))
+        if view is None:
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            view = self._views[start, end] = self._buffer[start:end]
+        return Received(view, segment_size, source)
+
+    def _receive_at(self, at: int) -> _Arrival | None:
         """The next burst as the socket has it, to this place in the buffer."""
-        counters, buffer = self.counters, self._buffer
-        buffers = [buffer[at : at + _BUFFER_BYTES]]
+        buffers = self._targets.get(at)
+        if buffers is None:
+            if len(self._targets) >= MAX_VIEWS:
+                self._targets.clear()
+            buffers = self._targets[at] = [self._buffer[at : at + _BUFFER_BYTES]]
+        counters = self.counters
         while True:
             try:
-                count, control, flags, source = self._socket.recvmsg_into(buffers, _CONTROL_BYTES)
+                count, control, flags, source = self._receive_message(buffers, _CONTROL_BYTES)
             except BlockingIOError:
                 return None
             except OSError as error:
@@ -192,19 +223,19 @@ class UdpLink:
                     return None
                 self._read_errors(error)
                 continue
-            if flags & socket.MSG_TRUNC:
+            if flags & _TRUNCATED:
                 counters.truncated += 1
                 continue
             segment_size = count or 1
             for level, kind, value in control:
                 if level == SOL_UDP and kind == UDP_GRO:
-                    segment_size = _GRO_SIZE.unpack(value)[0]
+                    (segment_size,) = _GRO_SIZE.unpack(value)
             if source != self._last_source:
                 self._last_source = source
                 self._source = Address(source[0], source[1])
             counters.bursts_received += 1
             counters.bytes_received += count
-            return Received(buffer[at : at + count], segment_size, self._source)
+            return count, segment_size, self._source
 
     def _read_errors(self, error: OSError) -> None:
         if error.errno in _NOBODY_THERE:
@@ -226,13 +257,17 @@ class UdpLink:
     def send(self, burst: Burst) -> None:
         """See `Link`."""
         data, segment_size, destination = burst
-        if self._waiting:
-            self._keep(data, segment_size, destination)
-            return
-        sent = self._send_now(data, segment_size, destination)
-        if sent < len(data):
-            self.counters.waited += 1
-            self._keep(data[sent:], segment_size, destination)
+        size = len(data)
+        most = _most_of(segment_size) if size > MAX_DATAGRAM else size
+        for start in range(0, size, most):
+            part = data[start : start + most] if most < size else data
+            if self._waiting:
+                self._keep(part, segment_size, destination)
+                continue
+            sent = self._send_now(part, segment_size, destination)
+            if sent < len(part):
+                self.counters.waited += 1
+                self._keep(part[sent:], segment_size, destination)
 
     def flush(self) -> None:
         """See `Link`."""

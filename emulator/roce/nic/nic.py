@@ -21,8 +21,8 @@ from typing import Final
 
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.objects import Objects
-from emulator.roce.nic.packets_in import identification_of, match_row
-from emulator.roce.nic.packets_out import ROW_OVERHEAD, PacketWriter, rows_of
+from emulator.roce.nic.packets_in import RowReader, identification_of
+from emulator.roce.nic.packets_out import MAX_BURST, ROW_OVERHEAD, VOLLEY_BURSTS, PacketWriter, rows_of
 from emulator.roce.nic.path import Path, incoming_flow
 from emulator.roce.nic.verbs import Address, Burst, Limits
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
@@ -36,10 +36,10 @@ WINDOW_BYTES: Final = 320 << 10
 KiB without privilege, and payload counts for some more), and what is larger falls out of the cache."""
 
 CONNECTIONS_AT_FULL_SPEED: Final = 2
-"""All connections to one address together have no more windows than this under way (and one burst, or the
+"""All connections to one address together have no more windows than this under way (and one volley, or the
 answer to one READ request, beyond it): it all meets in one socket buffer."""
 
-TURN_BURSTS: Final = 4
+TURN_BURSTS: Final = VOLLEY_BURSTS
 """Bursts that a queue pair sends before it is the next one's turn: rows that follow each other are taken as
 one by the receiver (`UdpLink`)."""
 
@@ -71,6 +71,7 @@ class Nic(Objects):
         self.segments_numbered = False
         self.solve_identification = False
         self.writer = PacketWriter()
+        self._reader = RowReader()
         self.now = 0.0
         self._in_turn = 0
         self._paths: dict[str, Path] = {}
@@ -100,6 +101,15 @@ class Nic(Objects):
         """Packets that a connection may have under way."""
         return max(8, self.window_bytes // mtu)
 
+    def volley_packets(self, path: Path, mtu: int) -> int:
+        """Packets of a long message that are made at once: whole bursts, a quarter of the window at most, so
+        that the peer's answers come while others are under way. One burst where segments are numbered, since
+        the numbers begin anew with each."""
+        rows = rows_of(mtu)
+        if path.numbered:
+            return rows
+        return rows * max(1, min(VOLLEY_BURSTS, self.window_packets(mtu) // 4 // rows))
+
     def piece_packets(self, mtu: int) -> int:
         """Packets of the answer to one READ request. The first and the last of them go by themselves (they
         alone carry an AETH), the others in rows: as many full rows as leave room in the window for the next
@@ -124,7 +134,7 @@ class Nic(Objects):
             qp = ready[0]
             burst = qp.next_burst(now)
             if burst is not None:
-                self._in_turn += 1
+                self._in_turn += 1 + len(burst.data) // MAX_BURST
                 if self._in_turn >= TURN_BURSTS:
                     self._in_turn = 0
                     ready.rotate(-1)
@@ -200,7 +210,7 @@ class Nic(Objects):
         place = qp.requester.row_target(psn, most) if answer else qp.responder.row_target(opcode, psn, most)
         if place is None or place[0] < 2:
             return 0
-        row = match_row(data, at, mtu, place[0], flow, index, self.solve_identification)
+        row = self._reader.match(data, at, mtu, place[0], flow, index, self.solve_identification)
         if row is None:
             return 0
         if answer:

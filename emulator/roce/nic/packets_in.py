@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from functools import lru_cache
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emulator.roce.nic.memory import Bytes
 from emulator.roce.nic.packets_out import ROW_OVERHEAD, SAME_BYTES
@@ -55,97 +55,111 @@ def identification_of(datagram: memoryview, flow: Flow, index: int, solve: bool)
     return solved_ip_id(difference, size) if solve else None
 
 
-MAX_TABLES: Final = 128
-"""Rows of different length, or of different MTU, of which the layout is remembered; about 2 MiB."""
+MAX_TABLES: Final = 32
+"""Places of rows that are remembered: what a link receives into is the same memory again and again, in a few
+sizes. A link in memory gives new memory each time; so much of it stays for some time longer."""
 
 _HEAD = struct.Struct(">QI")
 """The BTH as what is equal in a row, and what is not."""
 
+_FIRST_BIT: Final = ACKNOWLEDGE_REQUEST >> 24
+"""The acknowledge request in a big-endian word that was read the other way round."""
 
-class Row:
+_STEPS: Final = np.arange(LOW_24_BITS >> 8, dtype=np.uint32)
+"""More than one buffer can have packets."""
+
+
+class _Table:
+    """How the packets of `mtu` bytes lie from byte `start` of `data` on: what is equal in their headers
+    (`heads`), what is not (`words`, bytes turned round), what the ICRC goes on with (`parts`), payload."""
+
+    __slots__ = ("data", "heads", "parts", "payload", "words")
+
+    def __init__(self, data: memoryview, start: int, mtu: int) -> None:
+        size = mtu + ROW_OVERHEAD
+        count = (len(data) - start) // size
+        self.data = data
+        self.heads: NDArray[np.uint64] = np.ndarray(count, "<u8", data, start, size)
+        self.words: NDArray[np.uint32] = np.ndarray(count, "<u4", data, start + SAME_BYTES, size)
+        self.payload: Bytes = np.ndarray((count, mtu), np.uint8, data, start + BTH_BYTES, (size, 1))
+        self.parts = [data[at + SAME_BYTES : at + size] for at in range(start, start + count * size, size)]
+
+
+class Row(NamedTuple):
     """The packets of a burst that follow each other as they should: `count` of them, of `mtu` bytes each.
 
     `asked` is the position of the last one that asks for an acknowledgement, or -1.
     """
 
-    __slots__ = ("_data", "_start", "asked", "count", "mtu")
-
-    def __init__(self, data: memoryview, start: int, mtu: int, count: int, asked: int) -> None:
-        self._data = data
-        self._start = start
-        self.mtu = mtu
-        self.count = count
-        self.asked = asked
+    payload: Bytes
+    mtu: int
+    count: int
+    asked: int
 
     def place(self, target: Bytes) -> None:
         """Copy the payload, all of it, in one go."""
         count, mtu = self.count, self.mtu
-        payload = np.ndarray(
-            (count, mtu), np.uint8, self._data, self._start + BTH_BYTES, (mtu + ROW_OVERHEAD, 1)
-        )
         if len(target) != count * mtu:
             target = target[: count * mtu]
-        target.reshape(count, mtu)[...] = payload
+        target.reshape(count, mtu)[...] = self.payload[:count]
 
 
-def match_row(
-    data: memoryview, start: int, mtu: int, most: int, flow: Flow, index: int, solve: bool
-) -> Row | None:
-    """The row that begins with the packet at byte `start`, whose header the caller has looked at; None for
-    less than two packets. `index` is that packet's position in the burst. BTH byte 4 is 0."""
-    size = mtu + ROW_OVERHEAD
-    same = data[start : start + SAME_BYTES]
-    value = crc32(same, prefix_crc(flow, size))
-    count, asked = _quick_run(data, start, mtu, most, value) or _run(data, start, size, most, repeat(value))
-    if count < 2 and not flow.is_ipv6:
-        number = identification_of(data[start : start + size], flow, index, solve)
-        if number is not None:
-            numbers = range(number, number + most)
-            values = (crc32(same, prefix_crc(flow, size, i & 0xFFFF)) for i in numbers)
-            count, asked = _run(data, start, size, most, values)
-    return Row(data, start, mtu, count, asked) if count > 1 else None
+class RowReader:
+    """Finds rows in what has arrived. One for each device."""
 
+    def __init__(self) -> None:
+        self._tables: dict[tuple[int, int, int], _Table] = {}
 
-class _Table:
-    """How `count` packets of `mtu` bytes lie behind each other: their headers as one structure, and where
-    lies what the ICRC of each goes on with."""
-
-    __slots__ = ("headers", "parts")
-
-    def __init__(self, mtu: int, count: int) -> None:
+    def match(
+        self, data: memoryview, start: int, mtu: int, most: int, flow: Flow, index: int, solve: bool
+    ) -> Row | None:
+        """The row that begins with the packet at byte `start`, whose header the caller has looked at; None
+        for less than two packets. `index` is that packet's position in the burst. BTH byte 4 is 0."""
+        table = self._table(data, start, mtu)
         size = mtu + ROW_OVERHEAD
-        self.headers = struct.Struct(">" + f"QI{size - _HEAD.size}x" * count)
-        self.parts = [slice(at + SAME_BYTES, at + size) for at in range(0, count * size, size)]
+        same = data[start : start + SAME_BYTES]
+        value = crc32(same, prefix_crc(flow, size))
+        count, asked = _quick_run(table, most, value) or _run(data, start, size, most, repeat(value))
+        if count < 2 and not flow.is_ipv6:
+            number = identification_of(data[start : start + size], flow, index, solve)
+            if number is not None:
+                numbers = range(number, number + most)
+                values = (crc32(same, prefix_crc(flow, size, i & 0xFFFF)) for i in numbers)
+                count, asked = _run(data, start, size, most, values)
+        return Row(table.payload, mtu, count, asked) if count > 1 else None
+
+    def _table(self, data: memoryview, start: int, mtu: int) -> _Table:
+        # A view is the same memory for ever, and what is remembered keeps it, so its id is no other's.
+        key = id(data), start, mtu
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) >= MAX_TABLES:
+                self._tables.clear()
+            table = self._tables[key] = _Table(data, start, mtu)
+        return table
 
 
-_table = lru_cache(maxsize=MAX_TABLES)(_Table)
-
-
-def _quick_run(data: memoryview, start: int, mtu: int, most: int, value: int) -> tuple[int, int] | None:
+def _quick_run(table: _Table, most: int, value: int) -> tuple[int, int] | None:
     """What `_run` finds, in few steps for the usual case: all packets up to the end, or up to those of
     another message, are as they should be. None: it is not the usual case."""
-    table = _table(mtu, most)
-    if start:
-        data = data[start:]
-    parts = table.parts
-    if crc32(data[parts[0]], value) != RESIDUE:
+    parts = table.parts[:most]
+    if crc32(parts[0], value) != RESIDUE:
         return None
-    fields = table.headers.unpack_from(data)
-    heads = fields[::2]
-    if heads.count(heads[0]) != most:
-        most = next(index for index, head in enumerate(heads) if head != heads[0])
-        parts = parts[:most]
-    words, psn = fields[1 : 2 * most : 2], fields[1] & LOW_24_BITS
-    expected, asked = tuple(range(psn, psn + most)), -1
-    if words != expected:
-        for index, word in enumerate(words):
-            if word != expected[index]:
-                if word != expected[index] | ACKNOWLEDGE_REQUEST:
-                    return None
-                asked = index
-    if most > LOW_24_BITS - psn or [crc32(data[part], value) for part in parts] != [RESIDUE] * most:
+    heads, words = table.heads[:most], table.words[:most]
+    others = (heads != heads[0]).nonzero()[0]
+    if len(others):
+        most = int(others[0])
+        parts, words = parts[:most], words[:most]
+    psn = int.from_bytes(parts[0][:4], "big") & LOW_24_BITS
+    if psn + most > LOW_24_BITS:
         return None
-    return most, asked
+    wrong = words ^ (_STEPS[:most] + np.uint32(psn)).astype(">u4").view("<u4")
+    asking = wrong.nonzero()[0]
+    if len(asking) and (wrong[asking] != _FIRST_BIT).any():
+        return None
+    if list(map(crc32, parts, repeat(value))).count(RESIDUE) != most:
+        return None
+    return most, int(asking[-1]) if len(asking) else -1
 
 
 def _run(data: memoryview, start: int, size: int, most: int, values: Iterable[int]) -> tuple[int, int]:

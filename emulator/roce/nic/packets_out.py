@@ -1,8 +1,10 @@
 """Packets as bytes to send: one at a time, or a row of them at once in one reusable buffer.
 
-A row is what makes a long message cheap: packets of one message that differ in their PSN alone. The payload
-is written by one strided copy; per packet there remain the header and the ICRC, one call into C each. The CRC
-goes on from a value that is the same for all: what differs (byte 8 of the BTH onwards) comes after it.
+A row is what makes a long message cheap: packets of one message that differ in their PSN alone. Up to
+`VOLLEY_BURSTS` bursts of them are made at once. The payload is written by one strided copy, the PSNs by one
+step of numpy, and what all have in common is still there from the row before; per packet there remains the
+ICRC, one call into C. The CRC goes on from a value that is the same for all: what differs (byte 8 of the BTH
+onwards) comes after it.
 
 What these functions return is the buffer itself: it is good until the next call.
 """
@@ -10,6 +12,8 @@ What these functions return is the buffer itself: it is good until the next call
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 import numpy as np
@@ -27,14 +31,19 @@ from emulator.roce.wire.bth import (
     PAD_SHIFT,
     SOLICITED_EVENT,
 )
+from emulator.roce.wire.flow import Flow
 from emulator.roce.wire.icrc import ICRC_BYTES, burst_prefixes, crc32, prefix_crc
-from emulator.roce.wire.opcodes import BTH_BYTES
+from emulator.roce.wire.opcodes import BTH_BYTES, MAX_PACKET
 
 MAX_BURST: Final = 65507
 """Bytes of one sendmsg with UDP_SEGMENT: the longest UDP payload over IPv4."""
 
 MAX_SEGMENTS: Final = 64
 """UDP_MAX_SEGMENTS of older kernels; newer ones take 128."""
+
+VOLLEY_BURSTS: Final = 4
+"""Bursts that are made at once. 240 KiB with the largest packets, which stays in a core's own cache until the
+socket has taken it; eight are no cheaper, and let the receiver wait for longer."""
 
 ROW_OVERHEAD: Final = BTH_BYTES + ICRC_BYTES
 """Bytes of a packet in a row besides its payload."""
@@ -43,38 +52,70 @@ SAME_BYTES: Final = 8
 """The bytes of the BTH that are equal in a row: byte 8 has the acknowledge request, the PSN follows."""
 
 _ICRC = struct.Struct("<I")
-_WORDS = struct.Struct(">III")
-"""The BTH as three words."""
+_COMMON = struct.Struct(">II")
+"""The first two words of a BTH: what is equal in a row."""
 _ACKNOWLEDGE_BIT: Final = ACKNOWLEDGE_REQUEST >> 24
 _ZEROS: Final = bytes(3)
 
 
+@lru_cache(maxsize=16)
 def rows_of(mtu: int) -> int:
     """How many full packets one burst takes."""
     return min(MAX_SEGMENTS, MAX_BURST // (mtu + ROW_OVERHEAD))
 
 
 class _Layout:
-    """Views of the buffer as rows of packets with `mtu` bytes of payload."""
+    """A buffer of its own for rows of packets with `mtu` bytes of payload, and the views of its parts."""
 
-    __slots__ = ("covered", "icrc", "payload", "size")
+    __slots__ = ("common", "covered", "icrc", "payload", "sequence", "size", "steps", "table", "view")
 
-    def __init__(self, memory: Bytes, view: memoryview, mtu: int) -> None:
-        rows, size = rows_of(mtu), mtu + ROW_OVERHEAD
-        table = memory[: rows * size].reshape(rows, size)
+    def __init__(self, mtu: int) -> None:
+        rows, size = VOLLEY_BURSTS * rows_of(mtu), mtu + ROW_OVERHEAD
+        memory = bytearray(rows * size)
+        view = memoryview(memory)
+        table: Bytes = np.frombuffer(memory, np.uint8).reshape(rows, size)
         self.size = size
+        self.view = view
+        self.table = table
         self.payload = table[:, BTH_BYTES : BTH_BYTES + mtu]
+        self.sequence = table[:, SAME_BYTES:BTH_BYTES].view(">u4")[:, 0]
         self.icrc = table[:, BTH_BYTES + mtu :].view("<u4")[:, 0]
+        self.steps = np.arange(rows, dtype=np.uint32)
         self.covered = [view[i * size + SAME_BYTES : (i + 1) * size - ICRC_BYTES] for i in range(rows)]
+        self.common = b""
+        """The first bytes of every packet in the buffer; empty when one of them has others."""
+
+    def write_common(self, common: bytes) -> None:
+        """The first bytes of every packet."""
+        if self.common != common:
+            self.common = common
+            self.table[:, :SAME_BYTES] = np.frombuffer(common, np.uint8)
+
+    def write_psns(self, psn: int, count: int) -> None:
+        """The rest of the headers; nobody is asked to acknowledge."""
+        psn &= LOW_24_BITS
+        psns = self.steps[:count] + np.uint32(psn)
+        if psn + count > LOW_24_BITS:
+            psns &= LOW_24_BITS
+        self.sequence[:count] = psns
+
+    def write_icrcs(self, flow: Flow, count: int) -> None:
+        """Of packets that differ in their PSN alone."""
+        value = crc32(self.common, prefix_crc(flow, self.size))
+        self.icrc[:count] = np.fromiter(map(crc32, self.covered[:count], repeat(value)), np.uint32, count)
+
+    def write_icrc(self, index: int, prefix: int) -> None:
+        """Of a packet that differs in more."""
+        at = index * self.size
+        self.icrc[index] = crc32(self.covered[index], crc32(self.view[at : at + SAME_BYTES], prefix))
 
 
 class PacketWriter:
-    """The one buffer in which a device makes its packets."""
+    """The buffers in which a device makes its packets: one for single ones, and one for the rows of each MTU
+    that is in use (there are five MTUs; 250 KiB at most for each)."""
 
     def __init__(self) -> None:
-        memory = bytearray(MAX_BURST)
-        self._memory: Bytes = np.frombuffer(memory, np.uint8)
-        self._view = memoryview(memory)
+        self._view = memoryview(bytearray(MAX_PACKET))
         self._layouts: dict[int, _Layout] = {}
 
     def single(
@@ -124,39 +165,35 @@ class PacketWriter:
         acknowledge: bool = False,
     ) -> Burst:
         """As many packets as `source` has full payloads, with `psn` and its successors. `first` and `last`
-        are the opcodes of the outer packets where these differ; `acknowledge` is asked for by the last."""
+        are the opcodes of the outer packets where these differ; `acknowledge` is asked for by the last.
+
+        `source` is one burst at most where segments are numbered, else `VOLLEY_BURSTS`.
+        """
         layout = self._layouts.get(mtu)
         if layout is None:
-            layout = self._layouts[mtu] = _Layout(self._memory, self._view, mtu)
+            layout = self._layouts[mtu] = _Layout(mtu)
         count = len(source) // mtu
-        size, view, pack = layout.size, self._view, _WORDS.pack_into
+        size, view, flow = layout.size, layout.view, path.flow
         head = opcode << 24 | MIGRATION_REQUEST << 16 | DEFAULT_P_KEY
-        for at in range(0, count * size, size):
-            pack(view, at, head, queue_pair, psn & LOW_24_BITS)
-            psn += 1
-        if first is not None:
-            view[0] = first
-        if last is not None:
-            view[(count - 1) * size] = last
+        layout.write_common(_COMMON.pack(head, queue_pair))
+        layout.write_psns(psn, count)
         if acknowledge:
             view[(count - 1) * size + OFFSET_PSN] |= _ACKNOWLEDGE_BIT
         layout.payload[:count] = source.reshape(count, mtu)
-        if path.numbered or first is not None or last is not None:
-            layout.icrc[:count] = self._each_by_itself(path, layout, count)
+        outer = []
+        if first is not None:
+            view[0] = first
+            outer.append(0)
+        if last is not None:
+            view[(count - 1) * size] = last
+            outer.append(count - 1)
+        if path.numbered:
+            for index, prefix in enumerate(burst_prefixes(flow, size, count)):
+                layout.write_icrc(index, prefix)
         else:
-            value = crc32(view[:SAME_BYTES], prefix_crc(path.flow, size))
-            layout.icrc[:count] = [crc32(covered, value) for covered in layout.covered[:count]]
+            layout.write_icrcs(flow, count)
+            for index in outer:
+                layout.write_icrc(index, prefix_crc(flow, size))
+        if outer:
+            layout.common = b""
         return Burst(view[: count * size], size, path.destination)
-
-    def _each_by_itself(self, path: Path, layout: _Layout, count: int) -> list[int]:
-        """The ICRCs of a row whose packets differ in more than their PSN."""
-        size, view = layout.size, self._view
-        prefixes = burst_prefixes(path.flow, size, count) if path.numbered else None
-        prefix = prefix_crc(path.flow, size)
-        return [
-            crc32(
-                layout.covered[i],
-                crc32(view[i * size : i * size + SAME_BYTES], prefixes[i] if prefixes else prefix),
-            )
-            for i in range(count)
-        ]

@@ -192,14 +192,17 @@ class Requester:
         """Packets of a SEND or WRITE: a row of them, or a single one where there is no row; None: not yet."""
         qp, shape = self._qp, work.shape
         assert shape is not None
+        device = qp.device
         mtu, position = qp.mtu, self._cursor - work.first
         last = work.packets - 1
         rows, left = rows_of(mtu), work.packets - position
-        wanted = min(room, rows, left)
-        if wanted < left and wanted < min(rows, qp.device.window_packets(mtu) // 4):
+        wanted = min(room, device.volley_packets(qp.path, mtu), left)
+        if wanted < left and wanted < min(rows, device.window_packets(mtu) // 4):
             # The window leaves room for a scrap of a row: there will soon be more, since what is under way
             # and asks for no acknowledgement is never half a window.
             return None
+        if rows < wanted < left:
+            wanted -= wanted % rows
         if wanted > 1 and (position or not shape.write):
             # The last packet is part of the row where it is full and has no header that the others have not.
             if position + wanted > last and (shape.trailer or work.length != work.packets * mtu):
@@ -208,7 +211,7 @@ class Requester:
             count = len(source) // mtu
             if count > 1:
                 ends = position + count > last
-                return qp.device.writer.rows(
+                return device.writer.rows(
                     qp.path,
                     mtu,
                     shape.middle,

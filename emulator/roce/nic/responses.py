@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from emulator.roce.nic.memory import ProtectionFault, SpanList
-from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.verbs import Burst
 from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.extended import AETH, ATOMIC_ACK_ETH, SYNDROME_ACK, NakCode, nak_syndrome
@@ -131,7 +130,7 @@ class Responses:
         qp = self._qp
         mtu, left = qp.mtu, answer.end - answer.psn
         # First and last carry an AETH, so they are no part of a row.
-        most = min(rows_of(mtu), left - 1)
+        most = min(qp.device.volley_packets(qp.path, mtu), left - 1)
         if answer.begun and most > 1:
             source = answer.spans.contiguous(answer.offset, most * mtu)
             count = len(source) // mtu

@@ -417,7 +417,8 @@ class Limits:
 
 
 class Burst(NamedTuple):
-    """What one call sends: `data` is cut into datagrams of `segment_size` bytes (the last may be shorter).
+    """What is sent at once: `data` is cut into datagrams of `segment_size` bytes (the last may be shorter).
+    It may be more than one call of a socket takes; then the link makes several of it.
 
     A single datagram has a `segment_size` of at least its length. `data` may be the device's own buffer: it
     is to be sent, or copied, before the next call of any method of the `Nic`.

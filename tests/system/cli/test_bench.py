@@ -36,6 +36,27 @@ def test_the_cheapest_names_measured_for_a_moment(processes: Processes, tmp_path
     assert not list(tmp_path.glob("g35-bench-*"))
 
 
+def test_virtiofs(processes: Processes, tmp_path: Path) -> None:
+    """Both ways bring the same values; by the device nothing is copied on the way.
+
+    The name is short because the path of a Unix socket is.
+    """
+    target = tmp_path / "bench.json"
+    names = ["virtiofs_get_1m", "virtiofs_put_1m"]
+    for way in ("fuse", "virtiofs"):
+        names += [f"host_cpu_s_per_gib_{way}", f"copies_per_byte_{way}"]
+    bench = processes.g35(
+        "bench", *names, "--seconds", "0.1", "--json", target, environment={"TMPDIR": str(tmp_path)}
+    )
+    assert bench.process.wait(180) == 0, bench.output
+    found = {record["name"]: record for record in json.loads(target.read_text())}
+    assert set(found) == {*names, "kv_get_1m", "kv_put_1m", "host_cpu_s_per_gib_file"}
+    assert found["virtiofs_get_1m"]["floor"] == "kv_get_1m"
+    assert found["copies_per_byte_fuse"]["value"] >= 1
+    assert found["copies_per_byte_virtiofs"]["value"] < 0.01
+    assert all(found[name]["value"] > 0 for name in found if not name.startswith("copies"))
+
+
 def test_every_byte_of_the_values_is_written_once(processes: Processes, tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     bench = processes.g35(

@@ -28,6 +28,12 @@ PROMISED = {
     "redis_tls_get_1m": "GiB/s",
     "hit_ratio": "ratio",
     "lru_hit_ratio": "ratio",
+    "virtiofs_get_1m": "GiB/s",
+    "virtiofs_put_1m": "GiB/s",
+    "copies_per_byte_fuse": "bytes/byte",
+    "copies_per_byte_virtiofs": "bytes/byte",
+    "host_cpu_s_per_gib_fuse": "s/GiB",
+    "host_cpu_s_per_gib_virtiofs": "s/GiB",
     "write_amplification": "ratio",
     "agent_rss_mib": "MiB",
 }

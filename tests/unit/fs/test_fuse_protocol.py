@@ -371,7 +371,6 @@ class TestFiles:
             Opcode.TMPFILE,
             Opcode.STATX,
             Opcode.SETLK,
-            Opcode.READDIRPLUS,
             Opcode.SYNCFS,
             Opcode.BMAP,
             0,

@@ -200,7 +200,7 @@ def test_identify_namespaces() -> None:
     assert host.command(identify(5, 1))[1] == bytes(4096)
     assert decode_nvm_controller_untrusted(host.command(identify(6))[1]).dataset_ranges == 255
     assert decode_independent_namespace_untrusted(host.command(identify(8, 1))[1]).ready
-    assert decode_command_sets_untrusted(host.command(identify(0x1C))[1]).vectors == (1,)
+    assert decode_command_sets_untrusted(host.command(identify(0x1C))[1]).vectors == (3,)
     assert host.command(identify(0, 500))[1] == bytes(4096)
 
 
@@ -214,7 +214,7 @@ def test_identify_namespaces() -> None:
         (identify(3, 2), Status.INVALID_NAMESPACE),
         (identify(0x13), Status.INVALID_FIELD),
         (identify(6, 0, csi=2), Status.INVALID_FIELD),
-        (identify(7, 0, csi=1), Status.INVALID_FIELD),
+        (identify(7, 0, csi=2), Status.INVALID_FIELD),
         (Sqe(AdminOpcode.IDENTIFY, 1, 0, transport(512), cdw10=1), Status.DATA_SGL_LENGTH_INVALID),
         (Sqe(AdminOpcode.CREATE_IO_SQ, 1), Status.INVALID_OPCODE),
         (Sqe(AdminOpcode.DELETE_IO_CQ, 1), Status.INVALID_OPCODE),

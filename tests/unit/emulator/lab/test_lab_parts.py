@@ -13,9 +13,17 @@ import pytest
 from emulator.lab import accelerator
 from emulator.lab.cache import cache_folder, digest_of, only_one_preparation, publish_folder
 from emulator.lab.errors import LabUnavailableError
+from emulator.lab.gpu_host import GpuHostShape, mounting_script
 from emulator.lab.image import LabImage
 from emulator.lab.kernel import kernel_package, require_programs
-from emulator.lab.machine import Follower, guest_script, qemu_command, remove_left_overs
+from emulator.lab.machine import (
+    FileSystemDevice,
+    Follower,
+    Hardware,
+    guest_script,
+    qemu_command,
+    remove_left_overs,
+)
 from emulator.lab.modules import insertion_order, module_name
 
 IMAGE = LabImage("6.12.1+deb12-amd64", Path("/k/vmlinuz"), Path("/k/initramfs"))
@@ -117,12 +125,38 @@ def test_the_guests_script_is_safe_for_the_shell() -> None:
 
 
 def test_the_machines_root_is_shared_read_only() -> None:
-    command = qemu_command(IMAGE, "tcg", Path("/tmp/a,b"), Path("/tmp/console"))
+    command = qemu_command(IMAGE, "tcg", Path("/tmp/a,b"), Path("/tmp/console"), Hardware())
     shares = [command[at + 1] for at, word in enumerate(command) if word == "-virtfs"]
     assert shares == [
         "local,path=/,mount_tag=machine,security_model=none,multidevs=remap,readonly=on",
         "local,path=/tmp/a,,b,mount_tag=exchange,security_model=none,multidevs=remap",
     ]
+
+
+def test_a_file_system_device_gets_a_socket_and_memory_that_can_be_shared() -> None:
+    hardware = Hardware(memory_mib=768, cores=3, devices=(FileSystemDevice("a,b", 9, 3, 512),))
+    words = " ".join(qemu_command(IMAGE, "tcg", Path("/tmp"), Path("/tmp/console"), hardware))
+    assert "-m 768M -smp 3" in words
+    assert "-object memory-backend-memfd,id=memory,size=768M,share=on -machine memory-backend=memory" in words
+    assert "-chardev socket,id=device0,fd=9" in words
+    assert "vhost-user-fs-pci,chardev=device0,tag=a,,b,num-request-queues=3,queue-size=512" in words
+    assert "-no-reboot" in words
+    again = qemu_command(IMAGE, "tcg", Path("/tmp"), None, Hardware(reboots=True))
+    assert "-no-reboot" not in again
+    assert "memory-backend" not in " ".join(again)
+
+
+def test_the_gpu_hosts_script_mounts_first(tmp_path: Path) -> None:
+    mount = tmp_path / "a b"
+    (tmp_path / "mount").write_text('#!/bin/sh\necho "mounted $*"\n')
+    (tmp_path / "mount").chmod(0o755)
+    script = mounting_script(["printf", "%s", "a'b"], GpuHostShape(tag="t g", mount=str(mount)))
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env=path)
+    assert done.stdout == f"mounted -t virtiofs t g {mount}\na'b"
+    (tmp_path / "mount").write_text("#!/bin/sh\nexit 32\n")
+    assert subprocess.run(["sh", "-c", script], capture_output=True, check=False, env=path).returncode == 125
+    assert mounting_script("exit 3", GpuHostShape(mount="")) == "exit 3"
 
 
 def test_folders_of_dead_owners_are_removed(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""`g35 enclosure`: make an enclosure what a file describes, and look at one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from agent.cli.folding_table import folding_table
+from agent.enclosure_control.applying import ApplyFailed, Target, apply, planned
+from agent.enclosure_control.configfs_target import ROOT, ConfigfsTarget
+from agent.enclosure_control.description import load_description
+from agent.enclosure_control.present import Present
+from agent.enclosure_control.records import BdevStats
+from agent.enclosure_control.rpc_client import TIMEOUT_S
+from agent.enclosure_control.rpc_target import RpcTarget
+from agent.enclosure_control.steps import Step
+from agent.errors import UserError
+
+EXIT_DIFFERS = 3
+
+app = typer.Typer(no_args_is_help=True, help="Enclosures by their control interface: SPDK's RPC, or nvmet.")
+
+DescriptionFile = Annotated[Path, typer.Argument(metavar="DESCRIPTION", help="The TOML file.")]
+Rpc = Annotated[
+    Path | None, typer.Option("--rpc", metavar="SOCKET", help="RPC socket of an SPDK target or `g35 jbof`.")
+]
+Configfs = Annotated[bool, typer.Option("--configfs", help="The kernel's nvmet, on this machine.")]
+ConfigfsRoot = Annotated[Path, typer.Option("--configfs-root", help="Where nvmet's folders are.")]
+Timeout = Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds for one call, by the wall clock.")]
+Prune = Annotated[
+    bool,
+    typer.Option(help="Also take away what the description does not name; never logical volumes."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+
+
+@app.command("apply")
+def apply_description(
+    description: DescriptionFile,
+    rpc: Rpc = None,
+    configfs: Configfs = False,
+    configfs_root: ConfigfsRoot = ROOT,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the calls, make none. Secrets are hidden.")
+    ] = False,
+    prune: Prune = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    """Make the enclosure what the file describes. What is so already is left as it is."""
+    wanted = load_description(description)
+    with _target(rpc, configfs, configfs_root, timeout) as target:
+        if dry_run:
+            found = planned(target, wanted, prune=prune)
+            for step in found.steps:
+                print(target.show(step))
+            _say_left_alone(found.left_alone)
+            return
+        try:
+            applied = apply(target, wanted, prune=prune, on_step=lambda step: print(f"done: {step}"))
+        except ApplyFailed as failure:
+            print(f"failed: {failure.failed}")
+            for step in failure.left:
+                print(f"not begun: {step}")
+            raise
+    _say_left_alone(applied.left_alone)
+    print(f"{len(applied.done)} steps" if applied.done else "nothing to do")
+
+
+@app.command()
+def diff(
+    description: DescriptionFile,
+    rpc: Rpc = None,
+    configfs: Configfs = False,
+    configfs_root: ConfigfsRoot = ROOT,
+    prune: Prune = False,
+    timeout: Timeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Say what `apply` would do. Exit code 3 if that is anything."""
+    wanted = load_description(description)
+    with _target(rpc, configfs, configfs_root, timeout) as target:
+        found = planned(target, wanted, prune=prune)
+        calls = [target.show(step) for step in found.steps]
+    if as_json:
+        shown = [{"step": str(step), "call": call} for step, call in zip(found.steps, calls, strict=True)]
+        print(json.dumps({"steps": shown, "left_alone": list(found.left_alone)}, indent=1))
+    else:
+        for step in found.steps:
+            print(f"{_sign(step)} {step}")
+        _say_left_alone(found.left_alone)
+        if not found.steps:
+            print("as described")
+    if found.steps:
+        raise typer.Exit(EXIT_DIFFERS)
+
+
+@app.command()
+def show(
+    rpc: Rpc = None,
+    configfs: Configfs = False,
+    configfs_root: ConfigfsRoot = ROOT,
+    timeout: Timeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the enclosure is: transports, bdevs, subsystems with namespaces, listeners and hosts."""
+    with _target(rpc, configfs, configfs_root, timeout) as target:
+        present = target.read()
+    if as_json:
+        print(json.dumps(asdict(present), indent=1))
+        return
+    _print_present(present)
+
+
+@app.command()
+def stats(rpc: Rpc = None, timeout: Timeout = TIMEOUT_S, as_json: AsJson = False) -> None:
+    """Show the counters of its bdevs. nvmet has none."""
+    if rpc is None:
+        raise UserError("counters are read over the RPC", "give --rpc SOCKET")
+    target = RpcTarget(rpc, timeout)
+    try:
+        counters = target.stats()
+    finally:
+        target.close()
+    if as_json:
+        print(json.dumps([asdict(each) for each in counters], indent=1))
+        return
+    table = folding_table(
+        "Bdevs since they were made",
+        ("bdev",),
+        ("reads", "MiB", "mean µs", "writes", "MiB", "mean µs", "failed"),
+    )
+    for each in counters:
+        table.add_row(*_row(each))
+    Console().print(table)
+
+
+@contextmanager
+def _target(rpc: Path | None, configfs: bool, root: Path, timeout_s: float) -> Iterator[Target]:
+    if (rpc is not None) == configfs:
+        raise UserError("which enclosure?", "give either --rpc SOCKET or --configfs")
+    target: Target = RpcTarget(rpc, timeout_s) if rpc is not None else ConfigfsTarget(root)
+    try:
+        yield target
+    finally:
+        target.close()
+
+
+def _sign(step: Step) -> str:
+    return "-" if type(step).__name__.startswith(("Remove", "Delete")) else "+"
+
+
+def _say_left_alone(things: tuple[str, ...]) -> None:
+    for each in things:
+        print(f"left alone, not described: {each}")
+
+
+def _row(each: BdevStats) -> list[str]:
+    def mean(total_s: float, commands: int) -> str:
+        return f"{total_s / commands * 1e6:.0f}" if commands else "-"
+
+    return [
+        each.name,
+        str(each.read_commands), f"{each.read_bytes / 2**20:.1f}",
+        mean(each.read_latency_s, each.read_commands),
+        str(each.write_commands), f"{each.write_bytes / 2**20:.1f}",
+        mean(each.write_latency_s, each.write_commands), str(each.failed_commands),
+    ]  # fmt: skip
+
+
+def _print_present(present: Present) -> None:
+    console = Console()
+    if present.bdevs:
+        table = folding_table("Bdevs", ("bdev", "kind", "also called"), ("MiB", "block"))
+        for bdev in present.bdevs:
+            also = ", ".join(bdev.aliases) or (bdev.filename or "")
+            table.add_row(bdev.name, bdev.kind, also, f"{bdev.size / 2**20:.0f}", str(bdev.block_size))
+        console.print(table)
+    for subsystem in present.subsystems:
+        table = folding_table(f"Subsystem {subsystem.nqn}", ("what", "which", "with"), ())
+        for namespace in subsystem.namespaces:
+            table.add_row(f"namespace {namespace.nsid}", namespace.bdev, namespace.nguid)
+        for listener in subsystem.listeners:
+            table.add_row("listener", str(listener), "")
+        for host in subsystem.hosts:
+            keys = ", ".join(filter(None, (host.key, host.controller_key)))
+            table.add_row("host", host.nqn, f"keys {keys}" if keys else "")
+        if subsystem.allow_any_host:
+            table.add_row("host", "any", "")
+        console.print(table)
+    transports = ", ".join(each.trtype for each in present.transports) or "none"
+    console.print(
+        f"transports: {transports}; keys: {', '.join(each.name for each in present.keys) or 'none'}"
+    )
+    if not present.subsystems:
+        console.print("no subsystem")

@@ -1,0 +1,306 @@
+"""What an enclosure says of itself, as records. No I/O; each is decoded from what one RPC method answers.
+
+Decoding is lenient about what SPDK adds from version to version and strict about what g35 relies on: a
+missing or mistyped member of those is RpcAnswerError and nothing else. Names are put into one spelling:
+transports in capitals, NGUIDs as 32 lower-case digits, UUIDs as `uuid` prints them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from agent.enclosure_control.rpc_errors import RpcAnswerError
+
+T = TypeVar("T")
+
+DISCOVERY_NQN: Final = "nqn.2014-08.org.nvmexpress.discovery"
+
+_KINDS: Final = {
+    "Malloc disk": "malloc", "AIO disk": "aio", "NVMe disk": "nvme", "Logical Volume": "lvol",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bdev:
+    """A block device. `kind` is malloc, aio, nvme, lvol or other; `filename` is known of aio alone."""
+
+    name: str
+    kind: str
+    block_size: int
+    block_count: int
+    uuid: str = ""
+    aliases: tuple[str, ...] = ()
+    filename: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.block_size * self.block_count
+
+
+@dataclass(frozen=True, slots=True)
+class NvmeController:
+    """A controller that the enclosure is a host of; its bdevs are `name` + n + nsid."""
+
+    name: str
+    address: Address | None = None
+    subnqn: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LvolStore:
+    """A store of logical volumes on a bdev."""
+
+    name: str
+    base_bdev: str
+    cluster_size: int
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of the keyring. `path` is not told by every version."""
+
+    name: str
+    path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A transport and its options, those that are numbers."""
+
+    trtype: str
+    options: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Address:
+    """Where a subsystem listens, or a controller is: TCP, RDMA or PCIE; IPv4 or IPv6."""
+
+    trtype: str
+    traddr: str
+    trsvcid: str = ""
+    adrfam: str = "IPv4"
+
+    def __str__(self) -> str:
+        host = f"[{self.traddr}]" if ":" in self.traddr and self.trsvcid else self.traddr
+        return f"{self.trtype} {host}:{self.trsvcid}" if self.trsvcid else f"{self.trtype} {host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A namespace of a subsystem. `nguid` is 32 digits, `uuid` with dashes; empty where there is none."""
+
+    nsid: int
+    bdev: str
+    nguid: str = ""
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host that may connect, and the names of its keys: what it proves itself with, and the controller."""
+
+    nqn: str
+    key: str | None = None
+    controller_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subsystem:
+    """An NVM subsystem. `max_namespaces` None: there is no such bound."""
+
+    nqn: str
+    serial: str = ""
+    model: str = ""
+    max_namespaces: int | None = None
+    allow_any_host: bool = False
+    namespaces: tuple[Namespace, ...] = ()
+    listeners: tuple[Address, ...] = ()
+    hosts: tuple[Host, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BdevStats:
+    """Counters of a bdev since it was made. Latencies are sums, in seconds."""
+
+    name: str
+    read_commands: int
+    read_bytes: int
+    write_commands: int
+    write_bytes: int
+    read_latency_s: float
+    write_latency_s: float
+    failed_commands: int
+
+
+def decode_all(method: str, answer: Any, decode: Callable[[Members], T]) -> tuple[T, ...]:
+    """A list of objects. RpcAnswerError if it is none."""
+    if not isinstance(answer, list):
+        raise RpcAnswerError(f"{method}: the answer is no list")
+    return tuple(decode(Members(method, each)) for each in answer)
+
+
+class Members:
+    """The members of one object of an answer, each asked for with the type that it must have."""
+
+    def __init__(self, method: str, value: Any) -> None:
+        if not isinstance(value, dict):
+            raise RpcAnswerError(f"{method}: an entry is no object")
+        self._method = method
+        self._value: dict[str, Any] = value
+
+    def _get(self, name: str, kind: type[T], default: T | None) -> T:
+        value = self._value.get(name)
+        if value is None and default is not None:
+            return default
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise RpcAnswerError(f"{self._method}: {name} is missing or no {kind.__name__}")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        return self._get(name, str, default)
+
+    def number(self, name: str, default: int | None = None) -> int:
+        return self._get(name, int, default)
+
+    def truth(self, name: str) -> bool:
+        return self._get(name, bool, False)
+
+    def members(self, name: str) -> Members:
+        return Members(self._method, self._value.get(name) or {})
+
+    def each(self, name: str, decode: Callable[[Members], T]) -> tuple[T, ...]:
+        return decode_all(self._method, self._value.get(name) or [], decode)
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        return tuple(each for each in self._value.get(name) or [] if isinstance(each, str))
+
+    def numbers(self) -> Iterable[tuple[str, int]]:
+        return ((name, value) for name, value in self._value.items() if type(value) is int)
+
+
+def bdev(said: Members) -> Bdev:
+    """An entry of bdev_get_bdevs."""
+    return Bdev(
+        name=said.text("name"),
+        kind=_KINDS.get(said.text("product_name", ""), "other"),
+        block_size=said.number("block_size"),
+        block_count=said.number("num_blocks"),
+        uuid=canonical_uuid(said.text("uuid", "")),
+        aliases=said.texts("aliases"),
+        filename=said.members("driver_specific").members("aio").text("filename", "") or None,
+    )
+
+
+def nvme_controller(said: Members) -> NvmeController:
+    """An entry of bdev_nvme_get_controllers; the first path stands for all."""
+    paths = said.each("ctrlrs", lambda path: path.members("trid"))
+    if not paths:
+        return NvmeController(said.text("name"))
+    return NvmeController(said.text("name"), address(paths[0]), paths[0].text("subnqn", ""))
+
+
+def lvol_store(said: Members) -> LvolStore:
+    """An entry of bdev_lvol_get_lvstores."""
+    return LvolStore(
+        said.text("name"), said.text("base_bdev"), said.number("cluster_size"), said.text("uuid", "")
+    )
+
+
+def key(said: Members) -> Key:
+    """An entry of keyring_get_keys."""
+    return Key(said.text("name"), said.text("path", "") or None)
+
+
+def transport(said: Members) -> Transport:
+    """An entry of nvmf_get_transports."""
+    return Transport(said.text("trtype").upper(), tuple(sorted(said.numbers())))
+
+
+def address(said: Members) -> Address:
+    """A listen_address, or a trid."""
+    family = said.text("adrfam", "IPv4")
+    return Address(
+        said.text("trtype").upper(),
+        canonical_address(said.text("traddr")),
+        said.text("trsvcid", ""),
+        "IPv6" if family.lower() == "ipv6" else "IPv4",
+    )
+
+
+def subsystem(said: Members) -> Subsystem:
+    """An entry of nvmf_get_subsystems; that of the discovery subsystem lacks the last fields."""
+    return Subsystem(
+        nqn=said.text("nqn"),
+        serial=said.text("serial_number", ""),
+        model=said.text("model_number", ""),
+        max_namespaces=said.number("max_namespaces", 0) or None,
+        allow_any_host=said.truth("allow_any_host"),
+        namespaces=said.each("namespaces", _namespace),
+        listeners=said.each("listen_addresses", address),
+        hosts=said.each("hosts", _host),
+    )
+
+
+def _namespace(said: Members) -> Namespace:
+    return Namespace(
+        said.number("nsid"),
+        said.text("bdev_name", said.text("name", "")),
+        canonical_nguid(said.text("nguid", "")),
+        canonical_uuid(said.text("uuid", "")),
+    )
+
+
+def _host(said: Members) -> Host:
+    return Host(
+        said.text("nqn"), said.text("dhchap_key", "") or None, said.text("dhchap_ctrlr_key", "") or None
+    )
+
+
+def bdev_stats(answer: Any) -> tuple[BdevStats, ...]:
+    """What bdev_get_iostat answers."""
+    whole = Members("bdev_get_iostat", answer)
+    rate = whole.number("tick_rate", 0) or 1
+
+    def decode(said: Members) -> BdevStats:
+        return BdevStats(
+            name=said.text("name"),
+            read_commands=said.number("num_read_ops"),
+            read_bytes=said.number("bytes_read"),
+            write_commands=said.number("num_write_ops"),
+            write_bytes=said.number("bytes_written"),
+            read_latency_s=said.number("read_latency_ticks", 0) / rate,
+            write_latency_s=said.number("write_latency_ticks", 0) / rate,
+            failed_commands=sum(count for _, count in said.members("io_error").numbers()),
+        )
+
+    return whole.each("bdevs", decode)
+
+
+def canonical_address(text: str) -> str:
+    """An IP address in its shortest spelling; anything else (a PCI address, a host name) as it is."""
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        return text
+
+
+def canonical_uuid(text: str) -> str:
+    """A UUID in the usual spelling; empty stays empty. RpcAnswerError if it is none."""
+    if not text:
+        return ""
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        raise RpcAnswerError(f"{text!r} is no UUID") from None
+
+
+def canonical_nguid(text: str) -> str:
+    """An NGUID as 32 lower-case digits; nothing and zeros are no NGUID."""
+    digits = text.replace("-", "").lower()
+    return "" if not digits.strip("0") else digits

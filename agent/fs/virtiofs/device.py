@@ -1,0 +1,206 @@
+"""One guest's device: its session, its books, and the threads that serve its queues.
+
+`Device` is what a `BackEnd` (back_end.py) finds around it. It outlives connections, for a front-end may
+come back and go on; what it holds for a guest it gives back when the guest begins anew (INIT, DESTROY,
+RESET_DEVICE) or when its front-end is gone and cannot come back.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.fs.complaints import Complaints
+from agent.fs.fuse_abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
+from agent.fs.fuse_protocol import WANTED_BY_GUESTS, FuseLimits, FuseSession
+from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
+from agent.fs.virtiofs import surroundings
+from agent.fs.virtiofs.back_end import PeerError, QueueSetup
+from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
+from agent.fs.virtiofs.guest_books import GuestBooks
+from agent.fs.virtiofs.guest_view import GuestView
+from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
+from agent.fs.virtiofs.request_buffers import RequestBuffers
+from agent.pool.steps import Runner, Steps
+from agent.virtio.memory_table import MemoryTable
+from agent.virtio.vhost_user import Feature
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+HIGH_PRIORITY = 0
+"""The queue for FORGET and INTERRUPT; requests have the others."""
+_FORGETS = frozenset({Opcode.FORGET.value, Opcode.BATCH_FORGET.value})
+
+
+class _NoRunner:
+    """FORGET waits for nothing; whatever else came by the high-priority queue was refused before."""
+
+    def run(self, steps: Steps[T]) -> T:
+        raise RuntimeError("an operation on the high-priority queue wants to wait")
+
+
+def takes_scattered(node: int) -> bool:
+    """Whether a READ of this node may open into several places: values may, files are put together."""
+    return node >> FACE_SHIFT != FACE_FILES
+
+
+class Device:
+    """`Surroundings` of a back-end, for as many connections as come one after the other."""
+
+    def __init__(
+        self,
+        name: str,
+        tree: FileSystem,
+        request_queues: int,
+        make_runner: Callable[[int], Runner],
+        *,
+        sealed_memory: bool = True,
+        limits: FuseLimits | None = None,
+        books: GuestBooks | None = None,
+    ) -> None:
+        """`books`: what the guest held when an earlier process ended; with INIT in them it goes on."""
+        self.name = name
+        self.queue_count = 1 + request_queues
+        self.books = books or GuestBooks()
+        self.view = GuestView(tree, self.books)
+        self.complaints = Complaints(log)
+        self.session = FuseSession(
+            self.view,
+            limits=limits,
+            complaints=self.complaints,
+            wanted=WANTED_BY_GUESTS,
+            begins_anew=self.view.give_everything_back,
+            agreed=self.books.agreed,
+        )
+        if self.books.negotiated is not None:
+            self.session.resume(self.books.negotiated)
+        self._make_runner = make_runner
+        self._sealed_memory = sealed_memory
+        self._workers: dict[int, QueueWorker] = {}
+        self._buffers = [
+            RequestBuffers(self.session.transfer_bytes, takes_scattered) for _ in range(self.queue_count)
+        ]
+        # A queue's own descriptor to call its driver through, for as long as the device lives. A new one
+        # of the front-end's takes its place by dup2, which a worker that is about to signal cannot miss.
+        self._calls = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(self.queue_count)]
+
+    @property
+    def bytes_copied(self) -> int:
+        return sum(buffers.bytes_copied for buffers in self._buffers)
+
+    def settle_everything(self) -> None:
+        """Before an orderly end, while no queue runs."""
+        self.view.settle_everything(self._make_runner(0))
+
+    def close(self) -> None:
+        """After the last connection: nothing runs any more."""
+        self.books.close()
+        for call in self._calls:
+            os.close(call)
+        self._calls = []
+
+    def end_session(self) -> None:
+        """The guest is gone: what it held is given back. Only while no queue runs."""
+        assert not self._workers
+        self.session.begin_anew(self._make_runner(0))
+
+    # -- Surroundings ---------------------------------------------------------------------------
+
+    def map_memory(self, fd: int, offset: int, size: int) -> memoryview:
+        return surroundings.map_memory(fd, offset, size, must_be_sealed=self._sealed_memory)
+
+    def make_memory(self, size: int) -> int:
+        return surroundings.make_memory(size)
+
+    def close_fd(self, fd: int) -> None:
+        os.close(fd)
+
+    def check_event(self, fd: int) -> None:
+        surroundings.check_event(fd)
+
+    def use_call(self, index: int, fd: int | None) -> None:
+        if fd is not None:
+            os.dup2(fd, self._calls[index], inheritable=False)
+            return
+        nobody = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        os.dup2(nobody, self._calls[index], inheritable=False)
+        os.close(nobody)
+
+    def memory_changed(self, memory: MemoryTable) -> None:
+        for worker in self._workers.values():
+            worker.queue.memory = memory
+
+    def start(self, index: int, setup: QueueSetup, memory: MemoryTable) -> None:
+        try:
+            queue = DeviceQueue(
+                setup.size,
+                setup.base,
+                setup.descriptors,
+                setup.available,
+                setup.used,
+                memory,
+                event_idx=bool(setup.features & Feature.RING_EVENT_IDX),
+                indirect=bool(setup.features & Feature.RING_INDIRECT_DESC),
+                inflight_piece=setup.inflight_piece,
+            )
+        except BadRing as bad:
+            raise PeerError(str(bad)) from None
+        make_serve = self._high_priority if index == HIGH_PRIORITY else lambda: self._requests(index)
+        worker = QueueWorker(
+            f"{self.name}-{index}", queue, setup.kick, self._calls[index], make_serve, self.complaints
+        )
+        self._workers[index] = worker
+        worker.start()
+
+    def stop(self, index: int) -> int | None:
+        worker = self._workers.pop(index, None)
+        return None if worker is None else worker.stop()
+
+    def reset(self) -> None:
+        self.end_session()
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def _requests(self, index: int) -> Serve:
+        session, buffers = self.session, self._buffers[index]
+        runner = self._make_runner(index - 1)
+        answer, take, put = session.answer, buffers.take, buffers.put
+
+        def serve(chain: Chain) -> int:
+            message, received, data, room = take(chain.readable, chain.writable)
+            reply = answer(message, received, data, room, runner)
+            if reply is None:
+                return 0
+            written = put(reply)
+            if written is None:
+                # The guest left too little room for what it asked, and will not hear of it.
+                session.reply_was_lost(message, reply, runner)
+                written = put(session.refusal_of(message))
+            return written or 0
+
+        return serve
+
+    def _high_priority(self) -> Serve:
+        session, buffers = self.session, self._buffers[HIGH_PRIORITY]
+        runner = _NoRunner()
+
+        def serve(chain: Chain) -> int:
+            message, received, data, room = buffers.take(chain.readable, chain.writable)
+            if received < IN_HEADER_BYTES:
+                self.complaints.peer("a high-priority request", "shorter than its header")
+                return 0
+            header = InHeader.decode_untrusted(message)
+            if header.opcode in _FORGETS:
+                session.answer(message, received, data, room, runner)
+                return 0
+            if header.opcode == Opcode.INTERRUPT:
+                return 0  # a file system may ignore it; every operation of ours ends by its own deadline
+            self.complaints.peer("a high-priority request", f"opcode {header.opcode}")
+            return buffers.put([OutHeader(OUT_HEADER_BYTES, -errno.EIO, header.unique).encode()]) or 0
+
+        return serve

@@ -1,0 +1,315 @@
+"""The device's side of one split virtqueue: chains out of it, completions into it, no I/O.
+
+Read agent/virtio/split_ring.py first. Everything in a ring was written by a guest, and may be rewritten
+while it is read: each descriptor is therefore read once, into memory of our own, and judged there. What
+does not hold together raises `BadRing`; whoever drives the queue stops it, and nothing else of the agent
+is touched.
+
+A chain is handed over as runs of memory rather than as descriptors: pages that lie beside each other in
+the guest's memory are one run, so that a megabyte of a huge page is one buffer and one call of the cipher.
+
+With an inflight piece (agent/virtio/inflight.py) the queue also notes what it has taken, and begins with
+what an earlier device had taken and not completed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.virtio import inflight
+from agent.virtio.fence import full_fence, ordering_fence
+from agent.virtio.memory_table import AddressError, MemoryTable
+from agent.virtio.split_ring import (
+    AVAILABLE_NO_INTERRUPT,
+    DESCRIPTOR_BYTES,
+    FLAGS_WORD,
+    IDX_WORD,
+    INDEX_MASK,
+    RING_WORD,
+    USED_NO_NOTIFY,
+    USED_RING_DWORD,
+    Descriptor,
+    DescriptorFlag,
+    avail_event_word,
+    passes_event,
+    used_event_word,
+)
+
+CHAIN_BYTES_MAX = (1 << 32) - 1
+"""What a chain may describe: its length is told back in 32 bits."""
+MANY_DESCRIPTORS = 24
+"""From here on numpy is quicker than a loop."""
+
+_NEXT, _WRITE, _INDIRECT = (
+    DescriptorFlag.NEXT.value,
+    DescriptorFlag.WRITE.value,
+    DescriptorFlag.INDIRECT.value,
+)
+_ROW = np.dtype([("address", "<u8"), ("length", "<u4"), ("flags", "<u2"), ("next", "<u2")])
+assert _ROW.itemsize == DESCRIPTOR_BYTES
+
+Run = tuple[int, int, int]
+"""Address, length and the WRITE flag of memory that lies in one piece."""
+
+
+class BadRing(Exception):
+    """The guest's fault: the ring cannot be followed any further."""
+
+
+class Chain(NamedTuple):
+    """One request: what the device reads, then what it writes, each as runs of the guest's memory."""
+
+    head: int
+    readable: list[memoryview]
+    writable: list[memoryview]
+
+
+class DeviceQueue:
+    """One ring. Not shared between threads, `memory` excepted: a new table may take its place any time."""
+
+    def __init__(
+        self,
+        size: int,
+        base: int,
+        descriptors: memoryview,
+        available: memoryview,
+        used: memoryview,
+        memory: MemoryTable,
+        *,
+        event_idx: bool,
+        indirect: bool,
+        inflight_piece: memoryview | None = None,
+    ) -> None:
+        """`base` is the available idx to go on from; the three areas are as long as split_ring.py says."""
+        self.memory = memory
+        self._size = size
+        self._descriptors = descriptors
+        self._available = available.cast("H")
+        self._used = used.cast("H")
+        self._used_ring = used[: 4 + 8 * size].cast("I")
+        self._event_idx = event_idx
+        self._indirect = indirect
+        self._used_event = used_event_word(size)
+        self._avail_event = avail_event_word(size)
+        self._next = base & INDEX_MASK
+        self._used_idx = self._used[IDX_WORD]
+        self._called_at: int | None = None
+        self._again: deque[int] = deque()
+        self._taken = _Taken(inflight_piece, size) if inflight_piece is not None else None
+        if self._taken is not None:
+            self._again.extend(self._taken.left_over(self._used_idx))
+            if self._taken.was_used:
+                self._next = (self._used_idx + len(self._again)) & INDEX_MASK
+
+    @property
+    def next_available(self) -> int:
+        """Where whoever comes after goes on. What was taken and is to be served again counts as not taken."""
+        return (self._next - len(self._again)) & INDEX_MASK
+
+    # -- taking ---------------------------------------------------------------------------------
+
+    def pop(self) -> Chain | None:
+        """The next request, None where there is none. Raises BadRing."""
+        if self._again:
+            return self._chain(self._again.popleft())
+        ahead = (self._available[IDX_WORD] - self._next) & INDEX_MASK
+        if not ahead:
+            return None
+        if ahead > self._size:
+            raise BadRing(f"the available idx is {ahead} ahead in a ring of {self._size}")
+        ordering_fence()
+        head = self._available[RING_WORD + self._next % self._size]
+        if head >= self._size:
+            raise BadRing(f"a chain begins at descriptor {head} of {self._size}")
+        if self._taken is not None:
+            self._taken.begin(head)
+        self._next = (self._next + 1) & INDEX_MASK
+        return self._chain(head)
+
+    def _chain(self, head: int) -> Chain:
+        address, length, flags, _ = Descriptor.LAYOUT.unpack_from(self._descriptors, head * DESCRIPTOR_BYTES)
+        if flags & _INDIRECT:
+            if flags & _NEXT or not self._indirect:
+                raise BadRing("an indirect table that goes on, or that was not negotiated")
+            runs = self._runs_of_table(address, length)
+        elif flags & _NEXT:
+            runs = _walk(bytes(self._descriptors), head, self._size)
+        else:
+            runs = [(address, length, flags & _WRITE)]
+        readable: list[memoryview] = []
+        writable: list[memoryview] = []
+        total = 0
+        memory = self.memory
+        try:
+            for address, length, writes in runs:
+                total += length
+                if not length or total > CHAIN_BYTES_MAX:
+                    raise BadRing("a buffer of no bytes, or a chain of 2^32 and more")
+                if writes:
+                    writable += memory.runs(address, length)
+                elif writable:
+                    raise BadRing("a buffer to read follows one to write")
+                else:
+                    readable += memory.runs(address, length)
+        except AddressError as outside:
+            raise BadRing(str(outside)) from None
+        return Chain(head, readable, writable)
+
+    def _runs_of_table(self, address: int, length: int) -> list[Run]:
+        count, odd = divmod(length, DESCRIPTOR_BYTES)
+        if odd or not 0 < count <= self._size:
+            raise BadRing(f"an indirect table of {length} bytes in a ring of {self._size}")
+        try:
+            table = b"".join(self.memory.runs(address, length))
+        except AddressError as outside:
+            raise BadRing(str(outside)) from None
+        if count >= MANY_DESCRIPTORS and (runs := _straight(table)) is not None:
+            return runs
+        return _walk(table, 0, count)
+
+    # -- giving back ----------------------------------------------------------------------------
+
+    def push(self, head: int, written: int) -> bool:
+        """Complete a chain with `written` bytes in its buffers; True where the driver wants to be called."""
+        at = USED_RING_DWORD + 2 * (self._used_idx % self._size)
+        self._used_ring[at] = head
+        self._used_ring[at + 1] = written
+        old = self._used_idx
+        new = self._used_idx = (old + 1) & INDEX_MASK
+        if self._taken is not None:
+            self._taken.completes(head)
+        ordering_fence()
+        self._used[IDX_WORD] = new
+        if self._taken is not None:
+            self._taken.completed(head, new)
+        full_fence()
+        if not self._event_idx:
+            return not self._available[FLAGS_WORD] & AVAILABLE_NO_INTERRUPT
+        before, self._called_at = self._called_at, new
+        return before is None or passes_event(self._available[self._used_event], new, before)
+
+    # -- when to be kicked ----------------------------------------------------------------------
+
+    def may_sleep(self) -> bool:
+        """Ask to be kicked for the next request; False where there is one already."""
+        if self._again:
+            return False
+        if self._event_idx:
+            self._used[self._avail_event] = self._next
+        else:
+            self._used[FLAGS_WORD] = 0
+        full_fence()
+        return self._available[IDX_WORD] == self._next
+
+    def awake(self) -> None:
+        """No kicks are needed while the ring is looked at anyway. With event idx that is so by itself."""
+        if not self._event_idx:
+            self._used[FLAGS_WORD] = USED_NO_NOTIFY
+
+
+class _Taken:
+    """A queue's inflight piece: what this device has taken, and what an earlier one had."""
+
+    def __init__(self, piece: memoryview, size: int) -> None:
+        self._bytes = piece
+        self._words = piece.cast("H")
+        self._qwords = piece.cast("Q")
+        self._size = size
+        self._counter = 0
+        words = self._words
+        self.was_used = words[inflight.VERSION_WORD] == inflight.VERSION
+        """An earlier device has worked with it: where it stopped is known better than from the front-end."""
+        if not self.was_used:
+            piece[:] = bytes(len(piece))
+            words[inflight.SIZE_WORD] = size
+            words[inflight.VERSION_WORD] = inflight.VERSION
+        elif words[inflight.SIZE_WORD] != size:
+            raise BadRing("the inflight area is of a ring of another size")
+
+    def left_over(self, used_idx: int) -> list[int]:
+        """Heads that are in flight, oldest first; settles what the earlier device was about to complete."""
+        words, size = self._words, self._size
+        if not self.was_used:
+            words[inflight.USED_IDX_WORD] = used_idx
+            return []
+        if words[inflight.USED_IDX_WORD] != used_idx:
+            # It died after the used idx had moved: the last chain (our batches are of one) is completed.
+            head = words[inflight.LAST_BATCH_HEAD_WORD]
+            if head < size:
+                self._bytes[inflight.in_flight_byte(head)] = 0
+            words[inflight.USED_IDX_WORD] = used_idx
+        heads = [
+            (self._qwords[inflight.counter_qword(head)], head)
+            for head in range(size)
+            if self._bytes[inflight.in_flight_byte(head)]
+        ]
+        heads.sort()
+        if heads:
+            self._counter = heads[-1][0]
+        return [head for _, head in heads]
+
+    def begin(self, head: int) -> None:
+        self._counter = (self._counter + 1) & 0x7FFF_FFFF_FFFF_FFFF
+        self._qwords[inflight.counter_qword(head)] = self._counter
+        self._bytes[inflight.in_flight_byte(head)] = 1
+
+    def completes(self, head: int) -> None:
+        self._words[inflight.LAST_BATCH_HEAD_WORD] = head
+
+    def completed(self, head: int, used_idx: int) -> None:
+        self._bytes[inflight.in_flight_byte(head)] = 0
+        self._words[inflight.USED_IDX_WORD] = used_idx
+
+
+def _walk(table: bytes, head: int, count: int) -> list[Run]:
+    """Follow a chain through a copy of its table of `count` descriptors. Raises BadRing."""
+    unpack = Descriptor.LAYOUT.unpack_from
+    runs: list[Run] = []
+    at = head
+    start = size = end = 0
+    kind = -1
+    for _ in range(count):
+        address, length, flags, following = unpack(table, at * DESCRIPTOR_BYTES)
+        if flags & _INDIRECT:
+            raise BadRing("an indirect table inside a chain")
+        if not length:
+            raise BadRing("a buffer of no bytes")
+        if address == end and flags & _WRITE == kind:
+            size += length
+        else:
+            if size:
+                runs.append((start, size, kind))
+            start, size, kind = address, length, flags & _WRITE
+        end = address + length
+        if not flags & _NEXT:
+            runs.append((start, size, kind))
+            return runs
+        if following >= count:
+            raise BadRing(f"descriptor {following} of {count} follows")
+        at = following
+    raise BadRing("a chain that bites its tail")
+
+
+def _straight(table: bytes) -> list[Run] | None:
+    """The runs of a table whose descriptors follow one another, as drivers write them; else None."""
+    rows = np.frombuffer(table, _ROW)
+    flags, address = rows["flags"], rows["address"]
+    count = len(rows)
+    if (
+        flags[-1] & ~np.uint16(_WRITE)
+        or (flags[:-1] & ~np.uint16(_WRITE) != _NEXT).any()
+        or (rows["next"][:-1] != np.arange(1, count, dtype=np.uint16)).any()
+    ):
+        return None
+    length = rows["length"].astype(np.uint64)
+    end = address + length
+    if not length.all() or (end < address).any():
+        return None
+    writes = flags & _WRITE
+    breaks = np.flatnonzero((address[1:] != end[:-1]) | (writes[1:] != writes[:-1])) + 1
+    starts = np.concatenate((np.zeros(1, breaks.dtype), breaks))
+    sizes = np.add.reduceat(length, starts)
+    return list(zip(address[starts].tolist(), sizes.tolist(), writes[starts].tolist(), strict=True))

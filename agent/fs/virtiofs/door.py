@@ -1,0 +1,208 @@
+"""The virtio-fs door: a Unix socket where QEMU finds the device that its guest mounts.
+
+Read docs/virtiofs.md for the whole. The door listens, takes one front-end at a time (another is turned
+away), and lets a `BackEnd` decide what its messages mean. A thread of its own does that and nothing else;
+each queue of the guest has a thread, which serves requests to completion.
+
+    door = VirtioFsDoor(tree, Path("/run/g35/gpu0.sock"), request_queues=2, make_runner=make_runner)
+    door.start()            # listens when it returns; QEMU may come at any time
+    door.wait(timeout=None) # until it is stopped
+    door.stop()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import stat
+import threading
+from pathlib import Path
+
+from agent.errors import G35Error
+from agent.fs.door import GRACE_SECONDS, MakeRunner
+from agent.fs.fuse_protocol import FuseLimits
+from agent.fs.interface import FileSystem
+from agent.fs.virtiofs.back_end import BackEnd, PeerError
+from agent.fs.virtiofs.device import Device
+from agent.fs.virtiofs.front_end_link import FrontEndGone, FrontEndLink
+from agent.fs.virtiofs.guest_books import GuestBooks
+from agent.fs.virtiofs.queue_worker import STOP_SECONDS, WorkerStuck
+from agent.fs.virtiofs.surroundings import signal
+
+log = logging.getLogger(__name__)
+
+REQUEST_QUEUES_MAX = 64
+BACKLOG = 4
+
+
+class VirtioFsDoor:
+    """A `Door` (agent/fs/door.py) for one guest at a time."""
+
+    def __init__(
+        self,
+        tree: FileSystem,
+        path: Path,
+        request_queues: int,
+        make_runner: MakeRunner,
+        *,
+        sealed_memory: bool = True,
+        limits: FuseLimits | None = None,
+        books: GuestBooks | None = None,
+        name: str = "virtiofs",
+    ) -> None:
+        """`make_runner(i)` is called in the thread of request queue i, counted from 0; once that thread
+        has ended, in the thread that takes its place."""
+        if not 1 <= request_queues <= REQUEST_QUEUES_MAX:
+            raise ValueError(f"request_queues must be 1 to {REQUEST_QUEUES_MAX}")
+        self.path = path
+        self.device = Device(
+            name, tree, request_queues, make_runner, sealed_memory=sealed_memory, limits=limits, books=books
+        )
+        self._name = name
+        self._listener: socket.socket | None = None
+        self._inode = 0
+        self._stop_event = -1
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._listener = listen(self.path)
+        self._inode = os.stat(self.path).st_ino
+        self._stop_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(
+            target=self._serve, args=(self._listener,), name=self._name, daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """End the connection and the threads. The guest's requests wait until a device is there again."""
+        if self._thread is None:
+            return
+        signal(self._stop_event)
+        self._thread.join(STOP_SECONDS * (1 + self.device.queue_count))
+        if self._thread.is_alive():
+            raise G35Error(
+                f"the virtio-fs device at {self.path} did not end", "an operation hangs; see the log"
+            )
+        self._thread = None
+        os.close(self._stop_event)
+        self.device.close()
+
+    # -- the door's thread ----------------------------------------------------------------------
+
+    def _serve(self, listener: socket.socket) -> None:
+        try:
+            while (connection := self._next_front_end(listener)) is not None:
+                self._serve_one(listener, connection)
+            self.device.settle_everything()
+        except WorkerStuck as stuck:
+            log.error("%s: %s; the device at %s ends", self._name, stuck, self.path)
+        except BaseException:
+            log.exception("the virtio-fs device at %s ended", self.path)
+        finally:
+            listener.close()
+            with contextlib.suppress(OSError):
+                if os.stat(self.path).st_ino == self._inode:
+                    self.path.unlink()
+
+    def _next_front_end(self, listener: socket.socket) -> socket.socket | None:
+        """The next connection; None when the door is to stop."""
+        poller = _poll_of(listener.fileno(), self._stop_event)
+        while True:
+            ready = [descriptor for descriptor, _ in poller.poll()]
+            if self._stop_event in ready:
+                return None
+            with contextlib.suppress(OSError):
+                return listener.accept()[0]
+
+    def _serve_one(self, listener: socket.socket, connection: socket.socket) -> None:
+        device = self.device
+        link = FrontEndLink(connection)
+        back_end = BackEnd(device.queue_count, device)
+        log.info("a front-end has connected to %s", self.path)
+        try:
+            self._converse(listener, link, back_end)
+        except FrontEndGone as gone:
+            log.info("the front-end of %s is gone: %s", self.path, gone)
+        except PeerError as wrong:
+            device.complaints.peer(f"the front-end of {self.path}", str(wrong))
+        finally:
+            comes_back = back_end.can_reconnect
+            link.close()
+            back_end.end()
+            if not comes_back:
+                device.end_session()
+
+    def _converse(self, listener: socket.socket, link: FrontEndLink, back_end: BackEnd) -> None:
+        """Serve messages until the door is to stop. Raises what ends the connection otherwise."""
+        poller = _poll_of(link.fileno(), listener.fileno(), self._stop_event)
+        while True:
+            ready = [descriptor for descriptor, _ in poller.poll()]
+            if self._stop_event in ready:
+                signal(self._stop_event)  # for `_next_front_end`, too
+                return
+            if listener.fileno() in ready:
+                with contextlib.suppress(OSError):
+                    listener.accept()[0].close()
+                    self.device.complaints.peer(f"{self.path}", "a second front-end was turned away")
+            while link.fileno() in ready and (message := link.receive()) is not None:
+                reply = back_end.handle(*message)
+                if reply is not None:
+                    link.send(reply)
+
+
+def _poll_of(*descriptors: int) -> select.poll:
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return poller
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening Unix socket at `path`, for its owner alone. One that a dead process left is replaced;
+    anything else that is there is not touched. Raises G35Error."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        _clear(path)
+        listener.bind(str(path))
+        # Nobody can connect before `listen`, so the mode is in force from the first connection on.
+        path.chmod(0o600)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except BaseException as failure:
+        listener.close()
+        if isinstance(failure, OSError):
+            raise G35Error(
+                f"cannot listen at {path}: {failure.strerror}", "check virtiofs.socket and its folder"
+            ) from None
+        raise
+    return listener
+
+
+def _clear(path: Path) -> None:
+    """Remove a socket at which nobody listens. Raises G35Error where something else is in the way."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise G35Error(f"{path} is there and is no socket", "name another path, or remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        refused = asking.connect_ex(str(path))
+    if refused == errno.ECONNREFUSED:
+        path.unlink()
+    elif refused == 0 or refused == errno.EAGAIN:
+        raise G35Error(f"somebody listens at {path} already", "is another agent running?")
+    else:
+        raise G35Error(f"{path} cannot be asked: {os.strerror(refused)}", "remove it, or name another path")

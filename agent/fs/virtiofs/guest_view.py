@@ -1,0 +1,329 @@
+"""What one guest may see of a file system: the tree that it was given, and of that what it has looked up.
+
+Behind /dev/fuse stands one kernel that is trusted with every number it names. A guest is not: it could
+name the node or the handle of another guest's file. So a `GuestView` stands before the tree and lets
+through only nodes that this guest was told of and handles that were opened for it. The same books say
+what to give back when the guest begins anew or is gone, which it announces to nobody.
+
+They also say what the guest held when an earlier process of the agent was killed (guest_books.py):
+
+* a node of /fs is the same in every process, and so are folders and `/.g35`; a value of /kv has another
+  number now, and is looked up by its name when the guest next asks for it;
+* a handle is opened again when it is next used, with three exceptions, which answer an error instead of
+  bytes that could be wrong. A file with data that no flush or fsync had followed says EIO once.
+  A value being written is gone (EIO). A value that was being read goes on only from its beginning, for
+  it could have been removed and stored anew meanwhile; and a control session is gone (ENOTCONN), which its
+  client knows from any restart of an agent.
+
+Handles and nodes of different processes never have the same number: the epoch is part of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable
+from types import GeneratorType
+from typing import TypeVar, cast
+
+from agent.fs.interface import (
+    ROOT_INODE,
+    Attributes,
+    Caller,
+    DirectoryEntry,
+    Entry,
+    FileSystem,
+    FsError,
+    Opened,
+    SetAttributes,
+    StatFs,
+)
+from agent.fs.virtiofs.guest_books import GuestBooks, Handle
+from agent.fs.virtiofs.left_open import LeftOpen, is_value
+from agent.pool.steps import Outcome, Runner, Steps, settle
+
+log = logging.getLogger(__name__)
+
+NODES_MAX = 1 << 20
+"""Nodes that one guest may hold a reference to; a kernel gives back what it has no room for."""
+HANDLES_MAX = 1 << 16
+"""Files and folders that one guest may have open."""
+EPOCH_SHIFT = 40
+"""Handles of a face count from 1 in each process; above these bits stands the epoch."""
+
+T = TypeVar("T")
+
+
+def then(outcome: Outcome[T], noted: Callable[[T], T]) -> Outcome[T]:
+    """`noted` of what the outcome comes to."""
+    if isinstance(outcome, GeneratorType):
+        return _then_later(cast("Steps[T]", outcome), noted)
+    return noted(cast(T, outcome))
+
+
+def _then_later(steps: Steps[T], noted: Callable[[T], T]) -> Steps[T]:
+    return noted((yield from steps))
+
+
+class GuestView:
+    """A `FileSystem` in front of another. Safe from any thread."""
+
+    def __init__(self, tree: FileSystem, books: GuestBooks | None = None) -> None:
+        self._tree = tree
+        self.books = books or GuestBooks()
+        self._epoch = self.books.epoch << EPOCH_SHIFT
+        self._open: dict[Handle, Handle] = {}
+        """What the guest has open in this process: node and handle of the tree, by the guest's."""
+        self._left = LeftOpen(tree, self.books)
+
+    # -- the books ------------------------------------------------------------------------------
+
+    def _node(self, ino: int) -> int:
+        """The tree's node of a guest's. Raises ESTALE for one that this guest was not told of."""
+        if ino not in self.books.nodes and ino != ROOT_INODE:
+            raise FsError(errno.ESTALE, "a node that this guest was not told of")
+        return self._left.moved.get(ino, ino)
+
+    def _on(self, ino: int, operation: Callable[[int], Outcome[T]]) -> Outcome[T]:
+        """An operation on a node, which may have to be found first."""
+        if ino in self._left.values:
+            self._node(ino)
+            return self._left.found_then(ino, operation)
+        return operation(self._node(ino))
+
+    def _may_look_up(self) -> None:
+        if len(self.books.nodes) >= NODES_MAX:
+            raise FsError(errno.ENFILE, "this guest holds too many nodes")
+
+    def _may_open(self) -> None:
+        if len(self.books.files) >= HANDLES_MAX:
+            raise FsError(errno.ENFILE, "this guest has too many files open")
+
+    def _told(self, parent: int, name: bytes) -> Callable[[Entry], Entry]:
+        def noted(entry: Entry) -> Entry:
+            self.books.told(entry.attributes.ino, parent, name if is_value(entry.attributes.ino) else b"")
+            return entry
+
+        return noted
+
+    def _opened(self, ino: int, inner: int, opened: Opened, flags: int, *, is_folder: bool) -> Opened:
+        handle = opened.handle | self._epoch
+        self._open[ino, handle] = (inner, opened.handle)
+        self.books.opened(ino, handle, flags, is_folder=is_folder)
+        if not self._epoch:
+            return opened
+        return Opened(
+            handle,
+            opened.direct_io,
+            opened.keep_cache,
+            opened.parallel_direct_writes,
+            opened.no_flush,
+            opened.non_seekable,
+        )
+
+    def _with(self, ino: int, handle: int, operation: Callable[[int, int], Outcome[T]]) -> Outcome[T]:
+        """An operation on an open file, which may have to be opened again first."""
+        place = self._open.get((ino, handle))
+        if place is not None:
+            return operation(*place)
+        if (ino, handle) not in self.books.files:
+            raise FsError(errno.EBADF, "a handle that this guest was not given")
+        return self._left.opened_then(ino, handle, self._open, operation)
+
+    def give_everything_back(self, runner: Runner) -> None:
+        """The guest that held all this is no more: close its files, forget its nodes."""
+        nodes, files = self.books.clear()
+        held, self._open = self._open, {}
+        moved, never_found = self._left.clear()
+        for place, file in files.items():
+            inner = held.get(place)
+            if inner is None:
+                continue
+            closing = self._tree.releasedir if file.is_folder else self._tree.release
+            for _ in range(file.times):
+                try:
+                    settle(closing(*inner), runner)
+                except Exception as failure:
+                    log.warning("a file that a guest left open could not be closed: %s", failure)
+        for ino, node in nodes.items():
+            if ino in moved:
+                self._tree.forget(moved[ino], 1)
+            elif ino not in never_found:
+                self._tree.forget(ino, node.lookups)
+
+    def settle_everything(self, runner: Runner) -> None:
+        """Before an orderly end: flush what the guest has written, so that it finds it all there again."""
+        for (ino, handle), file in list(self.books.files.items()):
+            if file.dirty and (ino, handle) in self._open:
+                try:
+                    settle(self.flush(ino, handle), runner)
+                except FsError as refusal:
+                    log.warning("a file of a guest could not be flushed: %s", refusal)
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Nodes that the guest holds a reference to, and files and folders that it has open."""
+        return len(self.books.nodes), len(self.books.files)
+
+    # -- FileSystem: names and nodes ------------------------------------------------------------
+
+    def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
+        self._may_look_up()
+        return then(self._tree.lookup(caller, self._node(parent), name), self._told(parent, name))
+
+    def forget(self, ino: int, lookups: int) -> None:
+        given_back = self.books.forgot(ino, lookups)
+        if given_back:
+            node, count = self._left.forgotten(ino, given_back)
+            if count:
+                self._tree.forget(node, count)
+
+    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
+        # By the node alone where the handle is of an earlier process: it shows the same.
+        place = None if handle is None else self._open.get((ino, handle))
+        if handle is not None and place is None and (ino, handle) not in self.books.files:
+            raise FsError(errno.EBADF, "a handle that this guest was not given")
+        if place is not None:
+            return self._tree.getattr(caller, *place)
+        return self._on(ino, lambda node: self._tree.getattr(caller, node, None))
+
+    def setattr(
+        self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
+    ) -> Outcome[Attributes]:
+        if handle is None:
+            return self._on(ino, lambda node: self._tree.setattr(caller, node, changes, None))
+        return self._with(ino, handle, lambda node, inner: self._tree.setattr(caller, node, changes, inner))
+
+    def readlink(self, caller: Caller, ino: int) -> Outcome[bytes]:
+        return self._on(ino, lambda node: self._tree.readlink(caller, node))
+
+    def symlink(self, caller: Caller, parent: int, name: bytes, target: bytes) -> Outcome[Entry]:
+        self._may_look_up()
+        made = self._tree.symlink(caller, self._node(parent), name, target)
+        return then(made, self._told(parent, name))
+
+    def mknod(self, caller: Caller, parent: int, name: bytes, mode: int, rdev: int) -> Outcome[Entry]:
+        self._may_look_up()
+        made = self._tree.mknod(caller, self._node(parent), name, mode, rdev)
+        return then(made, self._told(parent, name))
+
+    def mkdir(self, caller: Caller, parent: int, name: bytes, mode: int) -> Outcome[Entry]:
+        self._may_look_up()
+        return then(self._tree.mkdir(caller, self._node(parent), name, mode), self._told(parent, name))
+
+    def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
+        return self._tree.unlink(caller, self._node(parent), name)
+
+    def rmdir(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
+        return self._tree.rmdir(caller, self._node(parent), name)
+
+    def rename(
+        self, caller: Caller, parent: int, name: bytes, new_parent: int, new_name: bytes, flags: int
+    ) -> Outcome[None]:
+        return self._tree.rename(caller, self._node(parent), name, self._node(new_parent), new_name, flags)
+
+    def link(self, caller: Caller, ino: int, new_parent: int, new_name: bytes) -> Outcome[Entry]:
+        self._may_look_up()
+        made = self._tree.link(caller, self._node(ino), self._node(new_parent), new_name)
+        return then(made, self._told(new_parent, new_name))
+
+    # -- open files -----------------------------------------------------------------------------
+
+    def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+        self._may_open()
+
+        def on(node: int) -> Outcome[Opened]:
+            return then(
+                self._tree.open(caller, node, flags),
+                lambda opened: self._opened(ino, node, opened, flags, is_folder=False),
+            )
+
+        return self._on(ino, on)
+
+    def create(
+        self, caller: Caller, parent: int, name: bytes, mode: int, flags: int
+    ) -> Outcome[tuple[Entry, Opened]]:
+        self._may_look_up()
+        self._may_open()
+
+        def noted(made: tuple[Entry, Opened]) -> tuple[Entry, Opened]:
+            entry, opened = made
+            ino = entry.attributes.ino
+            self._told(parent, name)(entry)
+            return entry, self._opened(ino, ino, opened, flags | os.O_CREAT, is_folder=False)
+
+        return then(self._tree.create(caller, self._node(parent), name, mode, flags), noted)
+
+    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+        place = self._open.get((ino, handle))
+        if place is not None and place not in self._left.reading:
+            return self._tree.read(place[0], place[1], offset, into)
+        return self._with(ino, handle, lambda node, inner: self._left.read(node, inner, offset, into))
+
+    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
+        self.books.wrote(ino, handle)
+        return self._with(ino, handle, lambda node, inner: self._tree.write(node, inner, offset, data))
+
+    def _settled(self, ino: int, handle: int) -> Callable[[None], None]:
+        return lambda nothing: self.books.settled(ino, handle)
+
+    def flush(self, ino: int, handle: int) -> Outcome[None]:
+        done = self._with(ino, handle, self._tree.flush)
+        return then(done, self._settled(ino, handle))
+
+    def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
+        done = self._with(ino, handle, lambda node, inner: self._tree.fsync(node, inner, data_only))
+        return then(done, self._settled(ino, handle))
+
+    def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]:
+        self.books.wrote(ino, handle)
+        return self._with(
+            ino, handle, lambda node, inner: self._tree.fallocate(node, inner, mode, offset, length)
+        )
+
+    def release(self, ino: int, handle: int) -> Outcome[None]:
+        return self._close(ino, handle, self._tree.release)
+
+    def _close(self, ino: int, handle: int, closing: Callable[[int, int], Outcome[None]]) -> Outcome[None]:
+        if not self.books.closed(ino, handle):
+            raise FsError(errno.EBADF, "a handle that this guest was not given")
+        place = self._open.get((ino, handle))
+        if (ino, handle) not in self.books.files:
+            self._open.pop((ino, handle), None)
+            self._left.closed(ino, handle, place)
+        return None if place is None else closing(*place)
+
+    # -- folders and the whole ------------------------------------------------------------------
+
+    def opendir(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
+        self._may_open()
+        node = self._node(ino)
+        return then(
+            self._tree.opendir(caller, node, flags),
+            lambda opened: self._opened(ino, node, opened, flags, is_folder=True),
+        )
+
+    def readdir(self, ino: int, handle: int, cookie: int) -> Outcome[Iterable[DirectoryEntry]]:
+        return self._with(ino, handle, lambda node, inner: self._tree.readdir(node, inner, cookie))
+
+    def releasedir(self, ino: int, handle: int) -> Outcome[None]:
+        return self._close(ino, handle, self._tree.releasedir)
+
+    def fsyncdir(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
+        return self._with(ino, handle, lambda node, inner: self._tree.fsyncdir(node, inner, data_only))
+
+    def statfs(self, ino: int) -> Outcome[StatFs]:
+        return self._on(ino, self._tree.statfs)
+
+    def setxattr(self, caller: Caller, ino: int, name: bytes, value: bytes, flags: int) -> Outcome[None]:
+        return self._on(ino, lambda node: self._tree.setxattr(caller, node, name, value, flags))
+
+    def getxattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[bytes]:
+        return self._on(ino, lambda node: self._tree.getxattr(caller, node, name))
+
+    def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]:
+        return self._on(ino, lambda node: self._tree.listxattr(caller, node))
+
+    def removexattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[None]:
+        return self._on(ino, lambda node: self._tree.removexattr(caller, node, name))

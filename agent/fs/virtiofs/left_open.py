@@ -1,0 +1,150 @@
+"""What a guest holds from before the agent was killed: found and opened again when it is next asked for.
+
+See guest_view.py for what is promised. Nothing here costs anything once the guest has let go of what it
+held then, or in a process that found nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from types import GeneratorType
+from typing import TypeVar, cast
+
+from agent.fs.interface import FACE_CONTROL, FACE_KV, FACE_SHIFT, Caller, FileSystem, FsError
+from agent.fs.virtiofs.guest_books import GuestBooks, Handle
+from agent.pool.steps import Outcome, Steps
+
+T = TypeVar("T")
+
+FOLDERS_OF_KV = 1 << 16
+"""Numbers of the key-value face below this are its folders, the same in every process."""
+NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+
+
+def is_value(ino: int) -> bool:
+    """Whether a node is a value of /kv, whose number another process would not know."""
+    return ino >> FACE_SHIFT == FACE_KV and ino & ((1 << FACE_SHIFT) - 1) > FOLDERS_OF_KV
+
+
+def _steps_of(outcome: Outcome[T]) -> Steps[T]:
+    """An outcome as steps, for those that go on after it."""
+    if isinstance(outcome, GeneratorType):
+        return (yield from cast("Steps[T]", outcome))
+    return cast(T, outcome)
+
+
+class LeftOpen:
+    """The part of a guest's books that an earlier process had written."""
+
+    def __init__(self, tree: FileSystem, books: GuestBooks) -> None:
+        self._tree = tree
+        self._books = books
+        self.values = {ino for ino in books.nodes if is_value(ino)}
+        """Values that have not been asked for since."""
+        self.moved: dict[int, int] = {}
+        """Where a value was found again: the tree's node, by the guest's."""
+        self.reading: dict[Handle, int | None] = {}
+        """Values opened again by the tree's node and handle: bytes of the value, None until it is read
+        from its beginning."""
+        self._lost: set[Handle] = {
+            place for place, file in books.files.items() if file.dirty and not file.is_folder
+        }
+        self._sizes: dict[int, int] = {}
+
+    def clear(self) -> tuple[dict[int, int], set[int]]:
+        """The guest has begun anew; where its values had been found, and which had not been asked for."""
+        moved, self.moved = self.moved, {}
+        values, self.values = self.values, set()
+        self.reading = {}
+        self._lost = set()
+        return moved, values
+
+    def forgotten(self, ino: int, count: int) -> tuple[int, int]:
+        """The guest gives back `count` references to a node: the tree's node, and how many it gets back.
+
+        A value that was found again has one there, whatever the guest had before.
+        """
+        is_last = ino not in self._books.nodes
+        if ino in self.values:
+            if is_last:
+                self.values.discard(ino)
+            return ino, 0
+        if ino in self.moved:
+            return (self.moved.pop(ino), 1) if is_last else (self.moved[ino], 0)
+        return ino, count
+
+    def closed(self, ino: int, handle: int, place: Handle | None) -> None:
+        self._lost.discard((ino, handle))
+        if place is not None:
+            self.reading.pop(place, None)
+
+    def found_then(self, ino: int, operation: Callable[[int], Outcome[T]]) -> Steps[T]:
+        """Look a value up under the name that the guest knows, then do something with it."""
+        return (yield from _steps_of(operation((yield from self._find(ino)))))
+
+    def _find(self, ino: int) -> Steps[int]:
+        node = self._books.nodes.get(ino)
+        if node is None:
+            raise FsError(errno.ESTALE, "a node that this guest was not told of")
+        if ino in self.values:
+            try:
+                entry = yield from _steps_of(self._tree.lookup(Caller(), node.parent, node.name))
+            except FsError as refusal:
+                raise FsError(errno.ESTALE, "the value is not there any more") from refusal
+            self.moved[ino] = entry.attributes.ino
+            self._sizes[entry.attributes.ino] = entry.attributes.size
+            self.values.discard(ino)
+        return self.moved.get(ino, ino)
+
+    def opened_then(
+        self,
+        ino: int,
+        handle: int,
+        opened: dict[Handle, Handle],
+        operation: Callable[[int, int], Outcome[T]],
+    ) -> Steps[T]:
+        """Open a file once more, then do something with it."""
+        file = self._books.files[ino, handle]
+        face = ino >> FACE_SHIFT
+        if face == FACE_CONTROL and not file.is_folder:
+            raise FsError(errno.ENOTCONN, "the session was the earlier agent's")
+        writes = file.flags & os.O_ACCMODE != os.O_RDONLY
+        if (ino, handle) in self._lost or (face == FACE_KV and writes and not file.is_folder):
+            # Told once for a file, as fsync(2) does; what is written from here on counts again.
+            self._lost.discard((ino, handle))
+            self._books.settled(ino, handle)
+            raise FsError(errno.EIO, "what was written last was lost with the earlier agent")
+        inner = yield from self._find(ino)
+        if file.is_folder:
+            made = yield from _steps_of(self._tree.opendir(Caller(), inner, file.flags))
+        else:
+            made = yield from _steps_of(self._tree.open(Caller(), inner, file.flags & ~NOT_AGAIN))
+        place = (inner, made.handle)
+        if (ino, handle) in opened:
+            # Another thread was quicker.
+            closing = self._tree.releasedir if file.is_folder else self._tree.release
+            yield from _steps_of(closing(*place))
+            return (yield from _steps_of(operation(*opened[ino, handle])))
+        if face == FACE_KV and not file.is_folder:
+            self.reading[place] = None
+        opened[ino, handle] = place
+        return (yield from _steps_of(operation(*place)))
+
+    def read(self, node: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
+        """Read a file that was opened again; a value only from its beginning on."""
+        if (node, handle) not in self.reading:
+            return self._tree.read(node, handle, offset, into)
+        return self._read_value(node, handle, offset, into)
+
+    def _read_value(self, node: int, handle: int, offset: int, into: memoryview) -> Steps[int]:
+        if self.reading[node, handle] is None:
+            if offset:
+                raise FsError(errno.EIO, "the first part of the value came from an earlier agent")
+            self.reading[node, handle] = self._sizes.get(node, 0)
+        got = yield from _steps_of(self._tree.read(node, handle, offset, into))
+        size = self.reading.get((node, handle)) or 0
+        if got < min(len(into), size - offset):
+            raise FsError(errno.EIO, "the value was lost since the guest has opened it")
+        return got

@@ -1,0 +1,134 @@
+"""The doors of guests: for each `[[virtiofs]]` of the configuration the tree that it shows, and its device.
+
+Guests are kept apart by what stands behind their doors, not by checks alone: each has faces `/kv` and
+`/.g35` of its own, over the volumes that are its, and `/fs` from its folder on. The nodes of `/fs` are
+shared by all, so in front of the tree stands a `GuestView` that knows what this guest was told of.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from agent.config import VirtioFsSection
+from agent.errors import ConfigError
+from agent.fs.control_face import CONTROL_ROOT, ControlFace, StartPrestage
+from agent.fs.files.face import FilesFace
+from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FileSystem, FsError
+from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.fs.root import RootFileSystem
+from agent.fs.virtiofs.door import VirtioFsDoor
+from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
+from agent.pool.operations import AnyVolume
+from agent.pool.prestage import PrestageCache
+from agent.pool.steps import Runner, settle
+from agent.remote.lanes import WorkerLanes, current_lanes
+from agent.telemetry import snapshot
+
+FILES_ROOT = FACE_FILES << FACE_SHIFT | 1
+FOLDER_MODE = 0o755
+
+
+class Pool(Protocol):
+    """What of the agent a guest's tree is made from."""
+
+    files: FilesFace | None
+    prestage: PrestageCache
+    sources: snapshot.Sources
+
+    @property
+    def volumes(self) -> Sequence[AnyVolume]: ...
+
+    @property
+    def start_prestage(self) -> StartPrestage: ...
+
+
+def make_guest_doors(
+    pool: Pool,
+    wishes: tuple[VirtioFsSection, ...],
+    workers: int,
+    first_queue: int,
+    take_lanes: Callable[[int], WorkerLanes],
+    state: Path,
+) -> list[VirtioFsDoor]:
+    """A door for each wish; the books of their guests lie in `state`.
+
+    Queue ids of the enclosures are taken from `first_queue` on, one for each request queue. Raises
+    ConfigError where a wish names what is not there.
+    """
+    doors = []
+    for number, wish in enumerate(wishes):
+        queues = wish.queue_count(workers)
+        start = first_queue
+
+        def lanes_of(index: int, start: int = start) -> WorkerLanes:
+            return take_lanes(start + index)
+
+        shown = f"{pool.sources.pool_id}\0{wish.subtree}\0{','.join(wish.volumes)}".encode()
+        identity = hashlib.blake2b(shown, digest_size=IDENTITY_BYTES).digest()
+        books = GuestBooks(state / f"virtiofs-{number}.books", identity)
+        doors.append(
+            VirtioFsDoor(
+                guest_tree(pool, wish, lanes_of(0), books.epoch),
+                wish.socket,
+                queues,
+                lanes_of,
+                sealed_memory=wish.sealed_memory,
+                books=books,
+                name=f"virtiofs-{number}",
+            )
+        )
+        first_queue += queues
+    return doors
+
+
+def guest_tree(pool: Pool, wish: VirtioFsSection, runner: Runner, epoch: int = 0) -> RootFileSystem:
+    """What one guest sees. `runner` drives the making of its folder."""
+    owner = (os.geteuid(), os.getegid())
+    known = {volume.settings.name: volume for volume in pool.volumes if volume.settings.kind == "kv"}
+    missing = set(wish.volumes) - set(known)
+    if missing:
+        raise ConfigError(
+            f"virtiofs.volumes names {', '.join(sorted(missing))}, no key-value volume of this pool",
+            f"it has {', '.join(sorted(known)) or 'none'}",
+        )
+    own = [known[name] for name in wish.volumes] if wish.volumes else list(known.values())
+    faces: dict[bytes, tuple[int, FileSystem]] = {
+        b"kv": (KV_ROOT, KvFace(own, current_lanes, pool.prestage, owner, epoch))
+    }
+    if wish.subtree and pool.files is not None:
+        faces[b"fs"] = (folder_of(pool.files, wish.subtree, owner, runner), pool.files)
+    sources = dataclasses.replace(pool.sources, mount=str(wish.socket), door="virtiofs")
+    if wish.volumes:
+        sources = dataclasses.replace(sources, volumes=own, files=lambda: None, doors=dict)
+    control = ControlFace(
+        own, current_lanes, lambda: snapshot.take(sources), pool.start_prestage, pool.prestage, owner
+    )
+    faces[b".g35"] = (CONTROL_ROOT, control)
+    return RootFileSystem(faces, owner)
+
+
+def folder_of(files: FilesFace, path: str, owner: tuple[int, int], runner: Runner) -> int:
+    """The node of a folder of /fs; what is missing of the path is made. Raises ConfigError."""
+    caller = Caller(*owner, umask=0)
+    node = FILES_ROOT
+    for name in filter(None, path.encode().split(b"/")):
+        try:
+            try:
+                entry = settle(files.lookup(caller, node, name), runner)
+            except FsError as refusal:
+                if refusal.errno != errno.ENOENT:
+                    raise
+                entry = settle(files.mkdir(caller, node, name, FOLDER_MODE), runner)
+        except FsError as refusal:
+            raise ConfigError(
+                f"virtiofs.subtree {path!r} cannot be had: {os.strerror(refusal.errno)}",
+                "name a folder of /fs",
+            ) from None
+        node = entry.attributes.ino
+    return node

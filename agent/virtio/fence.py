@@ -1,0 +1,61 @@
+"""A full memory barrier, which Python has no word for.
+
+Both sides of a ring write one word and then read another ("I sleep, kick me" against "there is more"):
+the write must be seen before the read is made, or both wait for ever. x86 reorders exactly that pair,
+Arm more. Taking a lock is an atomic instruction, which on x86 is a full barrier; elsewhere membarrier(2)
+is asked, which is one for the thread that calls it. Whoever sleeps on a ring should still look at it once in
+a while: where neither can be had, that is what a lost wake-up costs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import threading
+from collections.abc import Callable
+
+_SYS_MEMBARRIER = {"aarch64": 283, "riscv64": 283}
+_PRIVATE_EXPEDITED = 1 << 3
+_REGISTER_PRIVATE_EXPEDITED = 1 << 4
+
+
+def _by_lock() -> Callable[[], object]:
+    lock = threading.Lock()
+
+    def fence() -> None:
+        # Without `blocking`: if another thread is inside, the failed exchange is as atomic as the one
+        # that succeeds.
+        if lock.acquire(blocking=False):
+            lock.release()
+
+    return fence
+
+
+def _by_membarrier(number: int) -> Callable[[], object] | None:
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.syscall(number, _REGISTER_PRIVATE_EXPEDITED, 0, 0):
+        return None
+
+    def fence() -> object:
+        return library.syscall(number, _PRIVATE_EXPEDITED, 0, 0)
+
+    return fence
+
+
+def _choose() -> Callable[[], object]:
+    machine = platform.machine()
+    if machine in _SYS_MEMBARRIER:
+        return _by_membarrier(_SYS_MEMBARRIER[machine]) or _by_lock()
+    return _by_lock()
+
+
+full_fence = _choose()
+"""Writes before the call are seen by other processors before reads after it are made."""
+
+
+def _nothing() -> None:
+    return None
+
+
+ordering_fence: Callable[[], object] = _nothing if platform.machine() == "x86_64" else full_fence
+"""Reads stay behind earlier reads and writes behind earlier writes. x86 keeps that by itself."""

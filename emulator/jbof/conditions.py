@@ -1,0 +1,172 @@
+"""What every drive has, whatever its command set: a name, a speed, faults and counters.
+
+`Drive` (logical blocks) and `KvDrive` (keys and values) add a medium. One lock guards the model, the faults'
+source of chance and the counters; it is held for a few assignments, never around the moving of bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from emulator.jbof.drive_model import DriveModel, DriveModelSettings
+from emulator.jbof.faults import DriveFaults, ErrorFault, FlipFault
+from nvmeof.controller.storage import HELD, Operation, StorageError
+from nvmeof.wire.status import Status
+
+_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_WRITING: Final = frozenset({Operation.WRITE, Operation.WRITE_ZEROES, Operation.STORE})
+_READING: Final = frozenset(
+    {Operation.READ, Operation.COMPARE, Operation.RETRIEVE, Operation.LIST, Operation.EXIST}
+)
+
+
+@dataclass(slots=True)
+class CommonCounters:
+    """What a drive of any kind counts. A subclass has `<operation>_commands` for each of its operations."""
+
+    failed_commands: int = 0
+    faults_injected: dict[str, int] = field(default_factory=dict)
+
+
+_COMMAND_COUNTER: Final = {operation: f"{operation.value}_commands" for operation in Operation}
+
+
+class DriveConditions:
+    """See the module's docstring. `number` is its place in the enclosure, from 0; its NSID is one more."""
+
+    def __init__(
+        self,
+        number: int,
+        counters: CommonCounters,
+        *,
+        nguid: bytes,
+        model: DriveModelSettings | None = None,
+        seed: int = 0,
+    ) -> None:
+        if len(nguid) != 16 or not any(nguid):
+            raise ValueError("an NGUID has 16 bytes, not all of them zero")
+        self.number = number
+        self.nguid = nguid
+        self.faults = DriveFaults(seed)
+        self._common_counters = counters
+        self._lock = threading.Lock()
+        self._faulty = False  # faults.any_active, kept here so that a healthy drive pays one test
+        self._model: DriveModel | None = None
+        self.set_model(model or DriveModelSettings())
+
+    # --- the part of the seam that is alike: nvmeof.controller.storage ------------------------------------
+
+    def admit(self, operation: Operation, offset: int, length: int, now: float) -> float:
+        """Count a command and say when it may end; raises StorageError where a fault says so."""
+        with self._lock:
+            counters, name = self._common_counters, _COMMAND_COUNTER[operation]
+            setattr(counters, name, getattr(counters, name) + 1)
+            due = now
+            if self._model is not None:
+                due = self._model.due(is_read=operation in _READING, length=length, now=now)
+            if self._faulty:
+                due = self._admit_faulty(operation, due)
+            return due
+
+    def _admit_faulty(self, operation: Operation, due: float) -> float:
+        faults = self.faults
+        if faults.hung:
+            self._count_fault("hang")
+            return HELD
+        error = faults.failing(operation)
+        if error is not None:
+            self._count_fault("error")
+            self._common_counters.failed_commands += 1
+            raise StorageError(error.status, "a fault set for this drive", do_not_retry=error.do_not_retry)
+        if faults.full and operation in _WRITING:
+            self._count_fault("full")
+            self._common_counters.failed_commands += 1
+            raise StorageError(Status.CAPACITY_EXCEEDED, "the drive is full (a fault)")
+        if faults.extra_latency_s:
+            self._count_fault("slow")
+            due += faults.extra_latency_s
+        return due
+
+    def held_until(self, now: float) -> float:
+        """Asked again for commands that were held."""
+        with self._lock:
+            return HELD if self.faults.hung else now
+
+    def _failed(self, error: OSError, otherwise: Status) -> StorageError:
+        """The status of an error of the world: a full disk is full, anything else is a media error."""
+        with self._lock:
+            self._common_counters.failed_commands += 1
+        full = error.errno in _FULL_ERRNOS
+        return StorageError(Status.CAPACITY_EXCEEDED if full else otherwise, f"drive {self.number}: {error}")
+
+    # --- what the control socket does to a drive ----------------------------------------------------------
+
+    def set_model(self, settings: DriveModelSettings) -> None:
+        """Imitate another drive from the next command on."""
+        with self._lock:
+            self._model = None if settings.is_off else DriveModel(settings)
+
+    def set_slow(self, latency_s: float) -> None:
+        """Add `latency_s` seconds to every command; 0 takes it away."""
+        if not 0 <= latency_s <= 3600:
+            raise ValueError("a latency is between 0 and 3600 seconds")
+        with self._lock:
+            self.faults.extra_latency_s = latency_s
+            self._faulty = self.faults.any_active
+
+    def set_hung(self, hung: bool) -> None:
+        with self._lock:
+            self.faults.hung = hung
+            self._faulty = self.faults.any_active
+
+    def set_full(self, full: bool) -> None:
+        with self._lock:
+            self.faults.full = full
+            self._faulty = self.faults.any_active
+
+    def set_error(self, fault: ErrorFault | None) -> None:
+        with self._lock:
+            self.faults.error = fault
+            self._faulty = self.faults.any_active
+
+    def set_flip_on_read(self, fault: FlipFault | None) -> None:
+        with self._lock:
+            self.faults.flip_on_read = fault
+            self._faulty = self.faults.any_active
+
+    def set_lose_writes(self, probability: float) -> None:
+        if not 0 <= probability <= 1:
+            raise ValueError("a probability is between 0 and 1")
+        with self._lock:
+            self.faults.lose_writes = probability
+            self._faulty = self.faults.any_active
+
+    def heal(self) -> None:
+        """No faults any more. What was damaged at rest stays damaged."""
+        with self._lock:
+            self.faults.heal()
+            self._faulty = False
+
+    def _flipped(self, view: memoryview, offset: int) -> memoryview:
+        """`view`, read at `offset`, as a fault in the path has it: itself, or a copy with bits wrong."""
+        with self._lock:
+            flips = self.faults.bits_to_flip(offset, len(view))
+            if flips:
+                self._count_fault("flip_on_read")
+        if not flips:
+            return view
+        copy = bytearray(view)
+        for position, mask in flips:
+            copy[position] ^= mask
+        return memoryview(copy)
+
+    def _count_fault(self, kind: str) -> None:
+        injected = self._common_counters.faults_injected
+        injected[kind] = injected.get(kind, 0) + 1
+
+    def _identity(self) -> dict[str, Any]:
+        """The head of `stats`."""
+        return {"drive": self.number, "nsid": self.number + 1, "nguid": self.nguid.hex()}

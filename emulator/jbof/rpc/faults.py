@@ -1,0 +1,57 @@
+"""Errors of the RPC, with the codes and words that a real SPDK target gave for the same mistakes.
+
+Which code a mistake gets is SPDK's history, not a rule: what cannot be decoded is -32603 from the block
+device calls and -32602 from the nvmf calls.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMETERS: Final = -32602
+INTERNAL_ERROR: Final = -32603
+WRONG_STATE: Final = -1
+
+
+class RpcFault(Exception):
+    """What a method answers instead of a result."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def of_errno(number: int) -> RpcFault:
+    """A negative errno with its text."""
+    return RpcFault(-number, os.strerror(number))
+
+
+def no_device() -> RpcFault:
+    """There is no bdev of that name."""
+    return of_errno(errno.ENODEV)
+
+
+def undecodable() -> RpcFault:
+    """A block device call with a missing, mistyped or unknown parameter."""
+    return RpcFault(INTERNAL_ERROR, "spdk_json_decode_object failed")
+
+
+def invalid_parameters() -> RpcFault:
+    """An nvmf or keyring call with parameters that are wrong or name what is not there."""
+    return RpcFault(INVALID_PARAMETERS, "Invalid parameters")
+
+
+def internal_error() -> RpcFault:
+    """An nvmf call that was refused further down."""
+    return RpcFault(INTERNAL_ERROR, "Internal error")
+
+
+def no_subsystem(nqn: str) -> RpcFault:
+    """There is no subsystem of that name."""
+    return RpcFault(INVALID_PARAMETERS, f"Subsystem with NQN '{nqn}' not found")

@@ -1,0 +1,104 @@
+"""NVMe/TCP at an enclosure: one listening socket, the thread that accepts, and the connections it took.
+
+An enclosure has one of these for each address that it listens on; they may come and go while it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from typing import Any, Final
+
+from emulator.jbof.connection import Connection
+from nvmeof.controller.subsystem import Target
+from nvmeof.controller.tcp_rules import TcpSettings
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS: Final = 1024
+"""Sockets served at once by one listener; one thread each. More are closed as they come."""
+
+_BACKLOG: Final = 128
+_STOP_S: Final = 5.0
+
+
+class TcpListener:
+    """Listens from construction to `close`. OSError where the address cannot be had.
+
+    `port` is the one that was got: 0 asks for any that is free.
+    """
+
+    def __init__(self, target: Target, settings: TcpSettings, address: str, port: int) -> None:
+        self._target = target
+        self._settings = settings
+        self.address = address
+        self.accepted = 0
+        self.refused = 0
+        self._lock = threading.Lock()
+        self._open = True
+        self._connections: set[Connection] = set()
+        self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((address, port))
+            self._socket.listen(_BACKLOG)
+        except OSError:
+            self._socket.close()
+            raise
+        self.port: int = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._thread.start()
+
+    @property
+    def connections(self) -> int:
+        """Sockets that are served."""
+        with self._lock:
+            return sum(connection.thread.is_alive() for connection in self._connections)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, peer = self._socket.accept()
+            except OSError as error:
+                if not self._open:
+                    return
+                # Out of descriptors, or a connection that was gone before we took it: go on, but not hot.
+                log.warning("accept: %s", error)
+                time.sleep(0.05)
+                continue
+            self._take(sock, peer)
+
+    def _take(self, sock: socket.socket, peer: Any) -> None:
+        with self._lock:
+            self._connections = {each for each in self._connections if each.thread.is_alive()}
+            if not self._open or len(self._connections) >= MAX_CONNECTIONS:
+                self.refused += 1
+                sock.close()
+                return
+            self.accepted += 1
+            try:
+                connection = Connection(sock, self._target, self._settings, f"host-{peer[0]}:{peer[1]}")
+                connection.thread.start()
+            except (OSError, RuntimeError) as error:
+                log.warning("cannot serve %s: %s", peer, error)
+                sock.close()
+                return
+            self._connections.add(connection)
+
+    def close(self) -> None:
+        """Stop listening and end its connections. Idempotent."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            connections, self._connections = self._connections, set()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join(_STOP_S)
+        for connection in connections:
+            connection.stop("the enclosure stops listening here")
+        deadline = time.monotonic() + _STOP_S
+        for connection in connections:
+            connection.thread.join(max(0.0, deadline - time.monotonic()))

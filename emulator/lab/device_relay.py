@@ -1,0 +1,250 @@
+"""Between QEMU and the agent's virtio-fs device: keeps the guest's device alive while the agent is restarted.
+
+QEMU reconnects a vhost-user-blk device whose back-end has died; for vhost-user-fs it has no such thing (with
+the socket's `reconnect=` it does not even start). So QEMU talks to this relay, over a socket pair. The relay
+passes the messages on, which are those of setting up and taking down only: requests and data go through the
+guest's memory and event descriptors, past it. It remembers them, and when the agent has died it waits for
+the next one and tells it all of them. Descriptors that were in flight are in an area that outlives the agent
+(INFLIGHT_SHMFD), which QEMU asks of a block device and the relay of ours.
+
+    QEMU ── socket pair ── relay ── the agent's socket
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from emulator.lab.device_setup import DeviceSetup
+from emulator.lab.errors import LabError
+from emulator.lab.vhost_messages import (
+    INFLIGHT,
+    PROTOCOL_INFLIGHT,
+    U64,
+    MalformedMessage,
+    Message,
+    Request,
+    answer_to,
+    receive_message,
+    send_message,
+)
+
+RETRY_S = 0.1
+ANSWER_S = 10.0
+"""An agent that does not answer for so long counts as gone."""
+TURNED_AWAY_S = 1.0
+HUNG_UP = "it hangs up; has another guest the device?"
+RINGS_MIN = 2
+"""One for urgent requests, one for the others."""
+
+
+class NoDeviceError(LabError):
+    """Nobody serves a virtio-fs device where one was expected."""
+
+    @classmethod
+    def at(cls, path: Path, why: str) -> NoDeviceError:
+        return cls(
+            f"no agent serves a virtio-fs device at {path}: {why}\n"
+            "start one with: g35 up --virtiofs, or with [virtiofs] in the configuration of g35 agent"
+        )
+
+
+class DeviceRelay:
+    """One device of one guest. A context manager; `qemu_end` is for QEMU, and closed by whoever starts it.
+
+    `request_queues` are as many as are wished for, or as the agent has. `tell` is called, from the relay's
+    thread, with a sentence when the agent goes and when it is back.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        request_queues: int,
+        queue_size: int,
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        """Connect to the agent at `path`. Raises NoDeviceError where nobody serves such a device."""
+        self._path = path
+        self._queue_size = queue_size
+        self._tell = tell
+        self._setup = DeviceSetup()
+        self._next_try = 0.0
+        self._complaint = ""
+        self._agent: socket.socket | None = None
+        self.request_queues = min(request_queues, self._first_words() - 1)
+        self._qemu, self.qemu_end = socket.socketpair()
+        self._closing, self._close_seen = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="device-relay", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> DeviceRelay:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the device; QEMU, if it still runs, loses it."""
+        with contextlib.suppress(OSError):
+            self._qemu.shutdown(socket.SHUT_RDWR)
+        self._closing.close()
+        self._thread.join()
+        self.qemu_end.close()
+
+    def _first_words(self) -> int:
+        """Connect, and ask how many rings there are, that for urgent requests included. Raises NoDeviceError.
+
+        Whoever hangs up at once is asked again for a moment: the guest before this one may just be ending.
+        """
+        until = time.monotonic() + TURNED_AWAY_S
+        while True:
+            try:
+                self._agent = self._connected()
+                return self._offered_queues()
+            except (OSError, MalformedMessage) as error:
+                if self._agent is None:
+                    why = (isinstance(error, OSError) and error.strerror) or str(error)
+                    raise NoDeviceError.at(self._path, why) from None
+                self._agent.close()
+                self._agent = None
+                if time.monotonic() > until:
+                    why = HUNG_UP if isinstance(error, OSError) else str(error)
+                    raise NoDeviceError.at(self._path, why) from None
+            time.sleep(RETRY_S)
+
+    def _offered_queues(self) -> int:
+        """As `_ask`, three times."""
+        for request in (Request.GET_FEATURES, Request.GET_PROTOCOL_FEATURES, Request.GET_QUEUE_NUM):
+            answer = self._ask(Message(request))
+        if answer is None or len(answer.payload) != U64.size:
+            raise MalformedMessage("it does not say how many queues it has")
+        (offered,) = U64.unpack(answer.payload)
+        if offered < RINGS_MIN:
+            raise MalformedMessage(f"it has {offered} queues")
+        return int(offered)
+
+    def _run(self) -> None:
+        try:
+            self._relay()
+        except (OSError, MalformedMessage):
+            pass  # QEMU has ended, and with it the device
+        finally:
+            for each in (self._qemu, self._close_seen, *([self._agent] if self._agent else ())):
+                each.close()
+            self._setup.close()
+
+    def _relay(self) -> None:
+        while True:
+            watched = [self._qemu, self._close_seen, *([self._agent] if self._agent else ())]
+            ready, _, _ = select.select(watched, [], [], None if self._agent else RETRY_S)
+            if self._close_seen in ready:
+                return
+            if self._agent in ready:
+                self._lose_agent()  # it speaks only when asked: this is its end
+            if self._agent is None:
+                self._find_agent()
+            if self._qemu in ready:
+                message = receive_message(self._qemu)
+                if message is None:
+                    return
+                self._pass_on(message)
+
+    def _pass_on(self, message: Message) -> None:
+        """One message of QEMU's, to the agent if there is one; QEMU has its answer in any case."""
+        answer = self._asked_agent(message)
+        if message.wants_answer:
+            payload = self._setup.answer(message) if answer is None else answer.payload
+            descriptors = () if answer is None else answer.descriptors
+            send_message(self._qemu, answer_to(message, payload, descriptors))
+        if answer is not None:
+            self._setup.keep_answer(message, answer)
+            answer.close()
+        self._setup.keep(message)
+        if message.request == Request.SET_FEATURES and self._agent is not None:
+            try:
+                self._take_inflight_area()
+            except (OSError, MalformedMessage):
+                self._lose_agent()
+
+    def _asked_agent(self, message: Message) -> Message | None:
+        if self._agent is None:
+            return None
+        try:
+            return self._ask(message)
+        except (OSError, MalformedMessage):
+            self._lose_agent()
+            return None
+
+    def _ask(self, message: Message) -> Message | None:
+        """Send it to the agent; its answer, where one is due. Raises OSError, MalformedMessage."""
+        assert self._agent is not None
+        send_message(self._agent, message)
+        if not message.wants_answer:
+            return None
+        answer = receive_message(self._agent)
+        if answer is None or answer.request != message.request:
+            raise MalformedMessage(HUNG_UP)
+        return answer
+
+    def _take_inflight_area(self) -> None:
+        """Have the agent make the area for descriptors in flight, where it can, and keep it."""
+        if self._setup.has_inflight or not self._setup.protocol_features & PROTOCOL_INFLIGHT:
+            return
+        wish = INFLIGHT.pack(0, 0, 1 + self.request_queues, self._queue_size)
+        made = self._ask(Message(Request.GET_INFLIGHT_FD, wish))
+        if made is None or not made.descriptors:
+            return
+        area = Message(Request.SET_INFLIGHT_FD, made.payload, made.descriptors)
+        self._ask(area)
+        self._setup.keep(area)
+
+    def _lose_agent(self) -> None:
+        assert self._agent is not None
+        self._agent.close()
+        self._agent = None
+        self._next_try = 0.0
+        self._tell("the agent has gone; the guest's requests wait for the next one")
+
+    def _find_agent(self) -> None:
+        """Try to connect, and tell a new agent everything."""
+        if time.monotonic() < self._next_try:
+            return
+        self._next_try = time.monotonic() + RETRY_S
+        try:
+            self._agent = self._connected()
+        except OSError:
+            return
+        try:
+            self._ask(Message(Request.GET_FEATURES))
+            self._ask(Message(Request.GET_PROTOCOL_FEATURES))
+            for message in self._setup.told():
+                answer = self._ask(message)
+                if answer is not None and any(answer.payload):
+                    raise MalformedMessage(f"the agent refused message {Request(message.request).name}")
+        except (OSError, MalformedMessage) as error:
+            self._agent.close()
+            self._agent = None
+            # An OSError is the agent's end, and on a first try may be that of the one before.
+            if isinstance(error, MalformedMessage) and str(error) != self._complaint:
+                self._complaint = str(error)
+                self._tell(f"an agent is back, but did not take the device: {error}")
+            return
+        self._complaint = ""
+        self._setup.wake_everybody()
+        self._tell("the agent is back; the guest goes on")
+
+    def _connected(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.settimeout(ANSWER_S)
+            connection.connect(str(self._path))
+        except BaseException:
+            connection.close()
+            raise
+        return connection

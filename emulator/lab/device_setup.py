@@ -1,0 +1,205 @@
+"""What a vhost-user front-end has told its back-end so far, so that another back-end can be told the same.
+
+No I/O, but for reading two bytes of the guest's memory: where a ring's used index stands. The order of
+telling is QEMU's for a device that it does reconnect (vhost-user-blk).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+
+from emulator.lab.vhost_messages import (
+    FLAG_NEED_REPLY,
+    NO_DESCRIPTOR,
+    PROTOCOL_REPLY_ACK,
+    REGION,
+    RING_MASK,
+    U64,
+    VERSION,
+    VRING_ADDRESSES,
+    VRING_STATE,
+    Message,
+    Request,
+)
+
+_USED_INDEX = struct.Struct("<2xH")
+"""A used ring begins with flags and index, 16 bits each (virtio 1.1, 2.6.8)."""
+_REGION_AT = 8
+"""In SET_MEM_TABLE a count and padding come first; in ADD_MEM_REG padding."""
+
+_ONCE = (
+    Request.SET_PROTOCOL_FEATURES,
+    Request.SET_OWNER,
+    Request.SET_FEATURES,
+    Request.SET_INFLIGHT_FD,
+    Request.SET_BACKEND_REQ_FD,
+    Request.SET_MEM_TABLE,
+)
+"""Said once for the whole device; in the order of telling."""
+_OF_A_RING = (
+    Request.SET_VRING_NUM,
+    Request.SET_VRING_BASE,
+    Request.SET_VRING_ADDR,
+    Request.SET_VRING_CALL,
+    Request.SET_VRING_ERR,
+    Request.SET_VRING_KICK,
+    Request.SET_VRING_ENABLE,
+)
+_ENDED_BY_A_STOP = (Request.SET_VRING_BASE, Request.SET_VRING_ADDR, Request.SET_VRING_KICK)
+"""A ring that was stopped is told of again before it starts; CALL and ERR stay."""
+
+
+class DeviceSetup:
+    """The last word of the front-end on everything. Owns the descriptors of what it keeps."""
+
+    def __init__(self) -> None:
+        self._once: dict[int, Message] = {}
+        self._rings: dict[int, dict[int, Message]] = {}
+        self._regions: dict[int, Message] = {}
+        self._answers: dict[int, bytes] = {}
+
+    def keep(self, message: Message) -> None:
+        """Take in one message of the front-end, and its descriptors; those that do not matter are closed."""
+        request = message.request
+        if request in _ONCE:
+            self._replace(self._once, request, message)
+        elif request in _OF_A_RING:
+            self._replace(self._rings.setdefault(_ring_of(message), {}), request, message)
+        elif request == Request.ADD_MEM_REG:
+            self._replace(self._regions, _guest_address(message), message)
+        elif request == Request.REM_MEM_REG:
+            self._remove(self._regions, _guest_address(message))
+            message.close()
+        elif request == Request.GET_VRING_BASE:
+            ring = self._rings.get(_ring_of(message), {})
+            for each in _ENDED_BY_A_STOP:
+                self._remove(ring, each)
+            if not self.running:
+                # Nothing is in flight any more; what comes next begins with an area of its own.
+                self._remove(self._once, Request.SET_INFLIGHT_FD)
+        else:
+            message.close()
+
+    def keep_answer(self, message: Message, answer: Message) -> None:
+        """Remember what a back-end has answered, for a time when there is none."""
+        self._answers[message.request] = answer.payload
+
+    def answer(self, message: Message) -> bytes:
+        """What to answer in the stead of a back-end that is gone; call it before `keep`."""
+        if message.request == Request.GET_VRING_BASE:
+            ring = _ring_of(message)
+            return VRING_STATE.pack(ring, self._used_index(ring))
+        if message.request in self._answers and not message.flags & FLAG_NEED_REPLY:
+            return self._answers[message.request]
+        return U64.pack(0)  # an acknowledgement: it will be told
+
+    @property
+    def running(self) -> bool:
+        """Whether any ring has been started."""
+        return any(Request.SET_VRING_KICK in ring for ring in self._rings.values())
+
+    @property
+    def protocol_features(self) -> int:
+        """What front-end and back-end have agreed on; 0 before they have."""
+        agreed = self._once.get(Request.SET_PROTOCOL_FEATURES)
+        return int(U64.unpack(agreed.payload)[0]) if agreed else 0
+
+    @property
+    def has_inflight(self) -> bool:
+        return Request.SET_INFLIGHT_FD in self._once
+
+    def told(self) -> Iterator[Message]:
+        """Everything in the order in which a new back-end is told it; the descriptors stay ours.
+
+        A ring goes on where its used index stands: what lies between it and the index of the available ring
+        is either in the area for descriptors in flight or was never taken.
+        """
+        for request in _ONCE:
+            if request in self._once:
+                yield self._asking_for_ack(self._once[request])
+        for region in self._regions.values():
+            yield self._asking_for_ack(region)
+        for number, ring in sorted(self._rings.items()):
+            for request in _OF_A_RING:
+                if request not in ring or request == Request.SET_VRING_ENABLE:
+                    continue
+                if request == Request.SET_VRING_BASE:
+                    state = VRING_STATE.pack(number, self._used_index(number))
+                    yield Message(request, state)
+                else:
+                    yield ring[request]
+        for ring in self._rings.values():
+            if Request.SET_VRING_KICK in ring and Request.SET_VRING_ENABLE in ring:
+                yield ring[Request.SET_VRING_ENABLE]
+
+    def wake_everybody(self) -> None:
+        """Kick every running ring and interrupt its driver: either call may have died with the back-end."""
+        for ring in self._rings.values():
+            if Request.SET_VRING_KICK in ring:
+                for request in (Request.SET_VRING_KICK, Request.SET_VRING_CALL):
+                    for descriptor in ring[request].descriptors if request in ring else ():
+                        os.eventfd_write(descriptor, 1)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for messages in (self._once, self._regions, *self._rings.values()):
+            for message in messages.values():
+                message.close()
+            messages.clear()
+
+    def _asking_for_ack(self, message: Message) -> Message:
+        """The same message, with need_reply where that was negotiated (never for the features themselves)."""
+        if not self.protocol_features & PROTOCOL_REPLY_ACK or message.request in (
+            Request.SET_PROTOCOL_FEATURES,
+            Request.SET_OWNER,
+        ):
+            return Message(message.request, message.payload, message.descriptors)
+        return Message(message.request, message.payload, message.descriptors, VERSION | FLAG_NEED_REPLY)
+
+    def _used_index(self, number: int) -> int:
+        """Where the used ring stands in the guest's memory; 0 for a ring that was not started."""
+        addresses = self._rings.get(number, {}).get(Request.SET_VRING_ADDR)
+        if addresses is None:
+            return 0
+        _ring, _flags, _descriptors, used, _available, _log = VRING_ADDRESSES.unpack(addresses.payload)
+        for descriptor, (_guest, size, start, offset) in self._mapped():
+            if start <= used and used + _USED_INDEX.size <= start + size:
+                place = offset + used - start
+                page = place - place % mmap.ALLOCATIONGRANULARITY
+                length = place - page + _USED_INDEX.size
+                with mmap.mmap(descriptor, length, prot=mmap.PROT_READ, offset=page) as memory:
+                    (index,) = _USED_INDEX.unpack_from(memory, place - page)
+                    return int(index)
+        return 0
+
+    def _mapped(self) -> Iterator[tuple[int, tuple[int, int, int, int]]]:
+        table = self._once.get(Request.SET_MEM_TABLE)
+        for message in (*([table] if table else ()), *self._regions.values()):
+            for number, descriptor in enumerate(message.descriptors):
+                yield descriptor, REGION.unpack_from(message.payload, _REGION_AT + number * REGION.size)
+
+    @staticmethod
+    def _replace(messages: dict[int, Message], key: int, message: Message) -> None:
+        DeviceSetup._remove(messages, key)
+        messages[key] = message
+
+    @staticmethod
+    def _remove(messages: dict[int, Message], key: int) -> None:
+        before = messages.pop(key, None)
+        if before is not None:
+            before.close()
+
+
+def _ring_of(message: Message) -> int:
+    number = int.from_bytes(message.payload[:4], "little")
+    if message.request in (Request.SET_VRING_KICK, Request.SET_VRING_CALL, Request.SET_VRING_ERR):
+        number &= RING_MASK & ~NO_DESCRIPTOR
+    return number
+
+
+def _guest_address(message: Message) -> int:
+    (address,) = U64.unpack_from(message.payload, _REGION_AT)
+    return int(address)

@@ -1,0 +1,203 @@
+"""The Key Value command set (CSI 1): its commands, its namespaces, its lists of keys. Read `sqe.py` first.
+
+NVMe Key Value Command Set 1.0. A key has 1 to 16 bytes and travels in the command: bytes 0 to 7 in command
+dwords 2 and 3, bytes 8 to 15 in dwords 14 and 15, each dword little-endian, the rest zero. Its length is
+dword 11 bits 7:0. Dword 11 bits 15:8 are options; dword 10 is the length of the value (Store) or of the
+host's buffer (Retrieve, List). Dwords 12 and 13 are reserved: there is no offset into a value, and a
+Retrieve begins at its first byte.
+
+Dword 0 of the completion of Retrieve is the length of the whole value, also where the buffer is shorter.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from nvmeof.errors import MalformedPdu
+from nvmeof.wire.identify import IDENTIFY_BYTES
+from nvmeof.wire.sqe import Sqe
+
+KEY_BYTES_MAX = 16
+
+
+class KvOpcode(IntEnum):
+    """Opcodes on I/O queues, for a namespace of the KV command set."""
+
+    FLUSH = 0x00
+    STORE = 0x01
+    RETRIEVE = 0x02
+    LIST = 0x06
+    DELETE = 0x10
+    EXIST = 0x14
+
+
+class StoreOption(IntFlag):
+    """Command dword 11 bits 15:8 of Store. Without one the value replaces what is there, or is new."""
+
+    NONE = 0
+    ONLY_IF_PRESENT = 1
+    ONLY_IF_ABSENT = 2
+    NO_COMPRESSION = 4
+
+
+class RetrieveOption(IntFlag):
+    """Command dword 11 bits 15:8 of Retrieve. RAW: as it is on the medium, not decompressed."""
+
+    NONE = 0
+    RAW = 1
+
+
+_KEY = struct.Struct("<IIII")
+assert _KEY.size == KEY_BYTES_MAX
+
+
+def key_dwords(key: bytes) -> tuple[int, int, int, int]:
+    """Command dwords 2, 3, 14 and 15. ValueError for a key of more than 16 bytes."""
+    if len(key) > KEY_BYTES_MAX:
+        raise ValueError(f"a key has up to {KEY_BYTES_MAX} bytes, not {len(key)}")
+    low, second, third, high = _KEY.unpack(key.ljust(KEY_BYTES_MAX, b"\0"))
+    return low, second, third, high
+
+
+def options_dword(key: bytes, options: int = 0) -> int:
+    """Command dword 11."""
+    return len(key) | options << 8
+
+
+def key_length(sqe: Sqe) -> int:
+    """What the command says of its key, 0 to 255: whether it can be is for the controller."""
+    return sqe.cdw11 & 0xFF
+
+
+def options(sqe: Sqe) -> int:
+    """The option bits of a command."""
+    return sqe.cdw11 >> 8 & 0xFF
+
+
+def decode_key_untrusted(sqe: Sqe) -> bytes:
+    """The key of a command; empty where its length is 0. MalformedPdu for one of more than 16 bytes."""
+    length = key_length(sqe)
+    if length > KEY_BYTES_MAX:
+        raise MalformedPdu(f"a key of {length} bytes")
+    return _KEY.pack(sqe.cdw2, sqe.cdw3, sqe.cdw14, sqe.cdw15)[:length]
+
+
+# --- the data of List ---------------------------------------------------------------
+
+_COUNT = struct.Struct("<I")
+_LENGTH = struct.Struct("<H")
+LIST_BYTES_MIN = _COUNT.size
+
+
+def _entry_bytes(key: bytes) -> int:
+    return -(-(_LENGTH.size + len(key)) // 4) * 4
+
+
+def encode_key_list(keys: Iterable[bytes], size: int) -> bytes:
+    """`size` bytes: how many keys, then each as a u16 length and its bytes, padded to a multiple of four.
+
+    As many of `keys`, in their order, as there is room for; zeros behind them.
+    """
+    entries: list[bytes] = []
+    left = size - _COUNT.size
+    for key in keys:
+        room = _entry_bytes(key)
+        if room > left:
+            break
+        left -= room
+        entries.append((_LENGTH.pack(len(key)) + key).ljust(room, b"\0"))
+    return (_COUNT.pack(len(entries)) + b"".join(entries)).ljust(size, b"\0")
+
+
+def decode_key_list_untrusted(data: bytes | bytearray | memoryview) -> list[bytes]:
+    """The keys of a List. MalformedPdu where the count and the lengths do not fit the data."""
+    raw = bytes(data)
+    if len(raw) < _COUNT.size:
+        raise MalformedPdu(f"a list of keys in {len(raw)} bytes")
+    (count,) = _COUNT.unpack_from(raw)
+    keys: list[bytes] = []
+    at = _COUNT.size
+    for _ in range(count):
+        if at + _LENGTH.size > len(raw):
+            raise MalformedPdu("a list of keys runs over its end")
+        (length,) = _LENGTH.unpack_from(raw, at)
+        key = raw[at + _LENGTH.size : at + _LENGTH.size + length]
+        if not 1 <= length <= KEY_BYTES_MAX or len(key) != length:
+            raise MalformedPdu(f"a list with a key of {length} bytes")
+        keys.append(key)
+        at += _entry_bytes(key)
+    return keys
+
+
+# --- CNS 05, CSI 1: namespace ----------------------------------------------------------
+
+NAMESPACE = struct.Struct("<Q8xQBBBBB3xII3xBHH16s8s")
+KV_FORMAT = struct.Struct("<HxBII4x")
+assert NAMESPACE.size == 72
+assert KV_FORMAT.size == 16
+KV_FORMATS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KvFormat:
+    """One KV format: the longest key and value in bytes, and how many keys there may be (0: no bound)."""
+
+    key_max: int
+    value_max: int
+    keys_max: int = 0
+    additional: int = 0
+    """AFO."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentifyKvNamespace:
+    """What a KV namespace is. Sizes are in bytes; NKVF is derived from `formats`, the first is in use."""
+
+    nsze: int = 0
+    nuse: int = 0
+    nsfeat: int = 0
+    nmic: int = 0
+    rescap: int = 0
+    fpi: int = 0
+    novg: int = 0
+    anagrpid: int = 0
+    nsattr: int = 0
+    nvmsetid: int = 0
+    endgid: int = 0
+    nguid: bytes = bytes(16)
+    eui64: bytes = bytes(8)
+    formats: tuple[KvFormat, ...] = (KvFormat(KEY_BYTES_MAX, 1 << 20),)
+
+    def encode(self) -> bytes:
+        """4096 bytes."""
+        s = self
+        head = NAMESPACE.pack(
+            s.nsze, s.nuse, s.nsfeat, len(s.formats) - 1, s.nmic, s.rescap, s.fpi, s.novg, s.anagrpid,
+            s.nsattr, s.nvmsetid, s.endgid, s.nguid, s.eui64,
+        )  # fmt: skip
+        formats = b"".join(
+            KV_FORMAT.pack(f.key_max, f.additional, f.value_max, f.keys_max) for f in s.formats
+        )
+        return (head + formats).ljust(IDENTIFY_BYTES, b"\0")
+
+
+def decode_identify_kv_namespace_untrusted(data: bytes | bytearray | memoryview) -> IdentifyKvNamespace:
+    """CNS 05 with CSI 1. All zeros is an inactive namespace id, and decodes."""
+    if len(data) != IDENTIFY_BYTES:
+        raise MalformedPdu(f"Identify Namespace has {IDENTIFY_BYTES} bytes, not {len(data)}")
+    values = list(NAMESPACE.unpack_from(data))
+    count = values.pop(3) + 1
+    if count > KV_FORMATS_MAX:
+        raise MalformedPdu(f"{count} KV formats")
+    start = NAMESPACE.size
+    formats = tuple(
+        KvFormat(key_max, value_max, keys_max, additional)
+        for key_max, additional, value_max, keys_max in KV_FORMAT.iter_unpack(
+            data[start : start + count * KV_FORMAT.size]
+        )
+    )
+    names = [name for name in IdentifyKvNamespace.__dataclass_fields__ if name != "formats"]
+    return IdentifyKvNamespace(**dict(zip(names, values, strict=True)), formats=formats)

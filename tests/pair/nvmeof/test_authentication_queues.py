@@ -1,0 +1,296 @@
+"""Authentication on whole queues, over TCP and RDMA in memory: what is served before it, and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nvmeof.authentication.credentials import Credentials
+from nvmeof.authentication.secret import DhchapSecret, new_secret
+from nvmeof.controller.settings import ControllerSettings
+from nvmeof.errors import AuthenticationFailed, NvmeofError
+from nvmeof.host import commands
+from nvmeof.host.authentication import authenticate
+from nvmeof.host.bring_up import SessionConfig, connect_command, join
+from nvmeof.host.command import Command
+from nvmeof.host.controller_session import Ended, SessionState
+from nvmeof.host.procedure import each_command
+from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
+from nvmeof.host.tcp_queue import TcpQueue
+from nvmeof.limits import AUTHENTICATION_S
+from nvmeof.wire.authentication import GroupId, HashId, Negotiate, Protocol
+from nvmeof.wire.fabrics import DISCOVERY_NQN, RESULT_AUTH_REQUIRED
+from nvmeof.wire.identify import IdentifyCns
+from nvmeof.wire.properties import Property
+from nvmeof.wire.status import FabricsStatus, Status
+from tests.support.nvme_ends import HOST, HOST_ID, LBA, SUBSYSTEM, AdminHost, Bench, io_queue
+from tests.support.rdma_ends import RdmaBench, RdmaPair
+
+SECRET, OWN = new_secret(), new_secret()
+THEIRS = Credentials(SECRET, OWN, (HashId.SHA256,), (GroupId.NULL,))
+WRONG = pytest.mark.expects_log("authentication failed")
+
+
+def config(credentials: Credentials | None, nqn: str = SUBSYSTEM) -> SessionConfig:
+    return SessionConfig(nqn, HOST, HOST_ID, 0, io_queues=4, credentials=credentials)
+
+
+def bench(settings: ControllerSettings | None = None, theirs: Credentials | None = THEIRS) -> Bench:
+    made = Bench(settings=settings)
+    made.target.set_credentials(made.subsystem, HOST, theirs)
+    return made
+
+
+def started(place: Bench, credentials: Credentials | None, nqn: str = SUBSYSTEM) -> AdminHost:
+    admin = AdminHost(place, config(credentials, nqn))
+    admin.start()
+    return admin
+
+
+def why(admin: AdminHost) -> NvmeofError:
+    """What ended a session."""
+    ends = [event for event in admin.events if isinstance(event, Ended)]
+    assert len(ends) == 1
+    assert ends[0].error is not None
+    return ends[0].error
+
+
+def raw_queue(place: Bench, qid: int = 0, cntlid: int = 0xFFFF) -> tuple[TcpQueue, Command]:
+    """A queue that has said Connect and nothing else."""
+    queue = TcpQueue(31, in_capsule_bytes=8192)
+    place.connect(queue)
+    command = connect_command(config(None), qid, 32, cntlid)
+    run(place, queue, command)
+    return queue, command
+
+
+def run(place: Bench, queue: TcpQueue, command: Command) -> Command:
+    queue.submit(command, place.now)
+    place.settle()
+    assert command.done, command
+    return command
+
+
+def prove(credentials: Credentials, issue: Callable[[Command], object]) -> None:
+    """Authenticate a queue that has said Connect; `issue` runs a command of it to its end."""
+    for command in each_command(authenticate(credentials, HOST, SUBSYSTEM)):
+        issue(command)
+
+
+# --- it fits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [OWN, None], ids=["both-ways", "one-way"])
+def test_admin_and_io_queues_are_proven(own: DhchapSecret | None) -> None:
+    place = bench()
+    admin = started(place, Credentials(SECRET, own))
+    assert admin.session.state is SessionState.LIVE
+    queue, _, _ = io_queue(place, admin)
+    content, into = bytes(range(256)) * 16, bytearray(LBA)
+    run(place, queue, commands.write(1, 0, 1, [content])).check()
+    run(place, queue, commands.read(1, 0, 1, memoryview(into))).check()
+    assert into == content
+    assert place.target.authentications.succeeded == 2
+    assert not place.target.unproven
+
+
+def test_over_rdma() -> None:
+    place = RdmaBench()
+    place.target.set_credentials(place.target.subsystems[0], HOST, THEIRS)
+    for qid, cntlid in ((0, 0xFFFF), (1, 1)):
+        queue = RdmaPair(place, qid, 16)
+        joining = join(config(Credentials(SECRET, OWN)), qid, 17, cntlid)
+        for command in each_command(joining):
+            queue.run(command)
+        if qid == 0:
+            queue.run(commands.property_set(Property.CC, 0x460001)).check()
+    queue.run(commands.write(1, 0, 1, [bytes(LBA)])).check()
+    assert place.target.authentications.succeeded == 2
+
+
+def test_a_host_without_a_secret_there_is_not_asked() -> None:
+    place = bench(theirs=None)
+    assert started(place, Credentials(SECRET)).session.state is SessionState.LIVE
+    queue, connect = raw_queue(place)
+    assert not connect.result & RESULT_AUTH_REQUIRED
+    message = Negotiate(1, (Protocol((1,), (0,)),)).encode()
+    assert run(place, queue, commands.authentication_send(message)).status == Status.INVALID_OPCODE
+    assert run(place, queue, commands.authentication_receive()).status == Status.INVALID_OPCODE
+
+
+def test_discovery_wants_no_authentication() -> None:
+    assert started(bench(), Credentials(SECRET, OWN), DISCOVERY_NQN).session.state is SessionState.LIVE
+
+
+# --- it does not ----------------------------------------------------------------------------------------
+
+
+@WRONG
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        (None, "no secret for it"),
+        (Credentials(new_secret(), OWN), "does not accept the secret"),
+        (Credentials(SECRET, new_secret()), "could not prove itself"),
+        (Credentials(SECRET, OWN, (HashId.SHA512,)), "hash unusable"),
+    ],
+)
+def test_wrong_credentials_end_the_session_and_say_whose_fault_it_is(
+    ours: Credentials | None, said: str
+) -> None:
+    place = bench()
+    admin = started(place, ours)
+    error = why(admin)
+    assert isinstance(error, AuthenticationFailed)
+    assert said in str(error)
+    assert SECRET.text()[10:20] not in str(error)
+    place.settle()
+    if ours is not None:
+        assert place.target.authentications.failed == 1
+        assert HOST in place.target.authentications.last_failure
+    assert not place.target.unproven
+    # No storm: never connected and refused for good, a keeper gives it up at once; an agent waits longer.
+    assert next_try(ReconnectPolicy(), History(0.0, 1, False, error), 0.1) is None
+    assert next_try(ReconnectPolicy(), History(0.0, 8, True, error), 0.1) == ReconnectPolicy().most_s
+
+
+def test_a_controller_that_skips_authentication_is_refused_by_who_wants_both_ways() -> None:
+    place = bench(theirs=None)
+    assert "does not authenticate" in str(why(started(place, Credentials(SECRET, OWN))))
+
+
+BEFORE: list[Callable[[], Command]] = [
+    lambda: commands.property_get(Property.CAP),
+    lambda: commands.property_set(Property.CC, 0x460001),
+    lambda: commands.identify(IdentifyCns.CONTROLLER),
+    commands.keep_alive,
+    commands.async_event_request,
+    commands.disconnect,
+    lambda: commands.get_log_page(2, 512),
+    lambda: connect_command(config(None), 0, 32, 0xFFFF),
+]
+
+
+@pytest.mark.parametrize("make", BEFORE)
+def test_nothing_is_served_before(make: Callable[[], Command]) -> None:
+    place = bench()
+    queue, connect = raw_queue(place)
+    assert connect.result & RESULT_AUTH_REQUIRED
+    assert run(place, queue, make()).status == FabricsStatus.AUTHENTICATION_REQUIRED
+
+
+def test_an_io_queue_proves_itself_too() -> None:
+    place = bench()
+    admin = started(place, Credentials(SECRET))
+    assert admin.session.facts is not None
+    queue, connect = raw_queue(place, 1, admin.session.facts.cntlid)
+    assert connect.result & RESULT_AUTH_REQUIRED
+    place.storage[1].memory[:LBA] = b"\x5a" * LBA
+    into = bytearray(LBA)
+    read = run(place, queue, commands.read(1, 0, 1, memoryview(into)))
+    assert (read.status, bytes(into)) == (FabricsStatus.AUTHENTICATION_REQUIRED, bytes(LBA))
+    write = run(place, queue, commands.write(1, 0, 1, [bytes(LBA)]))
+    assert write.status == FabricsStatus.AUTHENTICATION_REQUIRED
+    assert place.storage[1].memory[:LBA] == b"\x5a" * LBA
+    prove(Credentials(SECRET), lambda command: run(place, queue, command))
+    run(place, queue, commands.read(1, 0, 1, memoryview(into))).check()
+    assert into == b"\x5a" * LBA
+
+
+@WRONG
+def test_an_io_queue_with_a_wrong_secret_leaves_the_others_alone() -> None:
+    place = bench()
+    admin = started(place, Credentials(SECRET))
+    assert admin.session.facts is not None
+    queue, _ = raw_queue(place, 1, admin.session.facts.cntlid)
+    with pytest.raises(AuthenticationFailed):
+        prove(Credentials(new_secret()), lambda command: run(place, queue, command))
+    place.settle()
+    assert sorted(place.target.controllers[0].queues) == [0]
+    admin.run(commands.identify(IdentifyCns.CONTROLLER)).check()
+
+
+def test_odd_authentication_commands_are_refused() -> None:
+    place = bench()
+    queue, _ = raw_queue(place)
+    for change in (
+        {"cdw11": 0},
+        {"cdw11": 7},
+        {"cdw11": 4097},
+        {"cdw10": 0xEA01_0100},
+        {"cdw10": 0xE901_0200},
+        {"cdw10": 0xE902_0100},
+    ):
+        command = commands.authentication_receive()
+        for name, value in change.items():
+            setattr(command, name, value)
+        assert run(place, queue, command).status in (
+            Status.INVALID_FIELD,
+            Status.DATA_SGL_LENGTH_INVALID,
+        ), change
+
+
+# --- time, bounds, secrets that change ------------------------------------------------------------------
+
+
+@WRONG
+@pytest.mark.parametrize("qid", [0, 1])
+def test_a_queue_that_does_not_prove_itself_in_time_ends(qid: int) -> None:
+    place = bench()
+    admin = started(place, Credentials(SECRET))
+    assert admin.session.facts is not None
+    queue, _ = raw_queue(place, qid, admin.session.facts.cntlid if qid else 0xFFFF)
+    session = next(end.queue.session for _, end, _ in place._wires if end.queue.session.unproven)
+    assert session.deadline() == AUTHENTICATION_S
+    place.settle(AUTHENTICATION_S - 0.1)
+    assert queue.ready
+    place.settle(AUTHENTICATION_S + 0.1)
+    assert session.close_reason == "no authentication within the time for it"
+    assert not place.target.unproven
+    assert place.target.authentications.failed == 1
+
+
+def test_strangers_are_turned_away_when_there_are_many() -> None:
+    place = bench(ControllerSettings(max_unproven=3))
+    proven = started(place, Credentials(SECRET))
+    for _ in range(3):
+        assert raw_queue(place)[1].status == Status.SUCCESS
+    connect = raw_queue(place)[1]
+    assert connect.status == FabricsStatus.CONNECT_CONTROLLER_BUSY
+    assert not connect.do_not_retry
+    assert place.target.authentications.turned_away == 1
+    # The one that is in goes on, with I/O queues too.
+    io_queue(place, proven)
+    # A stranger that hangs up makes room.
+    place._wires[2][2].cut()
+    place.settle()
+    assert raw_queue(place)[1].status == Status.SUCCESS
+
+
+@WRONG
+def test_a_secret_is_replaced_under_a_live_host() -> None:
+    place = bench()
+    admin = started(place, Credentials(SECRET))
+    fresh = new_secret()
+    place.target.set_credentials(place.subsystem, HOST, Credentials(fresh, groups=(GroupId.NULL,)))
+    admin.run(commands.identify(IdentifyCns.CONTROLLER)).check()
+    prove(Credentials(fresh), admin.run)
+    assert place.target.authentications.succeeded == 2
+    # With the old one once more: the queue ends, and with it the controller.
+    with pytest.raises(NvmeofError):
+        prove(Credentials(SECRET), admin.run)
+    place.settle()
+    assert not place.target.controllers
+    assert isinstance(why(started(place, Credentials(SECRET))), AuthenticationFailed)
+
+
+@WRONG
+def test_the_log_does_not_hear_of_every_failure(caplog: pytest.LogCaptureFixture) -> None:
+    place = bench()
+    for number in range(5):
+        place.now = float(number)
+        started(place, Credentials(new_secret()))
+        place.settle()
+    assert place.target.authentications.failed == 5
+    assert len([line for line in caplog.messages if "authentication failed" in line]) == 1

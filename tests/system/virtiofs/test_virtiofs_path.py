@@ -1,0 +1,204 @@
+"""virtio-fs over a real agent and enclosures: the values of the mount, and an agent that is killed.
+
+The machine before the device stands for a QEMU that survives its agent: it keeps the rings and the inflight
+area, and connects again. Its rings judge what comes back (each request once), the tests judge the bytes.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.cli.bench.virtiofs_files import VirtiofsFiles
+from agent.virtio_driver.machine import Machine, queues_offered
+from host_shim.pool import Pool
+from tests.support.pool_up import PoolUp
+from tests.support.processes import Processes
+from tests.support.waiting import wait_until
+
+VALUE = 200_000
+OPTIONS = ("--virtiofs", "--drive-size", "256M", "--read-deadline-ms", "2000", "--drives", "1")
+
+
+@pytest.fixture
+def pool_up(processes: Processes, tmp_path: Path) -> Iterator[PoolUp]:
+    pool = PoolUp(processes, tmp_path / "state", *OPTIONS)
+    try:
+        yield pool
+    finally:
+        if pool.process.running:
+            pool.down()
+
+
+@pytest.fixture
+def machine(pool_up: PoolUp) -> Iterator[Machine]:
+    socket = pool_up.state / "virtiofs.sock"
+    queues = queues_offered(socket) - 1
+    with Machine(socket, request_queues=queues, memory_bytes=64 << 20) as made:
+        made.start(patience=10)
+        made.client.init()
+        yield made
+
+
+def content(key: bytes, size: int = VALUE) -> bytes:
+    """What is stored under a key: derived from it, so that a reader can always tell."""
+    return random.Random(key).randbytes(size)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def test_both_doors_lead_to_one_pool(pool_up: PoolUp, machine: Machine) -> None:
+    with pool_up.pool() as by_mount, Pool("", files=VirtiofsFiles(machine)) as by_device:
+        mounted, guest = by_mount.volume("kv"), by_device.volume("kv")
+        for number in range(12):
+            size = (1, 4095, VALUE, 262_144, 1 << 20)[number % 5]
+            store, other = (mounted, guest) if number % 2 else (guest, mounted)
+            assert store.put(key(number), content(key(number), size))
+            assert other.get(key(number)) == content(key(number), size)
+        room = machine.memory.room(1 << 20)
+        assert guest.get_into(key(4), room.view) == 1 << 20
+        assert room.view == content(key(4), 1 << 20)
+        assert guest.get_into(key(99), room.view) is None
+        assert guest.exists([key(4), key(99)]) == [True, False]
+        assert guest.delete([key(4)]) == [True]
+        assert mounted.get(key(4)) is None
+    name = pool_up.mount / "fs" / "a file"
+    data = content(b"a file", 3 << 20)
+    name.write_bytes(data)
+    client = machine.client
+    found = client.walk("fs/a file")
+    assert found.size == len(data)
+    handle = client.open(found.number)
+    for offset in range(0, len(data), 1 << 20):
+        assert client.read_into(found.number, handle, offset, room) == 1 << 20
+        assert room.view == data[offset : offset + (1 << 20)]
+    client.release(found.number, handle)
+    folder = client.walk("fs").number
+    made, handle = client.create(folder, b"of the guest")
+    room.view[:] = content(b"guest", 1 << 20)
+    assert client.write_from(made.number, handle, 0, room) == 1 << 20
+    client.release(made.number, handle)
+    assert (pool_up.mount / "fs" / "of the guest").read_bytes() == content(b"guest", 1 << 20)
+
+
+class Guest:
+    """Puts and gets on a few threads until told to stop."""
+
+    def __init__(self, machine: Machine, seed: int, threads: int = 3) -> None:
+        self._pool = Pool("", files=VirtiofsFiles(machine))
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.wrong = self.hits = self.misses = 0
+        self.stored: set[bytes] = set()
+        self.failures: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._work, args=(random.Random(seed + number),))
+            for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, dice: random.Random) -> None:
+        kv = self._pool.volume("kv")
+        while not self._stop.is_set():
+            wanted = key(dice.randrange(60))
+            try:
+                got = kv.get(wanted)
+                stored = kv.put(wanted, content(wanted)) if got is None else False
+            except BaseException as failure:
+                self.failures.append(failure)
+                return
+            with self._lock:
+                self.wrong += got is not None and got != content(wanted)
+                self.hits += got is not None
+                self.misses += got is None
+                if stored:
+                    self.stored.add(wanted)
+
+    def progressed(self) -> None:
+        """Until there were more hits."""
+        before = self.hits
+        wait_until(lambda: self.failures or self.hits > before + 5, 60, "more hits")
+        assert not self.failures
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a call hangs"
+        kv = self._pool.volume("kv")
+        lost = [each for each in self.stored if kv.get(each) != content(each)]
+        self._pool.close()
+        assert not self.failures, self.failures
+        assert not self.wrong
+        assert not lost, "values that were acknowledged are gone"
+
+
+def killed_and_back(pool_up: PoolUp, machine: Machine, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """SIGKILL to the agent; `g35 up` starts another, which the machine finds."""
+    old = pool_up.kill("agent-process")
+    machine.lose()
+    meanwhile()
+    pool_up.wait_restarted("agent-process", old)
+    machine.start(patience=30)
+
+
+def test_an_agent_killed_under_load(pool_up: PoolUp, machine: Machine, seed: int) -> None:
+    guest = Guest(machine, seed)
+    try:
+        guest.progressed()
+        for _ in range(2):
+            killed_and_back(pool_up, machine)
+            guest.progressed()
+    finally:
+        guest.end()
+    assert not any(queue.outstanding for queue in machine.queues)
+
+
+def test_requests_that_the_dead_agent_had_are_answered_by_the_next(
+    pool_up: PoolUp, machine: Machine, seed: int
+) -> None:
+    """Files are read when the enclosures hang, so all requests are in flight when the agent is killed."""
+    client = machine.client
+    folder = client.walk("fs").number
+    room = machine.memory.room(1 << 20)
+    nodes = []
+    for number in range(6):
+        node, handle = client.create(folder, b"file %d" % number)
+        room.view[:] = content(key(number), 1 << 20)
+        assert client.write_from(node.number, handle, 0, room) == 1 << 20
+        client.release(node.number, handle)
+        nodes.append((node.number, client.open(node.number)))
+    for enclosure in range(2):
+        pool_up.fault(enclosure, "hang", drive=0)
+    rooms = [machine.memory.room(1 << 20) for _ in nodes]
+    calls = [
+        client.start_read(node, handle, 0, client.laid(into))
+        for (node, handle), into in zip(nodes, rooms, strict=True)
+    ]
+
+    def heal() -> None:
+        for enclosure in range(2):
+            pool_up.fault(enclosure, "heal", drive=0)
+
+    killed_and_back(pool_up, machine, heal)
+    pool_up.wait_connected(2)
+    for number, (call, into) in enumerate(zip(calls, rooms, strict=True)):
+        try:
+            assert call.finish() == 1 << 20
+        except OSError:
+            continue  # a handle that died with its agent; the answer came, and once
+        assert into.view == content(key(number), 1 << 20)
+    assert not any(queue.outstanding for queue in machine.queues)
+    for number in range(6):
+        node = client.walk(f"fs/file {number}").number
+        handle = client.open(node)
+        assert client.read_into(node, handle, 0, room) == 1 << 20
+        assert room.view == content(key(number), 1 << 20)
+        client.release(node, handle)

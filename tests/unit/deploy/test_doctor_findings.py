@@ -1,0 +1,80 @@
+"""What `g35 doctor` makes of a machine on which an agent shall run as a service."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from agent.cli import doctor_verb
+from agent.cli.doctor_verb import Verdict
+
+
+@pytest.fixture
+def no_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_verb, "may_mount", lambda: False)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+def test_one_capability_mounts_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_verb, "may_mount", lambda: True)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    finding = doctor_verb._mounting()
+    assert (finding.verdict, finding.detail) == (Verdict.OK, "with CAP_SYS_ADMIN, by mount(2)")
+
+
+@pytest.mark.usefixtures("no_capability")
+def test_without_it_and_without_the_helper_there_is_no_mount(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert doctor_verb._mounting().verdict is Verdict.MISSING
+
+
+@pytest.mark.usefixtures("no_capability")
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("user_allow_other\n", Verdict.OK),
+        ("mount_max = 10\n  user_allow_other  \n", Verdict.OK),
+        ("#user_allow_other\n", Verdict.WITHOUT),
+        ("", Verdict.WITHOUT),
+        (None, Verdict.WITHOUT),
+    ],
+)
+def test_who_may_open_the_mount_to_others(tmp_path: Path, text: str | None, verdict: Verdict) -> None:
+    file = tmp_path / "fuse.conf"
+    if text is not None:
+        file.write_text(text)
+    assert doctor_verb._mount_for_others(file).verdict is verdict
+
+
+def test_the_files_of_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "infiniband"
+    assert doctor_verb._verbs_nodes(folder).advice.endswith("modprobe ib_uverbs")
+    folder.mkdir()
+    (folder / "uverbs0").touch()
+    assert doctor_verb._verbs_nodes(folder).advice == "modprobe rdma_ucm"
+    (folder / "rdma_cm").touch()
+    assert doctor_verb._verbs_nodes(folder).verdict is Verdict.OK
+    monkeypatch.setattr(os, "access", lambda path, _mode: not str(path).endswith("uverbs0"))
+    closed = doctor_verb._verbs_nodes(folder)
+    assert closed.verdict is Verdict.WITHOUT
+    assert closed.detail == f"closed to this user: {folder}/uverbs0"
+
+
+@pytest.mark.usefixtures("no_capability")
+@pytest.mark.parametrize(
+    ("limit", "verdict", "detail"),
+    [
+        (8 << 20, Verdict.WITHOUT, "8 MiB: 1 RDMA queues"),
+        (8 << 30, Verdict.OK, "8192 MiB: 1170 RDMA queues"),
+        (resource.RLIM_INFINITY, Verdict.OK, "no limit"),
+    ],
+)
+def test_how_much_may_be_registered(
+    monkeypatch: pytest.MonkeyPatch, limit: int, verdict: Verdict, detail: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
+    finding = doctor_verb._locked_memory()
+    assert (finding.verdict, finding.detail) == (verdict, detail)
