@@ -3,7 +3,8 @@
 
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench lab soak nightly arm64 deploy fmt lint types rooms clean wheels set-up-to-run set-up-to-test set-up-to-deploy
+.PHONY: help setup run test bench lab soak nightly arm64 deploy fmt lint types rooms clean wheels
+.PHONY: set-up-to-run set-up-to-test set-up-to-deploy
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

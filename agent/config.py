@@ -8,7 +8,6 @@ descriptions (`g35 config reference`).
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 import uuid
 from pathlib import Path
@@ -21,24 +20,11 @@ from agent.inline.suites import UNIT_BYTES_MAX
 from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, Layout, SuiteName, VolumeName, VolumeWish
 from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
+from agent.sizes import Size as Size
+from agent.sizes import parse_size as parse_size
 from nvmeof.transport.base import VerbsChoice
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
-
-
-def parse_size(value: object) -> object:
-    """Bytes out of "1G", "64 KiB" or a number; units are powers of 1,024. Anything else is left alone."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.match(value)
-    if match is None:
-        raise ValueError("a size is a number with K, M, G or T behind it, such as 64K or 1G")
-    return int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
-
-
 FILES_UNIT_BYTES = 256 << 10
-Size = Annotated[int, BeforeValidator(parse_size)]
 
 
 class _Section(BaseModel):

@@ -123,7 +123,7 @@ def stats(rpc: Rpc = None, timeout: Timeout = TIMEOUT_S, as_json: AsJson = False
     """Show the counters of its bdevs. nvmet has none."""
     if rpc is None:
         raise UserError("counters are read over the RPC", "give --rpc SOCKET")
-    target = RpcTarget(rpc, timeout)
+    target = RpcTarget.at(rpc, timeout)
     try:
         counters = target.stats()
     finally:
@@ -145,7 +145,7 @@ def stats(rpc: Rpc = None, timeout: Timeout = TIMEOUT_S, as_json: AsJson = False
 def _target(rpc: Path | None, configfs: bool, root: Path, timeout_s: float) -> Iterator[Target]:
     if (rpc is not None) == configfs:
         raise UserError("which enclosure?", "give either --rpc SOCKET or --configfs")
-    target: Target = RpcTarget(rpc, timeout_s) if rpc is not None else ConfigfsTarget(root)
+    target: Target = RpcTarget.at(rpc, timeout_s) if rpc is not None else ConfigfsTarget(root)
     try:
         yield target
     finally:
@@ -183,7 +183,8 @@ def _print_present(present: Present) -> None:
             table.add_row(bdev.name, bdev.kind, also, f"{bdev.size / 2**20:.0f}", str(bdev.block_size))
         console.print(table)
     for subsystem in present.subsystems:
-        table = folding_table(f"Subsystem {subsystem.nqn}", ("what", "which", "with"), ())
+        console.print(f"subsystem {subsystem.nqn}, serial {subsystem.serial}, model {subsystem.model}")
+        table = folding_table("", ("what", "which", "with"))
         for namespace in subsystem.namespaces:
             table.add_row(f"namespace {namespace.nsid}", namespace.bdev, namespace.nguid)
         for listener in subsystem.listeners:
@@ -193,7 +194,8 @@ def _print_present(present: Present) -> None:
             table.add_row("host", host.nqn, f"keys {keys}" if keys else "")
         if subsystem.allow_any_host:
             table.add_row("host", "any", "")
-        console.print(table)
+        if table.row_count:
+            console.print(table)
     transports = ", ".join(each.trtype for each in present.transports) or "none"
     console.print(
         f"transports: {transports}; keys: {', '.join(each.name for each in present.keys) or 'none'}"

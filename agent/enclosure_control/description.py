@@ -23,9 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from agent.config import Size
 from agent.enclosure_control import records
 from agent.errors import ConfigError
+from agent.sizes import Size
 
 DESCRIPTION_BYTES_MAX = 4 << 20
 MIB = 1 << 20

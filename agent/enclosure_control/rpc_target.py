@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from agent.enclosure_control import records
 from agent.enclosure_control.description import Description
@@ -22,11 +22,26 @@ from agent.enclosure_control.steps import Step
 T = TypeVar("T")
 
 
-class RpcTarget:
-    """One enclosure by its RPC socket. Raises what `RpcClient.call` raises."""
+class Caller(Protocol):
+    """What carries calls out; `RpcClient` does it over a socket."""
 
-    def __init__(self, socket_path: Path, timeout_s: float = TIMEOUT_S) -> None:
-        self._client = RpcClient(socket_path, timeout_s)
+    def call(self, method: str, params: dict[str, Any] | None = None) -> Any:
+        """The result. RpcError if it was refused."""
+
+    def close(self) -> None:
+        """Give the connection up."""
+
+
+class RpcTarget:
+    """One enclosure by its RPC. Raises what `RpcClient.call` raises."""
+
+    def __init__(self, client: Caller) -> None:
+        self._client = client
+
+    @classmethod
+    def at(cls, socket_path: Path, timeout_s: float = TIMEOUT_S) -> RpcTarget:
+        """The one at a Unix socket; connects at the first call."""
+        return cls(RpcClient(socket_path, timeout_s))
 
     def check(self, description: Description) -> None:
         """Everything that can be described, SPDK has."""

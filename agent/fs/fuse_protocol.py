@@ -283,7 +283,9 @@ class FuseSession:
     def _init(self, arguments: memoryview, runner: Runner) -> bytes:
         offered = InitIn.decode_untrusted(arguments)
         if offered.major < MAJOR or (offered.major == MAJOR and offered.minor < MINOR_LEAST):
-            log.error("the kernel speaks FUSE %d.%d; we need 7.%d", offered.major, offered.minor, MINOR_LEAST)
+            # At a bounded rate, because a guest may say INIT as often as it likes.
+            spoken = f"{offered.major}.{offered.minor}"
+            self.complaints.peer("INIT", f"the kernel speaks FUSE {spoken}; we need {MAJOR}.{MINOR_LEAST}")
             raise FsError(errno.EPROTO)
         if offered.major > MAJOR:
             # The kernel asks again in the version that we name here.

@@ -4,7 +4,7 @@ A namespace that is full says so (Capacity Exceeded). Since the volume has it to
 moment at which values have to go, and only where the volume as a whole is nine tenths full: a put whose
 namespace ran full before the others is refused instead, so that live data stay.
 
-A sample of the keys, from a random place in the namespace on, is looked at by their headers. First goes what
+A sample of the keys, from as good as a random place on, is looked at by their headers. First goes what
 does not prove to be a value of this volume at all, then what has expired, then what was used longest ago, as
 far as this agent knows of uses, or stored longest ago. So the victim is the oldest of a few and not of all,
 which costs a little of the hit ratio and no memory.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from agent.inline.random_bytes import random_bytes
 from agent.pool.kv_steps import KvLanes
 from agent.pool.kv_volume import LIVE_FULL, KvVolume, room_of, wait_for_key
 from agent.pool.placement import KEY_BYTES
@@ -40,13 +39,18 @@ class _Victim(NamedTuple):
     room: int
 
 
-def make_room(volume: KvVolume, lanes: KvLanes, namespace: int, room: int, deadline: float) -> Steps[bool]:
-    """Delete values of a full namespace until `room` bytes should be free. False: none may go, or could."""
-    keys = yield from _sample(lanes, namespace, deadline)
+def make_room(
+    volume: KvVolume, lanes: KvLanes, namespace: int, pseudonym: bytes, room: int, deadline: float
+) -> Steps[bool]:
+    """Delete values of a full namespace until `room` bytes should be free. False: none may go, or could.
+
+    `pseudonym` is the key that wants the room; the place of the sample follows from it.
+    """
+    keys = yield from _sample(lanes, namespace, volume.placement.pseudonym(pseudonym), deadline)
     wall = lanes.wall()
     victims: list[_Victim] = []
-    for pseudonym in keys:
-        victim = yield from _judge(volume, lanes, namespace, pseudonym, wall, deadline)
+    for key in keys:
+        victim = yield from _judge(volume, lanes, namespace, key, wall, deadline)
         if victim is not None:
             victims.append(victim)
     may_take_live = volume.fullness(lanes) >= LIVE_FULL
@@ -72,10 +76,10 @@ def make_room(volume: KvVolume, lanes: KvLanes, namespace: int, room: int, deadl
     return freed > 0
 
 
-def _sample(lanes: KvLanes, namespace: int, deadline: float) -> Steps[list[bytes]]:
+def _sample(lanes: KvLanes, namespace: int, start: bytes, deadline: float) -> Steps[list[bytes]]:
     """Up to SAMPLE keys that lie beside each other; they are random, for keys are pseudonyms."""
     found: list[bytes] = []
-    for first in (random_bytes(KEY_BYTES), b""):
+    for first in (start, b""):
         into = memoryview(bytearray(LIST_BYTES))
         cause = yield from wait_for_key(lanes, lanes.kv_list(namespace, first, into), deadline)
         if cause is not None:

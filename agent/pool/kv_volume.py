@@ -33,6 +33,9 @@ from agent.pool.volume import LOADS_IN_FLIGHT, Timing, VolumeSettings, fault_cau
 REMEMBERED_KEYS = 1 << 16
 """Keys of a volume of which this agent remembers the last use, or that it evicted them. 100 bytes each."""
 
+PIECES_BYTES = 256 << 20
+"""Memory for values that come in pieces, and wait for their last one; more of them are refused."""
+
 ROOM_UNIT = 4096
 """What values are reckoned to take up, each in whole units: our enclosure's, and close to any drive's."""
 
@@ -65,6 +68,26 @@ class _Memory:
 
     def get(self, key: bytes) -> int | None:
         return self._entries.get(key)
+
+
+class PiecesRoom:
+    """How much of PIECES_BYTES is taken. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Set `size` bytes aside; False where there are not so many."""
+        with self._lock:
+            if self.taken + size > PIECES_BYTES:
+                return False
+            self.taken += size
+            return True
+
+    def give_back(self, size: int) -> None:
+        with self._lock:
+            self.taken -= size
 
 
 class Account:
@@ -118,6 +141,7 @@ class KvVolume:
         )
         self._nguids = {each.namespace: each.nguid for each in settings.shares}
         self.accounts = {each.namespace: Account(each.bytes) for each in settings.shares}
+        self.pieces = PiecesRoom()
         self.uses = _Memory()
         """When this agent last stored or served a key (by pseudonym): microseconds since the epoch."""
         self.evicted = _Memory()

@@ -2,8 +2,7 @@
 
 Read writing.py first; a `KvWriting` serves the same calls. A Store is all or nothing, so that there is no
 order to keep, nothing to reserve and nothing that a crash could leave half done. The price is that a value
-which comes in pieces waits in memory until its last one: at most `value_bytes` for each value being written,
-and the faces bound how many those are.
+which comes in pieces waits in memory until its last one; all of a volume together have PIECES_BYTES for that.
 
 The first write of a key wins, as everywhere: the Store asks for it ("only if absent"). Where the key has a
 value, its header is looked at, and one that proves nothing or has expired is stored over.
@@ -48,6 +47,7 @@ class KvWriting:
         self._ttl_seconds = ttl_seconds or volume.settings.ttl_seconds
         self._may_evict = may_evict
         self._pieces = bytearray()
+        self._pieces_room = 0
         self._ranges: list[tuple[int, int]] = []
         self._end = 0
         self._stored = False
@@ -85,6 +85,12 @@ class KvWriting:
         if len(data) == self._length:
             yield from self._put(lanes, data, deadline)
             return True
+        if not self._pieces_room:
+            size = self._length or self.volume.settings.value_bytes
+            if not self.volume.pieces.take(size):
+                lanes.tally(self.volume.settings.name).puts_refused += 1
+                self._give_up(PutRefused("too many values are being written in pieces", MissCause.LATE))
+            self._pieces_room = size
         if len(self._pieces) < end:
             self._pieces.extend(bytes(end - len(self._pieces)))
         self._pieces[offset:end] = data
@@ -108,13 +114,15 @@ class KvWriting:
             return
         if self._ranges != [(0, self._end)] or (self._length is not None and self._end != self._length):
             self._give_up(BadPut(f"a value of {self._length or self._end} bytes with a hole in it"))
-        pieces, self._pieces = self._pieces, bytearray()
-        yield from self._put(lanes, memoryview(pieces), deadline)
+        try:
+            yield from self._put(lanes, memoryview(self._pieces), deadline)
+        finally:
+            self._let_go()
 
     def drop(self, lanes: Lanes) -> Steps[None]:
         """Give up. Nothing of the value was sent, so nothing of it is anywhere."""
         self.finished = True
-        self._pieces = bytearray()
+        self._let_go()
         return
         yield
 
@@ -130,10 +138,16 @@ class KvWriting:
                 joined.append((begin, stop))
         self._ranges = joined
 
+    def _let_go(self) -> None:
+        """What waited in memory is stored, or never will be."""
+        self._pieces = bytearray()
+        room, self._pieces_room = self._pieces_room, 0
+        self.volume.pieces.give_back(room)
+
     def _give_up(self, why: PutRefused | BadPut) -> None:
         self._refusal = why
         self.finished = True
-        self._pieces = bytearray()
+        self._let_go()
         raise why
 
     def _refuse_after_failure(self) -> None:
@@ -192,7 +206,7 @@ class KvWriting:
         volume.accounts[self.namespace].is_full()
         if not self._may_evict:
             raise PutRefused(f"volume {volume.settings.name} has no room for this key")
-        made = yield from make_room(volume, kv_lanes(lanes), self.namespace, room, deadline)
+        made = yield from make_room(volume, kv_lanes(lanes), self.namespace, self.pseudonym, room, deadline)
         if not made:
             raise PutRefused(f"volume {volume.settings.name} has no room for this key that may be made")
 

@@ -19,6 +19,9 @@ PROBE_TIMEOUT_S = 8.0
 BOOTED = b"lab: booted"
 
 QEMU = "qemu-system-x86_64"
+# If we are killed without a chance to tidy up, the kernel ends what follows these words and our process id.
+# Whoever is killed before setpriv can ask for that is no longer the parent, and nothing begins.
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
 ACCELERATOR_OPTIONS = {
     "kvm": ("-accel", "kvm", "-cpu", "host"),
     "tcg": ("-accel", "tcg,thread=multi", "-cpu", "max"),
@@ -48,7 +51,7 @@ def choose_accelerator(image: LabImage, device: Path = Path("/dev/kvm")) -> str:
 def guest_boots(image: LabImage, options: tuple[str, ...], timeout_s: float) -> bool:
     """Boot the image as far as its first process. The QEMU process is gone when this returns."""
     command = [
-        *("setpriv", "--pdeathsig", "KILL", QEMU, *options),
+        *(*ENDS_WITH_US, str(os.getpid()), QEMU, *options),
         *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-m", "512M", "-net", "none"),
         *("-kernel", str(image.kernel), "-initrd", str(image.initramfs)),
         *("-append", "console=ttyS0 quiet panic=-1 lab.probe", "-serial", "stdio"),

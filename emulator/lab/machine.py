@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from emulator.lab.accelerator import ACCELERATOR_OPTIONS, QEMU, choose_accelerator
+from emulator.lab.accelerator import ACCELERATOR_OPTIONS, ENDS_WITH_US, QEMU, choose_accelerator
 from emulator.lab.cache import REPOSITORY
 from emulator.lab.errors import GuestDiedError, GuestTimedOutError
 from emulator.lab.image import LabImage, prepare
@@ -263,8 +263,7 @@ def qemu_command(
     """QEMU's arguments. `console` is the file for the serial console; None means this terminal."""
     kernel_line = "console=ttyS0 quiet panic=-1" + ("" if console else " lab.shell")
     return [
-        # If we are killed without a chance to tidy up, the kernel ends QEMU.
-        *("setpriv", "--pdeathsig", "KILL", QEMU, *ACCELERATOR_OPTIONS[accelerator]),
+        *(*ENDS_WITH_US, str(os.getpid()), QEMU, *ACCELERATOR_OPTIONS[accelerator]),
         *("-nodefaults", "-no-user-config", "-display", "none", "-net", "none"),
         *(() if hardware.reboots else ("-no-reboot",)),
         *("-m", f"{hardware.memory_mib}M", "-smp", str(hardware.cores)),

@@ -109,6 +109,8 @@ class ControllerAuthentication:
                 self._fail(FailureReason.INCORRECT_MESSAGE, "AUTH_Negotiate amid an authentication")
             case _, _ if message.transaction != self._transaction:
                 self._fail(FailureReason.INCORRECT_PAYLOAD, "a message of another transaction")
+            case ControllerState.CONFIRMATION_DUE, Failure(reason=FailureReason.FAILED):
+                self._end("the host does not accept our proof: it has another secret for this subsystem")
             case _, Failure(reason=reason):
                 self._end(f"the host gives up: {describe_reason(reason)}")
             case ControllerState.REPLY_DUE, Reply():

@@ -202,16 +202,19 @@ class QueueSession:
     def deadline(self) -> float:
         """When to look again without being woken, for a command or for a silent host; may be infinite."""
         earliest = min((request.due for request in list(self.waiting.values())), default=math.inf)
-        if self.qid == 0 and self.controller is not None:
+        if self.qid == 0 and self.controller is not None and not self.unproven:
             earliest = min(earliest, self.controller.expires_at)
         if self.authentication is not None:
             earliest = min(earliest, self.authentication.deadline)
         return earliest
 
     def check(self, now: float) -> None:
-        """Let time pass: a host that was silent for longer than its keep-alive time loses its controller."""
+        """Let time pass: a host that was silent for longer than its keep-alive time loses its controller.
+
+        A host that authenticates is silent for as long as its arithmetic takes; that has a time of its own.
+        """
         controller = self.controller
-        if self.qid != 0 or controller is None or controller.ended is not None:
+        if self.qid != 0 or controller is None or controller.ended is not None or self.unproven:
             return
         if now >= controller.expires_at:
             with self.target.lock:

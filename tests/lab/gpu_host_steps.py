@@ -13,6 +13,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,17 +87,36 @@ def hold_open(path: str, size: int) -> bool:
         return bytes(first or b"") + file.readall() == expected
 
 
-def write_on(folder: str, size: int) -> int:
-    """Write files until told to stop, each flushed before the next; how many there are."""
+def write_on(folder: str, names: int, size: int) -> dict[str, Any]:
+    """Write the same files again and again until told to stop, each flushed before the next, then read them.
+
+    A file whose bytes an agent took and did not flush before it was killed is refused with EIO, at the
+    latest by fsync. After an fsync nothing may be refused or wrong.
+    """
     (FILES / folder).mkdir()
+    flushed: dict[int, str] = {}
+    refused: list[str] = []
     count = 0
-    while not STOP.exists():
-        content = content_of(f"{folder}/{count}", size)
-        with (FILES / folder / str(count)).open("xb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
+    while not STOP.exists() or count < names:
+        number, text = count % names, f"{folder}/{count}"
+        descriptor = os.open(FILES / folder / str(number), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        flushed.pop(number, None)
+        try:
+            assert os.write(descriptor, content_of(text, size)) == size
+            os.fsync(descriptor)
+            flushed[number] = text
+        except OSError as error:
+            refused.append(f"{text}: {error}")
+        with suppress(OSError) if number not in flushed else nullcontext():
+            os.close(descriptor)
         count += 1
-    return count
+    drop_caches()
+    wrong = [
+        text
+        for number, text in flushed.items()
+        if (FILES / folder / str(number)).read_bytes() != content_of(text, size)
+    ]
+    return {"count": count, "refused": refused, "wrong": wrong}
 
 
 def listed(folder: str) -> list[str]:

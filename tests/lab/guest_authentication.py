@@ -32,16 +32,16 @@ from tests.support.waiting import wait_until
 HOST_ID = bytes(range(16))
 DEADLINE_S = 60.0
 BLOCK = 4096
-NULL, FFDHE2048, FFDHE4096 = GroupId.NULL, GroupId.FFDHE2048, GroupId.FFDHE4096
+NULL, FFDHE2048, FFDHE3072 = GroupId.NULL, GroupId.FFDHE2048, GroupId.FFDHE3072
 
 KINDS = pytest.mark.parametrize(
     ("hash_id", "group", "length", "transform"),
     [
         (HashId.SHA256, NULL, 32, None),
         (HashId.SHA384, FFDHE2048, 48, HashId.SHA384),
-        (HashId.SHA512, FFDHE4096, 64, HashId.SHA512),
+        (HashId.SHA512, FFDHE3072, 64, HashId.SHA512),
     ],
-    ids=["sha256-null", "sha384-ffdhe2048", "sha512-ffdhe4096"],
+    ids=["sha256-null", "sha384-ffdhe2048", "sha512-ffdhe3072"],
 )
 
 

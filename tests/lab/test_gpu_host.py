@@ -26,7 +26,7 @@ from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
-BOOT_S = 120.0
+BOOT_S = 200.0
 DEADLINE_MS = "20000"
 """Of a read: beside an emulated guest everything takes its time, and here a miss is a failure."""
 OPTIONS = (
@@ -151,6 +151,7 @@ def test_g35_host_without_an_agent(processes_of_the_pool: Processes, tmp_path: P
 
 
 def test_the_next_kernel_mounts_the_device(gpu: GpuHostUp) -> None:
+    assert f"g35 host --socket {socket_of(gpu.pool)}\n" in gpu.pool.process.output
     found = gpu.call("mounted")
     assert (found["device"], found["kind"]) == ("g35", "virtiofs")
     assert {"fs", "kv"} <= set(found["names"])
@@ -228,7 +229,7 @@ def test_the_agent_is_killed_while_the_guest_verifies_and_the_next_one_goes_on(g
     assert gpu.call("put_values", name="kept", count=6, size=200 * KIB) == 6
 
     verified = gpu.call.begin("verify_files", **kept, until_stopped=True)
-    written = gpu.call.begin("write_on", folder="during", size=300 * KIB)
+    written = gpu.call.begin("write_on", folder="during", names=8, size=300 * KIB)
     held = gpu.call.begin("hold_open", path="kept/0", size=1500 * KIB)
 
     def passes() -> int:
@@ -244,9 +245,9 @@ def test_the_agent_is_killed_while_the_guest_verifies_and_the_next_one_goes_on(g
     found = verified()
     assert (found["wrong"], found["errors"]) == ([], [])
     assert held(), "a file that was open all the time"
-    count = written()
-    assert count > 1
-    assert gpu.call("verify_files", folder="during", count=count, size=300 * KIB)["wrong"] == []
+    new = written()
+    assert new["wrong"] == []
+    assert len(new["refused"]) <= 1, "what the agent had in memory alone when it was killed"
     values = gpu.call("get_values", name="kept", count=6, size=200 * KIB)
     assert values == {"hits": 6, "misses": 0, "wrong": 0}
     assert "the agent is back; the guest goes on" in gpu.process.output

@@ -5,8 +5,8 @@ stands in for the base image), and its command and health check run there as its
 systemd is booted by systemd-nspawn, with the units as they are: an enclosure, a pool, the agent. There it is
 killed, stopped in its tracks until the watchdog sees it, and ended; each time what was stored must be there.
 
-What is kept is the bare Debian, in .cache/deploy, and after a failure the rest. Exit code 1: something was not
-as it must be.
+What is kept is the bare Debian, in .cache/deploy, and after a failure the rest. Exit code 1: something was
+not as it must be.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.fs.virtiofs.door import VirtioFsDoor
+from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.virtio_driver.guest_memory import Room, pages_of
 from agent.virtio_driver.machine import Machine
 from tests.support.inline_runner import inline_runner
@@ -37,9 +38,11 @@ class Gate:
 
 
 @contextlib.contextmanager
-def served(path: Path, tree: Any, queues: int = QUEUES) -> Iterator[VirtioFsDoor]:
+def served(
+    path: Path, tree: Any, queues: int = QUEUES, books: GuestBooks | None = None
+) -> Iterator[VirtioFsDoor]:
     """A door at `path`; no thread of it is left afterwards."""
-    door = VirtioFsDoor(tree, path, queues, inline_runner)
+    door = VirtioFsDoor(tree, path, queues, inline_runner, books=books)
     door.start()
     try:
         yield door
@@ -50,7 +53,7 @@ def served(path: Path, tree: Any, queues: int = QUEUES) -> Iterator[VirtioFsDoor
 @contextlib.contextmanager
 def started(path: Path, *, queues: int = QUEUES, init: bool = True, **options: Any) -> Iterator[Machine]:
     """A machine whose device is set up, and INIT behind it."""
-    with Machine(path, request_queues=queues, memory_bytes=(8 << 20, 8 << 20), **options) as machine:
+    with Machine(path, request_queues=queues, memory_bytes=(16 << 20, 8 << 20), **options) as machine:
         machine.start(patience=10)
         if init:
             assert machine.client.init().max_write == 1 << 20

@@ -24,6 +24,7 @@ from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.guest_view import GuestView
 from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
 from agent.fs.virtiofs.request_buffers import RequestBuffers
+from agent.fs.virtiofs.served_again import as_done_before, refused_again
 from agent.pool.steps import Runner, Steps
 from agent.virtio.memory_table import MemoryTable
 from agent.virtio.vhost_user import Feature
@@ -173,9 +174,13 @@ class Device:
 
         def serve(chain: Chain) -> int:
             message, received, data, room = take(chain.readable, chain.writable)
-            reply = answer(message, received, data, room, runner)
+            reply = refused_again(message, received) if chain.again else None
+            if reply is None:
+                reply = answer(message, received, data, room, runner)
             if reply is None:
                 return 0
+            if chain.again:
+                reply = as_done_before(message, reply)
             written = put(reply)
             if written is None:
                 # The guest left too little room for what it asked, and will not hear of it.

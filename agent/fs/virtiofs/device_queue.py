@@ -65,6 +65,8 @@ class Chain(NamedTuple):
     head: int
     readable: list[memoryview]
     writable: list[memoryview]
+    again: bool = False
+    """An earlier device had taken it: what it asks for may have been done."""
 
 
 class DeviceQueue:
@@ -114,7 +116,7 @@ class DeviceQueue:
     def pop(self) -> Chain | None:
         """The next request, None where there is none. Raises BadRing."""
         if self._again:
-            return self._chain(self._again.popleft())
+            return self._chain(self._again.popleft(), again=True)
         ahead = (self._available[IDX_WORD] - self._next) & INDEX_MASK
         if not ahead:
             return None
@@ -129,7 +131,7 @@ class DeviceQueue:
         self._next = (self._next + 1) & INDEX_MASK
         return self._chain(head)
 
-    def _chain(self, head: int) -> Chain:
+    def _chain(self, head: int, *, again: bool = False) -> Chain:
         address, length, flags, _ = Descriptor.LAYOUT.unpack_from(self._descriptors, head * DESCRIPTOR_BYTES)
         if flags & _INDIRECT:
             if flags & _NEXT or not self._indirect:
@@ -156,7 +158,7 @@ class DeviceQueue:
                     readable += memory.runs(address, length)
         except AddressError as outside:
             raise BadRing(str(outside)) from None
-        return Chain(head, readable, writable)
+        return Chain(head, readable, writable, again)
 
     def _runs_of_table(self, address: int, length: int) -> list[Run]:
         count, odd = divmod(length, DESCRIPTOR_BYTES)

@@ -200,8 +200,9 @@ class GuestBooks:
         if end >= len(mapped):
             self._write_anew()
             return
-        mapped[at + RECORD.size : end] = name
-        mapped[at + 1 : at + RECORD.size] = RECORD.pack(0, len(name), number, a, b)[1:]
+        if name:
+            mapped[at + RECORD.size : end] = name
+        RECORD.pack_into(mapped, at, 0, len(name), number, a, b)
         mapped[at] = kind
         self._at = end
 

@@ -133,6 +133,11 @@ class Endpoint:
         if self._gsi.waiting:
             self._gsi.take(self.cm.receive, now)
 
+    @property
+    def expects(self) -> int:
+        """Bytes that are still to come of a long message, and come by themselves: see `Nic.expects`."""
+        return self.nic.expects
+
     def deadline(self) -> float | None:
         """When `advance` must be called, if nothing happens before."""
         mine, other = self.nic.deadline(), self.cm.deadline()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections import deque
 from typing import Final
 
 from emulator.roce.nic.counters import Count
@@ -73,6 +74,9 @@ class Nic(Objects):
         self.writer = PacketWriter()
         self._reader = RowReader()
         self.now = 0.0
+        self.expects = 0
+        """Bytes still to come of the message that the last row received was part of; half a window at most,
+        because beyond that the peer may wait for an acknowledgement of ours."""
         self._in_turn = 0
         self._paths: dict[str, Path] = {}
 
@@ -118,6 +122,13 @@ class Nic(Objects):
         full = (window * 4 // 5 - 2) // rows
         return full * rows + 2 if full else window // 2
 
+    def fall_silent(self) -> None:
+        """The device is about to close: connections send nothing more, management datagrams still go out."""
+        for qp in self._qps.values():
+            if qp.datagrams is None:
+                qp.scheduled = True  # so it never asks for its turn again
+        self.ready = deque(qp for qp in self.ready if qp.datagrams is not None)
+
     # --- packets ------------------------------------------------------------------------------------------
 
     @property
@@ -140,9 +151,9 @@ class Nic(Objects):
                     ready.rotate(-1)
                 self.counters[Count.BURSTS_OUT] += 1
                 return burst
+            qp.scheduled = False
             ready.popleft()
             self._in_turn = 0
-            qp.scheduled = False
         return None
 
     def take_output(self, now: float | None = None) -> list[Burst]:
@@ -178,6 +189,7 @@ class Nic(Objects):
         except ValueError:
             self.counters[Count.STRANGE_SOURCE] += 1
             return
+        self.expects = 0
         at, index, size = 0, 0, len(data)
         segment_size = max(1, segment_size)
         while at < size:
@@ -214,9 +226,10 @@ class Nic(Objects):
         if row is None:
             return 0
         if answer:
-            qp.requester.take_row(row, place[1], self.now)
+            expects = qp.requester.take_row(row, place[1], self.now)
         else:
-            qp.responder.take_row(row, place[1])
+            expects = qp.responder.take_row(row, place[1])
+        self.expects = min(expects, self.window_bytes // 2)
         self.counters[Count.ROW_PACKETS] += row.count
         return row.count
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +86,8 @@ class _Table:
         self.parts = [data[at + SAME_BYTES : at + size] for at in range(start, start + count * size, size)]
 
 
-class Row(NamedTuple):
+@dataclass(slots=True)
+class Row:
     """The packets of a burst that follow each other as they should: `count` of them, of `mtu` bytes each.
 
     `asked` is the position of the last one that asks for an acknowledgement, or -1.

@@ -399,12 +399,13 @@ class Requester:
             return None
         return len(target) // mtu, target
 
-    def take_row(self, row: Row, target: Bytes, now: float) -> None:
-        """A row for `row_target` has come."""
+    def take_row(self, row: Row, target: Bytes, now: float) -> int:
+        """A row for `row_target` has come. Returns how much was asked for that is still to come."""
         work = self._first_unanswered()
         assert work is not None
         row.place(target)
         self._progress(max(self.unacked, work.first) + row.count, now)
+        return (self._sent - self.unacked) * self._qp.mtu
 
     def _acknowledge(self, end: int, now: float) -> None:
         """The responder has carried out everything before `end`."""

@@ -371,14 +371,15 @@ class Responder:
             return None
         return len(target) // mtu, target
 
-    def take_row(self, row: Row, target: Bytes) -> None:
-        """A row for `row_target` has come."""
+    def take_row(self, row: Row, target: Bytes) -> int:
+        """A row for `row_target` has come. Returns how much of an RDMA WRITE is still to come."""
         row.place(target)
         self._nak_sent = False
         self._offset += row.count * row.mtu
         if row.asked >= 0:
             self.responses.acknowledge(self.expected + row.asked, self._messages)
         self.expected += row.count
+        return max(0, self._total - self._offset)
 
     # --- completions --------------------------------------------------------------------------------------
 

@@ -166,6 +166,8 @@ class Device:
         """
         with self.turn():
             if not self.closed:
+                # An interrupt may have left a connection in the midst of a packet: none may be in our way.
+                self.nic.fall_silent()
                 self.cm.close(self.clock())
         self._seat.close()
         with self._seat.lock:

@@ -25,8 +25,6 @@ thread, parks.
 from __future__ import annotations
 
 import logging
-import os
-import select
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +33,8 @@ from typing import Final, Protocol
 from emulator.roce.link.base import MAX_DATAGRAM, Link
 from emulator.roce.nic.verbs import Address, Burst
 from emulator.roce.runtime.errors import DeviceClosed
+from emulator.roce.runtime.grip import Grip
+from emulator.roce.runtime.sleep import NAP_BYTES, Sleep
 
 PARK_S: Final = 0.001
 """How long the progress thread stays away after a driver was seen, and how often it looks at first."""
@@ -47,13 +47,6 @@ ROUND_BURSTS: Final = 16
 ROUND_BYTES: Final = 1 << 20
 """What is received at most before the lock is offered to others: some 0.3 ms."""
 
-LINGER_S: Final = 50e-6
-PATIENCE: Final = 8
-RARELY: Final = 32
-"""How long a driver looks before it sleeps, after how many vain looks it stops doing so, and at which of the
-later sleeps it tries again. Measured between two processes on two idle cores: a message of 64 bytes takes
-43 us instead of 82, and less processor time in all; on busy cores nothing is gained, and little is lost."""
-
 MAX_SLEEP_S: Final = 3600.0
 """Longest sleep in poll(), for want of a shorter reason."""
 
@@ -62,6 +55,11 @@ log = logging.getLogger(__name__)
 
 class Engine(Protocol):
     """What is driven: a protocol object (`emulator.roce.cm.gsi.Endpoint`)."""
+
+    @property
+    def expects(self) -> int:
+        """Bytes that are still to come of the message that the last burst was part of, as far as the peer
+        sends them without waiting for us."""
 
     def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
         """Datagrams have arrived."""
@@ -88,73 +86,6 @@ class _Waiter:
         self.gate = threading.Lock()
         """Held while there is nothing to wake up for. A bare lock: a Condition costs three times as much."""
         self.gate.acquire()
-
-
-class _Sleep:
-    """One thread's sleep in poll(): until a datagram comes, the time is over, or somebody calls.
-
-    Each sleeper has its own eventfd: of two that poll the same one, either might read it before the other
-    has looked.
-    """
-
-    def __init__(self, link: Link, clock: Callable[[], float]) -> None:
-        self.until: float | None = None
-        """When it ends by itself; None while the thread is awake."""
-        self._clock = clock
-        self._misses = 0
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._receiving = self._new_poll(link, select.POLLIN)
-        self._sending_too = self._new_poll(link, select.POLLIN | select.POLLOUT)
-
-    def _new_poll(self, link: Link, events: int) -> select.poll:
-        poll = select.poll()
-        poll.register(link.fileno(), events)
-        poll.register(self._wake, select.POLLIN)
-        return poll
-
-    def sleep(self, lock: threading.Lock, now: float, until: float, sending: bool, lively: bool) -> None:
-        """Let go of `lock` meanwhile. `lively`: something has just come, so more may come at once."""
-        poll = self._sending_too if sending else self._receiving
-        self.until = until
-        lock.release()
-        try:
-            ready = self._linger(poll, min(now + LINGER_S, until)) if lively else []
-            if not ready:
-                # It counts in milliseconds and rounds up, so it never wakes too early to act.
-                ready = poll.poll(max(until - now, 0.0) * 1000)
-        finally:
-            lock.acquire()
-            self.until = None
-        for descriptor, _ in ready:
-            if descriptor == self._wake:
-                os.eventfd_read(self._wake)
-
-    def _linger(self, poll: select.poll, end: float) -> list[tuple[int, int]]:
-        """Look again and again for a moment before falling asleep.
-
-        To wake a sleeping thread on another core costs the sender some 50 us in a virtual machine, more than
-        all else that it does for a small message; a thread that still looks costs nothing. Where that was in
-        vain several times in a row it is rarely tried: then the peer is slow, or has no core to run on.
-        """
-        misses = self._misses
-        self._misses = misses + 1
-        if misses >= PATIENCE and misses % RARELY:
-            return []
-        while self._clock() < end:
-            ready = poll.poll(0)
-            if ready:
-                self._misses = 0
-                return ready
-        return []
-
-    def call(self) -> None:
-        """End the sleep."""
-        if self.until is not None:
-            os.eventfd_write(self._wake, 1)
-            self.until = None
-
-    def close(self) -> None:
-        os.close(self._wake)
 
 
 class Turn:
@@ -209,8 +140,8 @@ class Seat:
         self._taken = False
         self._driver_condition: Callable[[], object] = _never
         self._waiters: list[_Waiter] = []
-        self._driver_sleep = _Sleep(link, clock)
-        self._progress_sleep = _Sleep(link, clock)
+        self._driver_sleep = Sleep(link, clock)
+        self._progress_sleep = Sleep(link, clock)
         self._turn = Turn(self)
         self._hold = Hold(self)
         self._door = threading.Lock()
@@ -241,8 +172,13 @@ class Seat:
 
     def enter(self) -> None:
         """Take the lock, as the next in the row."""
-        with self._door:
-            self.lock.acquire()
+        grip = Grip(self.lock, self._door)
+        try:
+            grip.enter()
+        except BaseException:
+            if grip.held:
+                self.lock.release()
+            raise
 
     def _let_nobody_oversleep(self) -> None:
         """Wake who is in charge, if it sleeps longer than the engine now allows, now has to send, or has
@@ -257,10 +193,11 @@ class Seat:
             ):
                 sleep.call()
 
-    def _offer(self) -> None:
+    @staticmethod
+    def _offer(grip: Grip) -> None:
         """Let one who stands in the door go first."""
-        self.lock.release()
-        self.enter()
+        grip.release()
+        grip.enter()
 
     # --- waiting -------------------------------------------------------------------
 
@@ -269,52 +206,65 @@ class Seat:
 
         Returns whether it is. Raises `DeviceClosed` where the device is closed, before or meanwhile.
         """
-        self.enter()
-        held = True
+        grip = Grip(self.lock, self._door)
+        waiter: _Waiter | None = None
         try:
+            grip.enter()
             while True:
                 if self.closed:
                     raise DeviceClosed("the device is closed")
                 if condition():
                     return True
-                if self._taken:
-                    waiter = _Waiter(condition)
-                    self._waiters.append(waiter)
-                    self.lock.release()
-                    held = False
-                    in_time = False
-                    try:
-                        in_time = self._wait_at(waiter.gate, deadline)
-                    finally:
-                        # Who was told needs nothing more, so not the lock either, which the driver keeps.
-                        if not waiter.told:
-                            self.enter()
-                            held = True
-                            if waiter in self._waiters:
-                                self._waiters.remove(waiter)
-                    if waiter.told:
-                        return True
-                    if not in_time:
-                        return bool(condition())
-                    continue
-                self._taken = True
-                self._driver_condition = condition
-                self.drives += 1
-                try:
-                    return self._drive(condition, deadline)
-                finally:
-                    self._taken = False
-                    self._driver_condition = _never
-                    self._let_nobody_oversleep()
-                    if self._parked_long:
-                        self._parked_long = False
-                        self._parked.set()
+                if not self._taken:
+                    return self._take_seat(grip, condition, deadline)
+                waiter = _Waiter(condition)
+                in_time = self._hang_up(grip, waiter, deadline)
+                if waiter.told:
+                    return True
+                if not in_time:
+                    return bool(condition())
         finally:
-            if held:
-                if self._waiters and not self._taken:
-                    # We leave the seat, or were called to it and have no more need of it.
-                    self._waiters.pop(0).gate.release()
-                self.lock.release()
+            if waiter is not None and waiter in self._waiters:
+                grip.regain()
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+            if grip.held:
+                try:
+                    if self._waiters and not self._taken:
+                        # We leave the seat, or were called to it and have no more need of it.
+                        self._waiters.pop(0).gate.release()
+                finally:
+                    self.lock.release()
+
+    def _hang_up(self, grip: Grip, waiter: _Waiter, deadline: float | None) -> bool:
+        """Let another thread look at the condition, until it holds or we are called to the seat; False when
+        the time is over. Who was told needs nothing more, so not the lock either, which the driver keeps."""
+        self._waiters.append(waiter)
+        grip.release()
+        in_time = self._wait_at(waiter.gate, deadline)
+        if not waiter.told:
+            grip.enter()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        return in_time
+
+    def _take_seat(self, grip: Grip, condition: Callable[[], object], deadline: float | None) -> bool:
+        """Drive until the condition holds or the time is over; the lock is held afterwards."""
+        try:
+            self._taken = True
+            self._driver_condition = condition
+            self.drives += 1
+            return self._drive(grip, condition, deadline)
+        finally:
+            grip.regain()
+            self._taken = False
+            self._driver_condition = _never
+            try:
+                self._let_nobody_oversleep()
+            finally:
+                if self._parked_long:
+                    self._parked_long = False
+                    self._parked.set()
 
     def drive_once(self) -> None:
         """Receive what is there and do what is due, without waiting: for programs that poll in a loop."""
@@ -341,7 +291,7 @@ class Seat:
 
     # --- driving -------------------------------------------------------------------
 
-    def _drive(self, condition: Callable[[], object], deadline: float | None) -> bool:
+    def _drive(self, grip: Grip, condition: Callable[[], object], deadline: float | None) -> bool:
         """With the lock held, which is let go while asleep."""
         while True:
             more = self._round(condition)
@@ -351,12 +301,12 @@ class Seat:
             if self.closed:
                 raise DeviceClosed("the device was closed")
             if more:
-                self._offer()
+                self._offer(grip)
                 continue
             now = self._clock()
             if deadline is not None and now >= deadline:
                 return False
-            self._sleep(self._driver_sleep, now, deadline)
+            self._sleep(grip, self._driver_sleep, now, deadline)
             if self.closed:
                 raise DeviceClosed("the device was closed")
 
@@ -404,7 +354,7 @@ class Seat:
         if self._waiters:
             self._tell_waiters()
 
-    def _sleep(self, sleep: _Sleep, now: float, deadline: float | None) -> None:
+    def _sleep(self, grip: Grip, sleep: Sleep, now: float, deadline: float | None) -> None:
         """Until a datagram comes, a deadline passes or somebody calls; with the lock let go."""
         until = now + MAX_SLEEP_S if deadline is None else deadline
         due = self._engine.deadline()
@@ -413,20 +363,28 @@ class Seat:
         # Only a driver lingers: nobody waits for what the progress thread does.
         lively = self._bursts != self._bursts_at_sleep and sleep is self._driver_sleep
         self._bursts_at_sleep = self._bursts
-        sleep.sleep(self.lock, now, until, self._link.backlog > 0, lively)
+        if lively and self._engine.expects >= NAP_BYTES and not self._link.backlog:
+            sleep.nap(grip)
+            return
+        sleep.sleep(grip, now, until, self._link.backlog > 0, lively)
 
     # --- the progress thread ---------------------------------------------------------
 
     def _progress(self) -> None:
         """Drive while no other thread does, until the device is closed."""
-        with self.lock:
+        grip = Grip(self.lock, self._door)
+        grip.acquire()
+        try:
             while not self.closed:
                 seen = self.drives
                 if not self._taken:
-                    self._drive_alone(seen)
-                self._park()
+                    self._drive_alone(grip, seen)
+                self._park(grip)
+        finally:
+            if grip.held:
+                grip.release()
 
-    def _drive_alone(self, seen: int) -> None:
+    def _drive_alone(self, grip: Grip, seen: int) -> None:
         """Without taking the seat, so that whoever comes can have it at once."""
         while not self.closed and not self._taken and self.drives == seen:
             try:
@@ -437,21 +395,19 @@ class Seat:
                 log.exception("the progress thread met an error")
                 more = False
             if more:
-                self._offer()
+                self._offer(grip)
             else:
-                self._sleep(self._progress_sleep, self._clock(), None)
+                self._sleep(grip, self._progress_sleep, self._clock(), None)
 
-    def _park(self) -> None:
+    def _park(self, grip: Grip) -> None:
         """Stay away until no driver has been seen for a while. With the lock held, let go inside."""
         patience = PARK_S
         while not self.closed:
             seen, occupied = self.drives, self._taken
             self._parked.clear()
-            self.lock.release()
-            try:
-                self._parked.wait(patience)
-            finally:
-                self.lock.acquire()
+            grip.release()
+            self._parked.wait(patience)
+            grip.acquire()
             if self.drives != seen:
                 patience = min(2 * patience, MAX_PARK_S)
                 continue
@@ -461,11 +417,9 @@ class Seat:
                 # The same driver for all that time: it calls when it leaves.
                 self._parked_long = True
                 self._parked.clear()
-                self.lock.release()
-                try:
-                    self._parked.wait()
-                finally:
-                    self.lock.acquire()
+                grip.release()
+                self._parked.wait()
+                grip.acquire()
 
     # --- the end -----------------------------------------------------------------------
 
@@ -485,15 +439,15 @@ class Seat:
             self._thread.join()
         if already:
             return
-        self.lock.acquire()
-        while self._taken:
+        while self._busy():
             # The driver has been woken and is on its way out; it still polls these descriptors.
-            self.lock.release()
             time.sleep(PARK_S)
-            self.lock.acquire()
-        self.lock.release()
         self._driver_sleep.close()
         self._progress_sleep.close()
+
+    def _busy(self) -> bool:
+        with self.lock:
+            return self._taken
 
 
 def _never() -> bool:

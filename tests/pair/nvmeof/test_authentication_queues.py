@@ -251,6 +251,25 @@ def test_a_queue_that_does_not_prove_itself_in_time_ends(qid: int) -> None:
     assert place.target.authentications.failed == 1
 
 
+def test_a_host_may_compute_for_longer_than_its_keep_alive_time() -> None:
+    """Linux computes for seconds with a large group on a slow machine, and sends no Keep Alive meanwhile."""
+    place = bench()
+    queue = TcpQueue(31, in_capsule_bytes=8192)
+    place.connect(queue)
+    asking = SessionConfig(SUBSYSTEM, HOST, HOST_ID, 1.0)
+    run(place, queue, connect_command(asking, 0, 32, 0xFFFF)).check()
+    steps = each_command(authenticate(Credentials(SECRET), HOST, SUBSYSTEM))
+    for number, command in enumerate(steps):
+        run(place, queue, command).check()
+        if number < 3:
+            place.settle(place.now + 5.0)
+    place.settle(place.now + 0.9)
+    run(place, queue, commands.keep_alive()).check()
+    # From then on it counts.
+    place.settle(place.now + 2.1)
+    assert not place.target.controllers
+
+
 def test_strangers_are_turned_away_when_there_are_many() -> None:
     place = bench(ControllerSettings(max_unproven=3))
     proven = started(place, Credentials(SECRET))

@@ -301,7 +301,6 @@ def spoil(chance: random.Random, rows: dict[int, list[int]], index: int) -> None
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.expects_log("the kernel speaks FUSE")
 def test_rings(seed: int) -> None:
     """Chains and indices that are wrong, of requests that may be wrong too, on running queues."""
     chance = random.Random(seed)

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 import stat
+import tomllib
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import trio
 
+from agent.cli.main import main
 from agent.enclosure_control.applying import ApplyFailed, apply, planned
 from agent.enclosure_control.description import Description, parse_description
 from agent.enclosure_control.rpc_errors import RpcError
@@ -52,7 +54,7 @@ def enclosure() -> Iterator[Enclosure]:
 @pytest.fixture
 def target(enclosure: Enclosure, tmp_path: Path) -> Iterator[RpcTarget]:
     server = RpcServer(enclosure, tmp_path / "rpc")
-    made = RpcTarget(tmp_path / "rpc", 20.0)
+    made = RpcTarget.at(tmp_path / "rpc", 20.0)
     try:
         yield made
     finally:
@@ -204,6 +206,64 @@ def test_the_socket_is_its_owners_and_clients_are_bounded(
             return False
 
     wait_until(answered, 20, "a free place")
+
+
+def test_the_verbs_say_what_was_done_and_what_was_not(
+    enclosure: Enclosure, target: RpcTarget, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = socket.create_server(("127.0.0.1", 0))
+    file = tmp_path / "shelf.toml"
+    file.write_text(
+        f'[[transports]]\ntype = "tcp"\n[[malloc]]\nname = "M"\nsize = "1M"\n[[subsystems]]\nnqn = "{NQN}"\n'
+        f'[[subsystems.listeners]]\naddress = "127.0.0.1"\nport = {taken.getsockname()[1]}\n'
+        '[[subsystems.listeners]]\naddress = "127.0.0.1"\nport = 1\n'
+    )
+
+    def g35(*words: str | Path) -> tuple[object, str, str]:
+        try:
+            code: object = main(["enclosure", *map(str, words), "--rpc", str(tmp_path / "rpc")])
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capsys.readouterr()
+
+    with taken:
+        code, said, error = g35("apply", file)
+    assert code == 1
+    assert said.splitlines() == [
+        "done: create transport TCP",
+        "done: create malloc bdev M of 1048576 bytes",
+        f"done: create subsystem {NQN}",
+        f"failed: {NQN}: listen at TCP 127.0.0.1:{taken_port(file)}",
+        f"not begun: {NQN}: listen at TCP 127.0.0.1:1",
+    ]
+    assert "Invalid parameters (code -32602)" in error
+    assert "hint: " in error
+    code, said, _ = g35("diff", file, "--json")
+    assert code == 3
+    assert [each["call"].split()[0] for each in json.loads(said)["steps"]] == 2 * [
+        "nvmf_subsystem_add_listener"
+    ]
+    file.write_text("")
+    _, said, _ = g35("diff", file)
+    assert said.splitlines() == [
+        f"left alone, not described: subsystem {NQN}", "left alone, not described: malloc bdev M",
+        "as described",
+    ]  # fmt: skip
+    _, said, _ = g35("show")
+    assert f"subsystem {NQN}, serial 0" in said
+    assert "transports: TCP; keys: none" in said
+    _, said, _ = g35("stats")
+    assert "Bdevs since they were made" in said
+    assert g35("apply", file, "--prune")[:2] == (
+        0, f"done: delete subsystem {NQN}\ndone: delete malloc bdev M\n2 steps\n",
+    )  # fmt: skip
+
+
+def taken_port(file: Path) -> int:
+    """The first listener's port."""
+    described = tomllib.loads(file.read_text())
+    port: int = described["subsystems"][0]["listeners"][0]["port"]
+    return port
 
 
 CONFIG = """

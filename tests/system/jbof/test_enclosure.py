@@ -389,8 +389,8 @@ def test_starting_and_stopping(tmp_path: Path, processes: Processes) -> None:
     line = first.wait_for_line("ready ")
     said = json.loads(line.removeprefix("ready "))
     assert said == json.loads(ready.read_text())
-    assert set(said) == {"address", "port", "transports", "nqn", "namespaces", "control"}
-    assert set(said["namespaces"][0]) == {"nsid", "nguid", "size", "lba_bytes"}
+    assert set(said) == {"address", "port", "transports", "nqn", "namespaces", "control", "rpc"}
+    assert set(said["namespaces"][0]) == {"nsid", "nguid", "size", "lba_bytes", "command_set"}
     assert stat.S_IMODE(control.stat().st_mode) == 0o600
     with pytest.raises(ControlError):
         ask(control, "explode")

@@ -128,6 +128,35 @@ def test_both_prove_themselves_with_secrets_from_files(
     shelf.shows_no_secret()
 
 
+def test_a_queue_pair_that_was_broken_proves_itself_anew(tmp_path: Path, processes: Processes) -> None:
+    """Giving up a command over RDMA connects the queue again, and that is authenticated like the first."""
+    shelf = Shelf(tmp_path, processes, "rdma")
+
+    def break_it(supervisor: Supervisor) -> None:
+        session = supervisor.fabric.enclosures[0].session
+        assert session is not None
+        queue = connect_io_queue(session, 1, 8)
+        try:
+            into = memoryview(mmap.mmap(-1, LBA))
+            queue.register(into)
+            ask(shelf.control, "hang", drive=0)
+            given_up = commands.read(1, 0, 1, into)
+            queue.submit(given_up)
+            queue.abandon(given_up)
+            assert queue.needs_reconnect
+            ask(shelf.control, "heal", drive=0)
+            queue.reconnect()
+            again = commands.read(1, 0, 1, into)
+            queue.submit(again)
+            assert queue.wait(again, time.monotonic() + 10)
+            again.check()
+        finally:
+            queue.close()
+
+    supervised(shelf, shelf.secrets("host", "own"), break_it)
+    assert (shelf.tally["succeeded"], shelf.tally["failed"]) == (3, 0)
+
+
 @pytest.mark.expects_log("not connected, and tried again")
 @pytest.mark.parametrize(
     ("host", "own", "said"),

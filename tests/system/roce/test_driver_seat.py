@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import pytest
 
 from emulator.roce.link.base import LinkCounters, Received
 from emulator.roce.nic.verbs import Address, Burst
-from emulator.roce.runtime.seat import LINGER_S, PATIENCE, RARELY, ROUND_BURSTS, Seat, _Sleep
+from emulator.roce.runtime.grip import Grip
+from emulator.roce.runtime.seat import ROUND_BURSTS, Seat
+from emulator.roce.runtime.sleep import LINGER_S, PATIENCE, RARELY, Sleep
 from tests.support.waiting import wait_until
 
 
@@ -71,6 +75,7 @@ class CountingEngine:
         self.bursts = 0
         self.outgoing: list[bytes] = []
         self.due: float | None = None
+        self.expects = 0
         self.advanced = 0
         self.trip: Callable[[bytes], None] = lambda data: None
 
@@ -263,14 +268,14 @@ def test_who_looks_in_vain_again_and_again_looks_rarely() -> None:
         return asked * LINGER_S / 10
 
     link = PairLink(own)
-    sleep = _Sleep(link, clock)
-    lock = threading.Lock()
-    lock.acquire()
+    sleep = Sleep(link, clock)
+    grip = Grip(threading.Lock(), threading.Lock())
+    grip.acquire()
 
     def looked() -> bool:
         """Whether a sleep of no length begins with looking."""
         before, now = asked, asked * LINGER_S / 10
-        sleep.sleep(lock, now, now + LINGER_S / 2, False, lively=True)
+        sleep.sleep(grip, now, now + LINGER_S / 2, False, lively=True)
         return asked > before
 
     try:
@@ -283,9 +288,71 @@ def test_who_looks_in_vain_again_and_again_looks_rarely() -> None:
         link.receive()
         assert [looked() for _ in range(PATIENCE)] == [True] * PATIENCE
         before = asked
-        sleep.sleep(lock, 0.0, 0.0, False, lively=False)
+        sleep.sleep(grip, 0.0, 0.0, False, lively=False)
         assert asked == before
     finally:
         sleep.close()
         link.close()
         other.close()
+
+
+def _interrupted_at(number: int, call: Callable[[], object]) -> bool:
+    """Run it in this thread, with a KeyboardInterrupt right after the given call of C that the seat's code
+    makes, where a real one would come as well; False where it makes fewer."""
+    made = 0
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal made
+        if event == "c_return" and "roce/runtime" in frame.f_code.co_filename:
+            made += 1
+            if made == number:
+                raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(before)
+    return False
+
+
+@pytest.mark.parametrize("how", ["drive", "turn", "wait for the seat"])
+def test_an_interrupt_at_any_step_leaves_the_seat_as_it_was(how: str) -> None:
+    """Ctrl-C may come between any two steps; whatever it parts, the lock and the seat are free afterwards."""
+    number, interrupted = 0, True
+    while interrupted:
+        number += 1
+        stand = Stand()
+        seat, engine = stand.seat, stand.engine
+        stand.other.send(b"one")
+        other: threading.Thread | None = None
+
+        def drive(stand: Stand = stand) -> None:
+            stand.engine.outgoing.append(b"answer")
+            stand.seat.drive_until(lambda: False, time.monotonic() + 0.002)
+
+        def turn(stand: Stand = stand) -> None:
+            with stand.seat.turn():
+                stand.engine.outgoing.append(b"out")
+
+        try:
+            if how == "wait for the seat":
+                other = threading.Thread(target=seat.drive_until, args=(lambda: len(engine.got) >= 2,))
+                other.start()
+                wait_until(lambda: seat._taken)
+            interrupted = _interrupted_at(number, turn if how == "turn" else drive)
+            assert seat.lock.acquire(timeout=5), f"the lock is lost after call {number}"
+            seat.lock.release()
+            stand.other.send(b"two")
+            assert seat.drive_until(lambda: len(engine.got) >= 2, time.monotonic() + 5), number
+            if other is not None:
+                other.join(5)
+                assert not other.is_alive()
+            assert not seat._taken
+            assert not seat._waiters
+        finally:
+            stand.close()
+    assert number > (3 if how == "turn" else 20)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -330,6 +331,21 @@ def test_calls_are_those_of_the_schema() -> None:
 def test_a_description_that_is_wrong_says_where(text: str, part: str) -> None:
     with pytest.raises(ConfigError, match=part):
         described(text)
+
+
+def test_every_key_of_a_description_is_in_the_document(repository: Path) -> None:
+    page = (repository / "docs/enclosures.md").read_text()
+    table = page.partition("| section | keys")[2].partition("## What apply")[0]
+    for name, info in Description.model_fields.items():
+        row = next(line for line in table.splitlines() if line.startswith(f"| `[[{name}]]`"))
+        for key, field in get_args(info.annotation)[0].model_fields.items():
+            inner = get_args(field.annotation)
+            if inner and hasattr(inner[0], "model_fields"):
+                of = f"| `[[{name}.{key}]]`"
+                nested = next(line for line in table.splitlines() if line.startswith(of))
+                assert all(f"`{each}`" in nested for each in inner[0].model_fields)
+            else:
+                assert f"`{key}`" in row
 
 
 def test_a_secret_in_the_place_of_a_name_is_not_repeated() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,12 @@ def test_listings_have_the_shape_of_the_recorded_ones(known: Dispatcher) -> None
     missing = {"max_read_latency_ticks", "min_read_latency_ticks", "max_write_latency_ticks"}
     missing.add("min_write_latency_ticks")
     assert counters["bdevs"][0].keys() == RECORDED["bdev_get_iostat"]["bdevs"][0].keys() - missing
+
+
+def test_the_methods_are_those_of_the_document(bare: Dispatcher, repository: Path) -> None:
+    page = (repository / "docs/enclosures.md").read_text()
+    table = page.partition("These methods are answered")[2].partition("Everything else")[0]
+    assert sorted(re.findall(r"`(\w+)`", table)) == call(bare, "rpc_get_methods")
 
 
 def test_a_bdev_that_goes_takes_its_namespaces_along(known: Dispatcher) -> None:

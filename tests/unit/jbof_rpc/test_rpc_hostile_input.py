@@ -23,7 +23,7 @@ _LEAVES = (
 _JSON = st.recursive(
     _LEAVES,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
-    max_leaves=12,
+    max_leaves=8,
 )
 _CONTAINERS = st.lists(_JSON, max_size=4) | st.dictionaries(st.text(max_size=6), _JSON, max_size=4)
 

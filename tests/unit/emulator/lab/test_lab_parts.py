@@ -159,6 +159,17 @@ def test_the_gpu_hosts_script_mounts_first(tmp_path: Path) -> None:
     assert mounting_script("exit 3", GpuHostShape(mount="")) == "exit 3"
 
 
+def test_what_was_started_by_somebody_who_is_gone_does_not_begin() -> None:
+    for parent, said in ((os.getpid(), "begun\n"), (os.getppid(), "")):
+        done = subprocess.run(
+            [*accelerator.ENDS_WITH_US, str(parent), "echo", "begun"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == said
+
+
 def test_folders_of_dead_owners_are_removed(tmp_path: Path) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()

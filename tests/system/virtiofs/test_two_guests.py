@@ -1,0 +1,103 @@
+"""Two guests of one agent, each with volumes and a folder of its own: neither sees the other's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.cli.bench.virtiofs_files import VirtiofsFiles
+from agent.virtio_driver.machine import Machine
+from host_shim.pool import Pool, UnknownVolume
+from tests.support.pool_up import PoolUp
+from tests.support.processes import Processes
+from tests.support.waiting import wait_until
+
+KEY = bytes(range(16))
+TENANTS = ("blue", "red")
+
+
+@pytest.fixture
+def guests(processes: Processes, tmp_path: Path) -> Iterator[list[Machine]]:
+    """A machine for each tenant, in their order."""
+    pool_up = PoolUp(
+        processes, tmp_path / "state", "--drives", "1", "--enclosures", "1", "--drive-size", "512M",
+        "--no-restart", "--read-deadline-ms", "2000",
+    )  # fmt: skip
+    try:
+        config = tmp_path / "tenants.toml"
+        config.write_text(tenants_of(pool_up, tmp_path))
+        old = pool_up.kill("agent-process")
+        wait_until(lambda: not os.path.exists(f"/proc/{old}") or not pool_up.answers(), 20, "its end")
+        formatted = processes.g35("pool", "format", "--force", "--config", config)
+        assert formatted.process.wait(60) == 0, formatted.output
+        agent = processes.g35("agent", "--config", config)
+        agent.wait_for_line("ready", 60)
+        with contextlib.ExitStack() as stack:
+            machines = [stack.enter_context(Machine(tmp_path / name)) for name in TENANTS]
+            for machine in machines:
+                machine.start(patience=10)
+                machine.client.init()
+            yield machines
+        assert agent.stop() == 0
+    finally:
+        pool_up.down()
+
+
+def tenants_of(pool_up: PoolUp, folder: Path) -> str:
+    """A configuration of the same enclosures without a mount, with a device for each tenant."""
+    text = (pool_up.state / "agent.toml").read_text()
+    text = text.replace(f'state = "{pool_up.state / "agent"}"', f'state = "{folder / "agent"}"')
+    text = text.replace(f'mount = "{pool_up.mount}"\n', "").replace("share = 0.75", "share = 0.05")
+    for name in TENANTS:
+        text += f'\n[[volumes]]\nname = "{name}"\ntenant = "{name}"\nshare = 0.3\nvalue_size = "256K"\n'
+        text += f'\n[[virtiofs]]\nsocket = "{folder / name}"\nsubtree = "/{name}"\nvolumes = ["{name}"]\n'
+    return text
+
+
+def test_neither_sees_the_other(guests: list[Machine]) -> None:
+    blue, red = guests
+    with Pool("", files=VirtiofsFiles(blue)) as blues, Pool("", files=VirtiofsFiles(red)) as reds:
+        assert blues.volume("blue").put(KEY, b"of blue")
+        assert reds.volume("red").get(KEY) is None
+        assert reds.volume("red").put(KEY, b"of red")
+        assert blues.volume("blue").get(KEY) == b"of blue"
+        for pool, foreign in ((blues, "red"), (reds, "blue"), (reds, "kv")):
+            with pytest.raises(UnknownVolume):
+                pool.volume(foreign).exists([KEY])
+        for pool, own in ((blues, "blue"), (reds, "red")):
+            assert [each["name"] for each in pool.stats()["volumes"]] == [own]
+    for machine, own, foreign in ((blue, "blue", "red"), (red, "red", "blue")):
+        machine.client.walk(f"kv/{own}")
+        with pytest.raises(FileNotFoundError):
+            machine.client.walk(f"kv/{foreign}")
+    room = blue.memory.room(4096)
+    room.view[:] = b"b" * 4096
+    folder = blue.client.walk("fs").number
+    node, handle = blue.client.create(folder, b"of blue")
+    assert blue.client.write_from(node.number, handle, 0, room) == 4096
+    theirs = red.client.walk("fs").number
+    assert {each.name for each in red.client.entries(theirs)} <= {b".", b".."}
+    for name in (b"of blue", b"blue", b"..", b"../blue"):
+        with pytest.raises(OSError):
+            red.client.lookup(theirs, name)
+    # And by guessing: numbers of nodes and handles that blue was told of.
+    other = red.memory.room(4096)
+    for wrong in (
+        lambda: red.client.getattr(node.number),
+        lambda: red.client.open(node.number),
+        lambda: red.client.lookup(folder, b"of blue") if folder != theirs else red.client.open(node.number),
+        lambda: red.client.read_into(node.number, handle, 0, other),
+        lambda: red.client.write_from(node.number, handle, 0, other),
+        lambda: red.client.unlink(folder if folder != theirs else node.number, b"of blue"),
+    ):
+        with pytest.raises(OSError):
+            wrong()
+    assert other.view == bytes(4096)
+    red.client.forget(node.number, 100)
+    assert blue.client.read_into(node.number, handle, 0, room) == 4096
+    assert room.view == b"b" * 4096
+    blue.client.release(node.number, handle)

@@ -1,0 +1,127 @@
+"""Two guests with trees of their own: neither finds, reads or lists what is the other's."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.config import VirtioFsSection
+from agent.errors import ConfigError
+from agent.fs.files.face import FilesFace
+from agent.fs.files.options import FilesOptions
+from agent.fs.interface import ROOT_INODE, Caller, FsError
+from agent.fs.virtiofs.guest_view import GuestView
+from agent.guest_doors import guest_tree
+from agent.pool.prestage import PrestageCache
+from agent.pool.steps import settle
+from agent.remote.fabric import Enclosure, Fabric
+from agent.telemetry import snapshot
+from tests.support.inline_runner import InlineRunner
+from tests.support.memory_blocks import MemoryBlockStore
+from tests.support.memory_pool import MemoryPool
+
+ROOT = Caller()
+RUN = InlineRunner()
+
+
+@dataclass
+class Pool:
+    volumes: list[Any]
+    files: FilesFace
+    prestage: PrestageCache
+    sources: snapshot.Sources
+    start_prestage: Any = None
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[Pool]:
+    agent = MemoryPool().agent()
+    files = FilesFace(tmp_path / "files.sqlite", MemoryBlockStore((512, 8192)), FilesOptions(cache_seconds=0))
+    prestage = PrestageCache(1 << 20)
+    sources = snapshot.Sources(
+        "pool", 1, "/mnt", "fuse", [agent.volume], Fabric([Enclosure("shelf")]), agent.cache, prestage,
+        lambda: [agent.lanes.tallies], lambda: None,
+    )  # fmt: skip
+    yield Pool([agent.volume], files, prestage, sources)
+    files.close()
+
+
+def guest(pool: Pool, **wishes: Any) -> GuestView:
+    wish = VirtioFsSection(socket=Path("/run/guest.sock"), **wishes)
+    return GuestView(guest_tree(pool, wish, RUN))
+
+
+def refused(code: int, operation: Callable[[], object]) -> None:
+    with pytest.raises(FsError) as caught:
+        settle(operation(), RUN)
+    assert caught.value.errno == code
+
+
+def find(view: GuestView, *names: bytes) -> int:
+    node = ROOT_INODE
+    for name in names:
+        node = settle(view.lookup(ROOT, node, name), RUN).attributes.ino
+    return node
+
+
+def names_in(view: GuestView, node: int) -> set[bytes]:
+    handle = settle(view.opendir(ROOT, node, 0), RUN).handle
+    listed = settle(view.readdir(node, handle, 0), RUN)
+    return {entry.name for entry in listed} - {b".", b".."}
+
+
+def test_a_guest_sees_its_folder_as_the_whole_of_fs(pool: Pool) -> None:
+    first, second = guest(pool, subtree="/gpu/0"), guest(pool, subtree="gpu/1/")
+    everything = guest(pool)
+    made, opened = settle(first.create(ROOT, find(first, b"fs"), b"secret", 0o666, os.O_RDWR), RUN)
+    secret = made.attributes.ino
+    assert names_in(first, find(first, b"fs")) == {b"secret"}
+    assert names_in(second, find(second, b"fs")) == set()
+    assert names_in(everything, find(everything, b"fs", b"gpu")) == {b"0", b"1"}
+    assert find(everything, b"fs", b"gpu", b"0", b"secret") == secret
+    refused(errno.ESTALE, lambda: second.open(ROOT, secret, 0))
+    refused(errno.ESTALE, lambda: second.getattr(ROOT, secret, None))
+    refused(errno.ESTALE, lambda: second.link(ROOT, secret, find(second, b"fs"), b"mine"))
+    refused(errno.EBADF, lambda: second.read(secret, opened.handle, 0, memoryview(bytearray(8))))
+    # The folders above a guest's own have numbers that are easily guessed.
+    above = find(everything, b"fs")
+    for node in range(above, above + 3):
+        if node != find(second, b"fs"):
+            refused(errno.ESTALE, lambda node=node: second.opendir(ROOT, node, 0))
+            refused(errno.ESTALE, lambda node=node: second.lookup(ROOT, node, b"gpu"))
+
+
+def test_volumes_that_are_not_named_are_not_there(pool: Pool) -> None:
+    [volume] = pool.volumes
+    name = volume.settings.name.encode()
+    others = copy.copy(volume)
+    others.settings = dataclasses.replace(volume.settings, name="others-own", tenant=b"other")
+    pool.volumes.append(others)
+    everything = guest(pool)
+    assert names_in(everything, find(everything, b"kv")) == {name, b"others-own"}
+    seeing = guest(pool, volumes=(name.decode(),), subtree="")
+    assert names_in(seeing, find(seeing, b"kv")) == {name}
+    refused(errno.ENOENT, lambda: seeing.lookup(ROOT, find(seeing, b"kv"), b"others-own"))
+    status = settle(seeing.open(ROOT, find(seeing, b".g35", b"status.json"), 0), RUN).handle
+    room = memoryview(bytearray(1 << 16))
+    text = bytes(room[: settle(seeing.read(find(seeing, b".g35", b"status.json"), status, 0, room), RUN)])
+    assert b"others-own" not in text
+    assert b'"v"' in text
+    assert names_in(seeing, ROOT_INODE) == {b"kv", b".g35"}
+    with pytest.raises(ConfigError, match="no key-value volume"):
+        guest(pool, volumes=("others",))
+
+
+def test_a_file_in_the_way_of_a_folder(pool: Pool) -> None:
+    everything = guest(pool)
+    settle(everything.create(ROOT, find(everything, b"fs"), b"file", 0o644, os.O_RDWR), RUN)
+    with pytest.raises(ConfigError, match="cannot be had"):
+        guest(pool, subtree="/file/below")

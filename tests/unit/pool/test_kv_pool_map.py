@@ -1,0 +1,145 @@
+"""Pools on KV namespaces: planning, maps that contradict themselves, and finding and laying out a pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agent.errors import ConfigError, G35Error
+from agent.inline.secrets import SecretKey
+from agent.pool.kv_opening import clear_keys, inspect_kv, write_kv_superblock
+from agent.pool.kv_room import RESERVED_KEY
+from agent.pool.kv_steps import KvLanes
+from agent.pool.opening import Content
+from agent.pool.pool_map import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
+from agent.remote.fabric import Fabric
+from agent.remote.lanes import WorkerLanes
+from tests.support.kv_flash import SimKvLanes, SimKvNamespace
+from tests.support.memory_pool import nguid_of
+from tests.support.step_scheduler import StepScheduler
+
+ROOT = SecretKey(b"\x11" * 32)
+BLOCKS = [(nguid_of(0), 256 << 20), (nguid_of(1), 256 << 20)]
+KEYS = [(nguid_of(2), 64 << 20), (nguid_of(3), 32 << 20)]
+
+
+def wish(**changes: Any) -> VolumeWish:
+    return VolumeWish(**{"name": "kv", "value_bytes": 1 << 16, "share": 1.0, **changes})
+
+
+def test_a_volume_goes_where_there_are_namespaces() -> None:
+    on_keys = plan_pool([], [wish(share=0.1)], ROOT, KEYS)
+    assert [each.kind for each in on_keys.namespaces] == ["kv", "kv"]
+    settings = on_keys.settings(on_keys.volumes[0])
+    assert settings.extents == ()
+    assert [(each.namespace, each.bytes) for each in settings.shares] == [(0, 64 << 20), (1, 32 << 20)]
+    on_blocks = plan_pool(BLOCKS, [wish()], ROOT, KEYS)
+    assert len(on_blocks.namespaces) == 2, "what no volume wants is left out"
+    assert on_blocks.settings(on_blocks.volumes[0]).shares == ()
+    both = plan_pool(BLOCKS, [wish(name="a", layout="kv"), wish(name="b")], ROOT, KEYS)
+    assert [each.kind for each in both.namespaces] == ["blocks", "blocks", "kv", "kv"]
+    assert [bool(each.kv_namespaces) for each in both.volumes] == [True, False]
+    assert decode_pool_map_untrusted(both.encode()) == both
+    assert len(plan_pool(BLOCKS, [wish(layout="kv")], ROOT, KEYS).namespaces) == 2
+
+
+@pytest.mark.parametrize(
+    ("blocks", "wishes", "keys", "said"),
+    [
+        ([], [wish(name="a"), wish(name="b")], KEYS, "one volume takes the KV namespaces whole"),
+        ([], [wish(kind="files")], KEYS, "blocks of files"),
+        (BLOCKS, [wish(layout="kv")], [], "no KV namespace"),
+        ([], [wish(layout="sets")], KEYS, "no namespace of blocks"),
+        ([], [wish(value_bytes=4 << 20)], KEYS, "do not lie on KV namespaces"),
+        ([], [wish()], [], "at least one namespace"),
+    ],
+)
+def test_wishes_that_do_not_fit(blocks: Any, wishes: Any, keys: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan_pool(blocks, wishes, ROOT, keys)
+
+
+@pytest.mark.parametrize("what", ["both", "neither", "blocks as keys", "keys as blocks", "twice", "files"])
+def test_a_map_that_cannot_be_is_refused(what: str) -> None:
+    planned = plan_pool(BLOCKS, [wish(name="a", layout="kv"), wish(name="b")], ROOT, KEYS)
+    document = planned.model_dump()
+    on_kv, in_sets = document["volumes"]
+    match what:
+        case "both":
+            on_kv["extents"] = in_sets["extents"]
+        case "neither":
+            on_kv["kv_namespaces"] = ()
+        case "blocks as keys":
+            on_kv["kv_namespaces"] = (nguid_of(0).hex(),)
+        case "keys as blocks":
+            in_sets["extents"][0]["nguid"] = nguid_of(2).hex()
+        case "twice":
+            document["volumes"] = [on_kv, {**on_kv, "name": "c", "volume_id": "00" * 16}]
+        case "files":
+            on_kv["kind"] = "files"
+    with pytest.raises(ValidationError):
+        PoolMap.model_validate(document)
+
+
+class Flash:
+    """One KV namespace and the lanes to it."""
+
+    def __init__(self) -> None:
+        self.scheduler = StepScheduler(1)
+        self.namespace = SimKvNamespace(16 << 20)
+        self.lanes = SimKvLanes(self.scheduler, [self.namespace], "one")
+
+    def inspect(self, nguid: bytes = KEYS[0][0]) -> Any:
+        return self.scheduler.finish(inspect_kv(self.lanes, 0, nguid))
+
+    def write(self, pool_map: PoolMap) -> None:
+        self.scheduler.finish(write_kv_superblock(self.lanes, 0, KEYS[0][0], pool_map))
+
+
+def test_blank_foreign_pool_and_unreadable_are_told_apart() -> None:
+    flash, pool_map = Flash(), plan_pool([], [wish()], ROOT, KEYS)
+    assert flash.inspect().content is Content.BLANK
+    flash.write(pool_map)
+    found = flash.inspect()
+    assert (found.content, found.superblock.pool_map) == (Content.POOL, pool_map)
+    assert flash.inspect(nguid_of(9)).content is Content.FOREIGN
+    damaged = bytearray(flash.namespace.values[RESERVED_KEY])
+    damaged[4200] ^= 1
+    flash.namespace.values[RESERVED_KEY] = bytes(damaged)
+    assert (flash.inspect().content, flash.inspect().detail) == (Content.FOREIGN, "a damaged superblock")
+    flash.namespace.values = {b"somebody's": b"value"}
+    assert flash.inspect().content is Content.FOREIGN
+    flash.namespace.broken = True
+    assert flash.inspect().content is Content.UNREADABLE
+    with pytest.raises(G35Error, match="cannot write the superblock"):
+        flash.write(pool_map)
+    with pytest.raises(G35Error, match="cannot be listed"):
+        flash.scheduler.finish(clear_keys(flash.lanes, 0, lambda more: None))
+
+
+def test_a_format_leaves_no_key_behind() -> None:
+    flash = Flash()
+    flash.namespace.values = {b"%d" % number: b"v" for number in range(1000)}
+    cleared: list[int] = []
+    flash.scheduler.finish(clear_keys(flash.lanes, 0, cleared.append))
+    assert flash.namespace.values == {}
+    assert sum(cleared) == 1000
+
+
+def test_a_workers_lanes_know_commands_on_keys() -> None:
+    fabric = Fabric(())
+    fabric.adopt([nguid_of(0)])
+    lanes: KvLanes = WorkerLanes(fabric, 1)
+    for pending in (
+        lanes.kv_retrieve(0, b"key", memoryview(bytearray(10))),
+        lanes.kv_store(0, b"key", [b"value"]),
+        lanes.kv_delete(0, b"key"),
+        lanes.kv_exists(0, b"key"),
+        lanes.kv_list(0, b"", memoryview(bytearray(10))),
+    ):
+        assert pending.done
+        assert pending.unreachable
+        assert (pending.missing, pending.full, pending.present) == (False, False, False)
+    assert lanes.kv_used_bytes(0) == 0
