@@ -111,7 +111,8 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
             volume["name"], str(volume["gets"]), _percent(volume["hit_ratio"]), str(volume["puts"]),
             str(volume["evictions"]),
         )  # fmt: skip
-    enclosures = folding_table("Enclosures", ("enclosure", "state"), ("namespaces", "paused", "suspect", "reconnects"))
+    columns = ("namespaces", "paused", "suspect", "reconnects")
+    enclosures = folding_table("Enclosures", ("enclosure", "state"), columns)
     for each in found["enclosures"]:
         state = "connected" if each["connected"] else f"away: {each['fault']}"
         enclosures.add_row(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.remote.health import Health
+from agent.remote.asked import Asked
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue
 
@@ -12,26 +12,20 @@ from nvmeof.transport import HostQueue
 class LanePending:
     """One read or write: a command, or several where the controller's MDTS is short."""
 
-    __slots__ = ("_commands", "_fault", "health", "is_read", "judged", "queue", "submitted_at")
+    __slots__ = ("_commands", "_fault", "asked", "queue")
 
     def __init__(
         self,
         queue: HostQueue | None,
         commands_sent: Sequence[Command],
-        health: Health | None,
-        submitted_at: float,
+        asked: Asked | None,
         fault: str | None = None,
-        *,
-        is_read: bool = False,
     ) -> None:
         self.queue = queue
         self._commands = commands_sent
-        self.health = health
-        self.submitted_at = submitted_at
+        self.asked = asked
+        """What judges the namespace by its answer; None where nothing was sent."""
         self._fault = fault
-        self.is_read = is_read
-        self.judged = False
-        """Whether `health` has been told of its answer."""
 
     @property
     def commands(self) -> Sequence[Command]:

@@ -19,6 +19,7 @@ from typing import TypeVar
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Buffer, Pending, Steps
 from agent.pool.tally import Tally
+from agent.remote.asked import NOT_ANSWERING, Asked
 from agent.remote.connecting import Connecting
 from agent.remote.fabric import Enclosure, Fabric, Route
 from agent.remote.kv_lanes import KvCommands, KvLanePending
@@ -93,8 +94,8 @@ class WorkerLanes(KvCommands):
 
     def abandon(self, pending: Pending) -> None:
         assert isinstance(pending, LanePending)
-        if not pending.done and pending.health is not None:
-            pending.health.late(time.monotonic())
+        if not pending.done and pending.asked is not None:
+            pending.asked.given_up(time.monotonic())
         pending.give_up("no answer in time")
 
     def receive_buffer(self, size: int) -> memoryview:
@@ -132,30 +133,30 @@ class WorkerLanes(KvCommands):
         now = time.monotonic()
         way = self._way(namespace, now)
         if isinstance(way, str):
-            return LanePending(None, (), None, now, way)
+            return LanePending(None, (), None, way)
         route, queue = way
         if route.kv is not None and size:
-            return LanePending(None, (), None, now, "a namespace of keys has no blocks")
+            return LanePending(None, (), None, "a namespace of keys has no blocks")
         built = _commands(route.nsid, route.lba_bytes, offset, size, into, parts, queue.max_transfer)
-        health = self._fabric.health[namespace]
+        asked = Asked(self._fabric.health[namespace], now, is_read=into is not None)
         why = self._submit(route, queue, built, more)
         if why is not None:
-            return LanePending(None, (), None, now, why)
-        return LanePending(queue, built, health, now, is_read=into is not None)
+            return LanePending(None, (), None, why)
+        return LanePending(queue, built, asked)
 
     def start_kv(self, namespace: int, build: Callable[[int], Command]) -> KvLanePending:
         """Send a command on a key; `build` makes it for a namespace id."""
         now = time.monotonic()
         way = self._way(namespace, now)
         if isinstance(way, str):
-            return KvLanePending(None, (), None, now, way)
+            return KvLanePending(None, (), None, way)
         route, queue = way
         command = build(route.nsid)
         why = self._submit(route, queue, (command,), False)
         if why is not None:
-            return KvLanePending(None, (), None, now, why)
-        is_read = command.data_in is not None
-        return KvLanePending(queue, (command,), self._fabric.health[namespace], now, is_read=is_read)
+            return KvLanePending(None, (), None, why)
+        asked = Asked(self._fabric.health[namespace], now, is_read=command.data_in is not None)
+        return KvLanePending(queue, (command,), asked)
 
     def _way(self, namespace: int, now: float) -> tuple[Route, HostQueue] | str:
         """The route to a namespace and a queue to its enclosure, or why there is none."""
@@ -164,7 +165,7 @@ class WorkerLanes(KvCommands):
         if route is None:
             return "there is no way to the namespace"
         if not self._fabric.health[namespace].may_ask(now):
-            return "the namespace has not been answering"
+            return NOT_ANSWERING
         queue = self._queue(route.enclosure, now)
         return "there is no queue to the enclosure" if queue is None else (route, queue)
 
@@ -285,11 +286,11 @@ class WorkerLanes(KvCommands):
             return value
 
     def _wait(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
-        queue, health = pending.queue, pending.health
+        queue, asked = pending.queue, pending.asked
         if queue is None:
             return True
-        if health is not None and pending.is_read:
-            deadline = min(deadline, pending.submitted_at + health.patience)
+        if asked is not None:
+            deadline = asked.wait_until(deadline)
         before = 0
         lost = failed = False
         for command in pending.commands:
@@ -304,10 +305,8 @@ class WorkerLanes(KvCommands):
             before += command.in_bytes
             if at_least is not None and before >= at_least:
                 break
-        # A queue that died says nothing of the namespace.
-        if health is not None and not pending.judged and not lost:
-            pending.judged = True
-            health.answered(time.monotonic() - pending.submitted_at, read=pending.is_read, failed=failed)
+        if asked is not None:
+            asked.answered(time.monotonic(), failed=failed, lost=lost)
         return True
 
 

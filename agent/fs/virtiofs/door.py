@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 REQUEST_QUEUES_MAX = 64
 BACKLOG = 4
+MESSAGES_A_TURN = 64
+"""A front-end that never stops sending must not keep the door from stopping."""
 
 
 class VirtioFsDoor:
@@ -151,14 +153,18 @@ class VirtioFsDoor:
             if self._stop_event in ready:
                 signal(self._stop_event)  # for `_next_front_end`, too
                 return
+            # The link first, ready or not: who comes back at once has closed it before, and is no second.
+            for _ in range(MESSAGES_A_TURN):
+                message = link.receive()
+                if message is None:
+                    break
+                reply = back_end.handle(*message)
+                if reply is not None:
+                    link.send(reply)
             if listener.fileno() in ready:
                 with contextlib.suppress(OSError):
                     listener.accept()[0].close()
                     self.device.complaints.peer(f"{self.path}", "a second front-end was turned away")
-            while link.fileno() in ready and (message := link.receive()) is not None:
-                reply = back_end.handle(*message)
-                if reply is not None:
-                    link.send(reply)
 
 
 def _poll_of(*descriptors: int) -> select.poll:
@@ -184,7 +190,8 @@ def listen(path: Path) -> socket.socket:
         listener.close()
         if isinstance(failure, OSError):
             raise G35Error(
-                f"cannot listen at {path}: {failure.strerror}", "check virtiofs.socket and its folder"
+                f"cannot listen at {path}: {failure.strerror or failure}",
+                "check virtiofs.socket and its folder; a socket's path has 107 bytes at the most",
             ) from None
         raise
     return listener

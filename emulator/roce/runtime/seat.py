@@ -224,17 +224,25 @@ class Seat:
                 if not in_time:
                     return bool(condition())
         finally:
-            if waiter is not None and waiter in self._waiters:
-                grip.regain()
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-            if grip.held:
-                try:
-                    if self._waiters and not self._taken:
-                        # We leave the seat, or were called to it and have no more need of it.
-                        self._waiters.pop(0).gate.release()
-                finally:
-                    self.lock.release()
+            try:
+                self._leave(grip, waiter)
+            finally:
+                # Only where an interrupt has kept us from it.
+                if grip.held:
+                    grip.release()
+
+    def _leave(self, grip: Grip, waiter: _Waiter | None) -> None:
+        if waiter is not None and waiter in self._waiters:
+            grip.regain()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+        if grip.held:
+            try:
+                if self._waiters and not self._taken:
+                    # We leave the seat, or were called to it and have no more need of it.
+                    self._waiters.pop(0).gate.release()
+            finally:
+                grip.release()
 
     def _hang_up(self, grip: Grip, waiter: _Waiter, deadline: float | None) -> bool:
         """Let another thread look at the condition, until it holds or we are called to the seat; False when
@@ -256,15 +264,22 @@ class Seat:
             self.drives += 1
             return self._drive(grip, condition, deadline)
         finally:
-            grip.regain()
-            self._taken = False
-            self._driver_condition = _never
             try:
-                self._let_nobody_oversleep()
+                self._give_seat_back(grip)
             finally:
-                if self._parked_long:
-                    self._parked_long = False
-                    self._parked.set()
+                if self._taken:
+                    self._give_seat_back(grip)
+
+    def _give_seat_back(self, grip: Grip) -> None:
+        grip.regain()
+        self._taken = False
+        self._driver_condition = _never
+        try:
+            self._let_nobody_oversleep()
+        finally:
+            if self._parked_long:
+                self._parked_long = False
+                self._parked.set()
 
     def drive_once(self) -> None:
         """Receive what is there and do what is due, without waiting: for programs that poll in a loop."""

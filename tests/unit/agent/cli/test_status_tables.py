@@ -37,7 +37,8 @@ def snapshot() -> dict[str, Any]:
         "enclosures": [
             {
                 "name": NAME, "connected": False, "fault": "Connection refused by the peer " * 6,
-                "namespaces": 256, "namespaces_paused": 255, "namespaces_suspect": 254, "reconnects": LARGE + 15,
+                "namespaces": 256, "namespaces_paused": 255, "namespaces_suspect": 254,
+                "reconnects": LARGE + 15,
             }
         ],
     }  # fmt: skip
