@@ -19,7 +19,7 @@ import pytest
 
 from emulator.jbof.control_client import ask
 from tests.support import kernel_host
-from tests.support.kernel_host import KernelController
+from tests.support.kernel_host import KernelController, run
 from tests.support.lab_enclosure import MEBIBYTE, RunningEnclosure, start_enclosure
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
@@ -88,7 +88,7 @@ def enclosure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEnclo
     folder = tmp_path_factory.mktemp("enclosure")
     processes = Processes(folder)
     try:
-        yield start_enclosure(processes, folder, "--kv-drives", "1")
+        yield start_enclosure(processes, folder, "--kv-drives", "1", "--name", "keys")
     finally:
         processes.end_all()
 
@@ -101,10 +101,18 @@ def controller(enclosure: RunningEnclosure) -> Iterator[KernelController]:
 
 @pytest.fixture(scope="module")
 def kv(controller: KernelController, tmp_path_factory: pytest.TempPathFactory) -> Passthrough:
+    nqn = controller.attribute("subsysnqn")
+
     def generic() -> Path | None:
-        number = controller.name.removeprefix("nvme")
-        found = [path for path in Path("/dev").glob("ng*n2") if path.name.startswith("ng")]
-        return found[0] if found and number else None
+        # Below its subsystem with native multipathing, otherwise below its controller; both name the NQN. The
+        # kernel looks at namespaces side by side, so the number in the name need not be the namespace id.
+        for node in Path("/sys/class/nvme-generic").glob("ng*"):
+            named = node / "device" / "subsysnqn"
+            if named.exists() and named.read_text().strip() == nqn:
+                said = run("nvme", "get-ns-id", Path("/dev", node.name))
+                if said.strip().endswith(":2"):
+                    return Path("/dev", node.name)
+        return None
 
     device = wait_until(generic, WAIT_S, "the generic device of namespace 2")
     assert device is not None, kernel_host.kernel_log()
