@@ -5,7 +5,7 @@ volumes, the faces, the door; and takes them down in the opposite one. Nothing t
 memory, so there is no shutdown that must not be interrupted.
 
 Who runs where: the supervisor is trio's, on the main thread; each worker of the door is a thread with
-lanes of its own; prestaging and collecting have a thread or two, with lanes of their own. Queue ids tell
+lanes of its own; prestaging and upkeep have a thread or two, with lanes of their own. Queue ids tell
 them apart on the enclosures: 1 to `workers` are the door's, those after it the others'. An enclosure takes
 one Connect for an id, so whatever needs lanes either has a thread that keeps them or takes over those of a
 thread that has ended.
@@ -38,7 +38,8 @@ from agent.fs.pool_store import PoolBlockStore
 from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.guest_doors import make_guest_doors
-from agent.inline.secrets import SecretKey, load_root_key
+from agent.inline.root_keys import RootKey, root_key_in
+from agent.map_watch import MapWatch
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.kv_opening import inspect_kv
 from agent.pool.kv_volume import KvVolume
@@ -56,6 +57,7 @@ from agent.remote.secrets_at_hand import secret_finder
 from agent.remote.supervisor import Supervisor
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
+from agent.tenancy import Audience, Members
 from host_shim.control_wire import Outcome
 from nvmeof.transport.base import NamespaceInfo
 
@@ -63,11 +65,11 @@ log = logging.getLogger(__name__)
 
 FIRST_TRY_SECONDS = 5.0
 """How long the start waits for enclosures. Those that come later join by themselves."""
-COLLECT_SECONDS = 0.5
+UPKEEP_SECONDS = 0.5
 LOOK_SECONDS = 0.25
 """How soon an unmount by somebody else is noticed."""
 EXTRA_QUEUES = PRESTAGE_THREADS + 1
-"""Queues beside the workers': the prestagers', and the collector's."""
+"""Queues beside the workers': the prestagers', and that of upkeep."""
 
 
 Doors = list[tuple[str, Door]]
@@ -145,11 +147,17 @@ def unreached(fabric: Fabric) -> str:
 
 
 def open_volumes(
-    pool_map: PoolMap, root: SecretKey, configuration: Configuration, cache: DirectoryCache
+    pool_map: PoolMap, root: RootKey, configuration: Configuration, cache: DirectoryCache
 ) -> list[AnyVolume]:
-    """Every volume of the map, opened. Raises ConfigError where the root key is not the pool's."""
+    """Every volume of the map but those of erased tenants, opened.
+
+    Raises ConfigError where the root key is not the pool's.
+    """
     volumes: list[AnyVolume] = []
     for entry in pool_map.volumes:
+        if pool_map.is_erased(entry):
+            log.info("volume %s is not served: its tenant was erased", entry.name)
+            continue
         if entry.suite == "plain+crc64" and not configuration.pool.allow_plain:
             raise G35Error(
                 f"volume {entry.name} stores values in the clear, and pool.allow_plain is not set",
@@ -171,7 +179,7 @@ class Agent:
         self,
         configuration: Configuration,
         pool_map: PoolMap,
-        root: SecretKey,
+        root: RootKey,
         fabric: Fabric,
         lanes: LanesPool,
     ) -> None:
@@ -181,9 +189,11 @@ class Agent:
         self.directories = DirectoryCache(settings.directory_cache)
         self.prestage = PrestageCache(settings.prestage)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
+        self.members = Members.of(pool_map)
+        self.watch = MapWatch(pool_map, self.volumes, self.prestage)
         self.files: FilesFace | None = None
         first_extra = settings.workers + 1
-        self._collector_queue = first_extra + PRESTAGE_THREADS
+        self._upkeep_queue = first_extra + PRESTAGE_THREADS
 
         def prestage_lanes(number: int) -> tuple[WorkerLanes, WorkerLanes]:
             made = self.lanes.take(first_extra + number)
@@ -205,7 +215,7 @@ class Agent:
         )
         self.doors: Doors = []
         self._stopping = threading.Event()
-        self._collector: threading.Thread | None = None
+        self._upkeep: threading.Thread | None = None
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot.take(self.sources)
@@ -232,7 +242,9 @@ class Agent:
     def file_system(self) -> RootFileSystem:
         """The tree of the mount. It belongs to whoever runs the agent."""
         owner = (os.geteuid(), os.getegid())
-        key_value = [volume for volume in self.volumes if volume.settings.kind == "kv"]
+        audience = Audience("agent", self.configuration.agent.tenants)
+        audience.check(self.members)
+        key_value = audience.key_value(self.volumes)
         blocks = [each for each in self.volumes if isinstance(each, Volume) and each.settings.kind == "files"]
         faces: dict[bytes, tuple[int, FileSystem]] = {
             b"kv": (KV_ROOT, KvFace(key_value, current_lanes, self.prestage, owner)),
@@ -247,10 +259,19 @@ class Agent:
             )
             metadata = self.configuration.agent.state / "files.sqlite"
             self.files = FilesFace(metadata, PoolBlockStore(blocks, current_lanes), options)
-            faces[b"fs"] = (FACE_FILES << FACE_SHIFT | 1, self.files)
+            if audience.shows_files(self.volumes):
+                faces[b"fs"] = (FACE_FILES << FACE_SHIFT | 1, self.files)
+        sources = audience.sources(self.sources, key_value)
         faces[b".g35"] = (
             CONTROL_ROOT,
-            ControlFace(key_value, current_lanes, self.snapshot, self.start_prestage, self.prestage, owner),
+            ControlFace(
+                key_value,
+                current_lanes,
+                lambda: snapshot.take(sources),
+                self.start_prestage,
+                self.prestage,
+                owner,
+            ),
         )
         return RootFileSystem(faces, owner)
 
@@ -262,18 +283,22 @@ class Agent:
             return Outcome.HIT
         return Outcome.STARTED if started else Outcome.REFUSED
 
-    def _collect(self, files: FilesFace) -> None:
-        """Delete the blocks that files have given up, a batch at a time; at the end seal what is staged.
+    def _keep_up(self) -> None:
+        """Look at the pool map, and delete the blocks that files have given up, a batch at a time; at the
+        end seal what is staged.
 
-        One thread does both, for its lanes are the only ones of their queue id.
+        One thread does it all, for its lanes are the only ones of their queue id.
         """
-        lanes = self.lanes.take(self._collector_queue)
-        while not self._stopping.wait(COLLECT_SECONDS):
+        lanes, files = self.lanes.take(self._upkeep_queue), self.files
+        while not self._stopping.wait(UPKEEP_SECONDS):
             try:
-                while lanes.run(files.collect()) and not self._stopping.is_set():
-                    pass
+                lanes.run(self.watch.look(lanes))
+                while files is not None and lanes.run(files.collect()) and not self._stopping.is_set():
+                    lanes.run(self.watch.look(lanes))
             except Exception:
-                log.exception("collecting blocks failed; it is tried again")
+                log.exception("upkeep failed; it is tried again")
+        if files is None:
+            return
         try:
             failures = lanes.run(files.seal_everything())
             if failures:
@@ -283,21 +308,18 @@ class Agent:
 
     def start(self) -> None:
         self.prestager.start()
-        if self.files is not None:
-            self._collector = threading.Thread(
-                target=self._collect, args=(self.files,), name="collect", daemon=True
-            )
-            self._collector.start()
+        self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
+        self._upkeep.start()
 
     def stop(self) -> None:
-        """After the door: end the threads, and with the collector's seal what open files have staged.
+        """After the door: end the threads, and with the upkeep's seal what open files have staged.
 
         Sealing takes as long as it takes: what is staged is somebody's file.
         """
         self._stopping.set()
         self.prestager.stop()
-        if self._collector is not None:
-            self._collector.join()
+        if self._upkeep is not None:
+            self._upkeep.join()
         if self.files is not None:
             self.files.close()
 
@@ -342,7 +364,7 @@ def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> i
 
 async def serve(configuration: Configuration, ready: Callable[[], None], stop: trio.Event) -> None:
     """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
-    root = load_root_key(configuration.agent.key_file)
+    root = root_key_in(configuration.agent.key_file)
     wanted, extra = configuration.agent.worker_count, EXTRA_QUEUES + guest_queues(configuration)
     async with (
         connected(configuration, wanted + extra) as supervisor,

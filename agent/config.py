@@ -17,7 +17,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from agent.errors import ConfigError
 from agent.inline.suites import UNIT_BYTES_MAX
-from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, Layout, SuiteName, VolumeName, VolumeWish
+from agent.pool.pool_map import (
+    VALUE_BYTES_MAX,
+    VALUE_BYTES_MIN,
+    Layout,
+    SuiteName,
+    TenantName,
+    VolumeName,
+    VolumeWish,
+)
 from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
 from agent.sizes import Size as Size
@@ -68,6 +76,11 @@ class AgentSection(_Section):
     )
     prestage: Size = Field(256 << 20, ge=0, description="Memory for values that were prestaged.")
     allow_other: bool = Field(True, description="Users other than the agent's may enter the mount.")
+    tenants: tuple[TenantName, ...] = Field(
+        (),
+        description="The mount shows the key-value volumes of these tenants only, and /fs only where all "
+        "volumes of blocks are theirs; empty: those of all.",
+    )
     metrics: str = Field(
         "", description="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035."
     )
@@ -134,7 +147,7 @@ class FabricSection(_Section):
 
 
 class VolumeSection(_Section):
-    """A volume that `g35 pool format` lays out; read by nothing else."""
+    """A volume that `g35 pool format` lays out, or `g35 tenant add`; read by nothing else."""
 
     name: VolumeName = Field(description="Name under /kv, or among the volumes behind /fs.")
     kind: Literal["kv", "files"] = Field("kv", description="`kv` serves /kv, `files` holds blocks of /fs.")
@@ -150,7 +163,9 @@ class VolumeSection(_Section):
     suite: SuiteName = Field("aes-256-gcm", description="How slots are sealed.")
     ttl_seconds: int = Field(0, ge=0, description="Values expire after this long; 0: never.")
     share: float = Field(gt=0, le=1, description="Its part of the pool's bytes.")
-    tenant: str = Field("default", min_length=1, max_length=64, description="Whose volume it is.")
+    tenant: TenantName = Field(
+        "default", description="Whose volume it is; tenants have keys of their own (docs/tenants.md)."
+    )
     layout: Layout = Field(
         "auto",
         description="`sets`: in slots on namespaces of logical blocks; `kv`: one volume, whole, on the "
@@ -205,6 +220,11 @@ class VirtioFsSection(_Section):
     )
     volumes: tuple[str, ...] = Field(
         (), description="The key-value volumes that the guest sees; empty: all of them."
+    )
+    tenants: tuple[TenantName, ...] = Field(
+        (),
+        description="The device shows the key-value volumes of these tenants only, and /fs only where all "
+        "volumes of blocks are theirs; empty: those of all.",
     )
     sealed_memory: bool = Field(
         True,

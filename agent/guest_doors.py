@@ -29,6 +29,7 @@ from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Runner, settle
 from agent.remote.lanes import WorkerLanes, current_lanes
 from agent.telemetry import snapshot
+from agent.tenancy import Audience, Members
 
 FILES_ROOT = FACE_FILES << FACE_SHIFT | 1
 FOLDER_MODE = 0o755
@@ -40,6 +41,7 @@ class Pool(Protocol):
     files: FilesFace | None
     prestage: PrestageCache
     sources: snapshot.Sources
+    members: Members
 
     @property
     def volumes(self) -> Sequence[AnyVolume]: ...
@@ -70,6 +72,8 @@ def make_guest_doors(
             return take_lanes(start + index)
 
         shown = f"{pool.sources.pool_id}\0{wish.subtree}\0{','.join(wish.volumes)}".encode()
+        if wish.tenants:
+            shown += b"\0" + "\0".join(wish.tenants).encode()
         identity = hashlib.blake2b(shown, digest_size=IDENTITY_BYTES).digest()
         books = GuestBooks(state / f"virtiofs-{number}.books", identity)
         doors.append(
@@ -90,22 +94,16 @@ def make_guest_doors(
 def guest_tree(pool: Pool, wish: VirtioFsSection, runner: Runner, epoch: int = 0) -> RootFileSystem:
     """What one guest sees. `runner` drives the making of its folder."""
     owner = (os.geteuid(), os.getegid())
-    known = {volume.settings.name: volume for volume in pool.volumes if volume.settings.kind == "kv"}
-    missing = set(wish.volumes) - set(known)
-    if missing:
-        raise ConfigError(
-            f"virtiofs.volumes names {', '.join(sorted(missing))}, no key-value volume of this pool",
-            f"it has {', '.join(sorted(known)) or 'none'}",
-        )
-    own = [known[name] for name in wish.volumes] if wish.volumes else list(known.values())
+    audience = Audience("virtiofs", wish.tenants, wish.volumes)
+    audience.check(pool.members)
+    own = audience.key_value(pool.volumes)
     faces: dict[bytes, tuple[int, FileSystem]] = {
         b"kv": (KV_ROOT, KvFace(own, current_lanes, pool.prestage, owner, epoch))
     }
-    if wish.subtree and pool.files is not None:
+    if wish.subtree and pool.files is not None and audience.shows_files(pool.volumes):
         faces[b"fs"] = (folder_of(pool.files, wish.subtree, owner, runner), pool.files)
-    sources = dataclasses.replace(pool.sources, mount=str(wish.socket), door="virtiofs")
-    if wish.volumes:
-        sources = dataclasses.replace(sources, volumes=own, files=lambda: None, doors=dict)
+    whole = dataclasses.replace(pool.sources, mount=str(wish.socket), door="virtiofs")
+    sources = audience.sources(whole, own)
     control = ControlFace(
         own, current_lanes, lambda: snapshot.take(sources), pool.start_prestage, pool.prestage, owner
     )

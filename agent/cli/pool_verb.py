@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import trio
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.agent import connected, look_round, unreached
+from agent.agent import look_round, unreached
 from agent.cli.folding_table import folding_table
-from agent.cli.trio_run import run_unwrapped
-from agent.config import Configuration, load_configuration
+from agent.cli.pool_lanes import with_lanes
+from agent.config import load_configuration
 from agent.errors import G35Error, UserError
-from agent.inline.secrets import load_root_key
+from agent.inline.root_keys import root_key_in
 from agent.pool.kv_opening import clear_keys, write_kv_superblock
 from agent.pool.opening import Content, Inspection, clear_directories, newest_map, sets_of, write_superblock
 from agent.pool.placement import KEY_BYTES
@@ -28,7 +27,6 @@ from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
 from agent.serving_mark import serving_processes
 
-T = TypeVar("T")
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 
 app = typer.Typer(no_args_is_help=True, help="The pool on the enclosures' namespaces.")
@@ -49,7 +47,7 @@ def format_pool(
     configuration = load_configuration(config)
     if not configuration.volumes:
         raise UserError(f"{config} describes no volume", "add at least one [[volumes]] section")
-    root = load_root_key(configuration.agent.key_file)
+    root = root_key_in(configuration.agent.key_file)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
         away = [enclosure for enclosure in fabric.enclosures if enclosure.session is None]
@@ -88,7 +86,7 @@ def format_pool(
             lanes.run(write(lanes, numbers[nguid.hex()], nguid, pool_map))
         return pool_map
 
-    pool_map = _with_lanes(configuration, work)
+    pool_map = with_lanes(configuration, work)
     print(f"pool {pool_map.pool_id}: {len(pool_map.namespaces)} namespaces, {len(pool_map.volumes)} volumes")
 
 
@@ -119,7 +117,7 @@ def show(
             "not_connected": unreached(fabric),
         }
 
-    shown = _with_lanes(configuration, work)
+    shown = with_lanes(configuration, work)
     if as_json:
         print(json.dumps(_without_secrets(shown), indent=1))
         return
@@ -177,6 +175,8 @@ def carried(content: Content, detail: str) -> str:
 def _without_secrets(shown: dict[str, Any]) -> dict[str, Any]:
     for volume in (shown["pool"] or {}).get("volumes", []):
         volume.pop("wrapped_secret", None)
+    for tenant in (shown["pool"] or {}).get("tenants", []):
+        tenant.pop("wrapped_key", None)
     return shown
 
 
@@ -202,23 +202,3 @@ def _print_tables(shown: dict[str, Any]) -> None:
             volume["name"], volume["kind"], volume["suite"], str(volume["value_bytes"] >> 10), slots
         )
     console.print(table)
-
-
-def _with_lanes(configuration: Configuration, work: Callable[[Fabric, WorkerLanes], T]) -> T:
-    """Connect, and do blocking work on lanes of its own thread."""
-
-    async def main() -> T:
-        async with connected(configuration, 1) as supervisor:
-            fabric = supervisor.fabric
-            lanes = WorkerLanes(fabric, 1)
-
-            def on_thread() -> T:
-                try:
-                    lanes.connect_ahead()
-                    return work(fabric, lanes)
-                finally:
-                    lanes.close()
-
-            return await trio.to_thread.run_sync(on_thread)
-
-    return run_unwrapped(main)

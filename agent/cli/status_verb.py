@@ -95,7 +95,7 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
     head.add_row("namespaces reached", reached, "up for", f"{found['uptime_s']:.0f} s")
     head.add_row("read", rate("bytes_read"), "written", rate("bytes_written"))
     head.add_row("hits of gets", f"{_percent(totals['hit_ratio'])} of {totals['gets']}",
-                 "resident", f"{found['memory']['resident_bytes'] / 2**20:.0f} MiB")  # fmt: skip
+                 "resident", _resident(found["memory"]))  # fmt: skip
     # Lines of their own: ids, paths and seven causes with large counts are longer than half a terminal.
     names = Text(f"pool    {pool['id']}\nmount   {found['mount']}", overflow="fold")
     looked_up = f"{totals['lookups']} keys, {totals['lookups_absent']} absent"
@@ -120,6 +120,11 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
             str(each["namespaces_suspect"]), str(each["reconnects"]),
         )  # fmt: skip
     return Group(names, head, misses, rooms, traffic, enclosures)
+
+
+def _resident(memory: dict[str, int] | None) -> str:
+    """A tenant's door does not say it."""
+    return "-" if memory is None else f"{memory['resident_bytes'] / 2**20:.0f} MiB"
 
 
 def _percent(ratio: float | None) -> str:

@@ -309,7 +309,7 @@ class ControlFace(RefusesAll):
             tickets = [session.tickets.get(number) for number in numbers]
             return bytes(Outcome.UNKNOWN if ticket is None else ticket.outcome() for ticket in tickets)
         volume = self._volumes.get(request.volume)
-        if volume is None:
+        if volume is None or volume.erased:
             raise FsError(errno.ENOENT, f"there is no volume {request.volume}")
         if operation in (Operation.GET, Operation.PUT):
             return (yield from self._bind(session, volume, request))

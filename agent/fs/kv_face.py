@@ -126,7 +126,7 @@ class KvFace(RefusesAll):
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
         if parent == KV_ROOT:
             ino = self._volume_inodes.get(name)
-            if ino is None:
+            if ino is None or self._volumes[ino].erased:
                 raise FsError(errno.ENOENT)
             return Entry(self._folder(ino), 60.0, 60.0)
         return self._lookup_value(self._volume(parent), name)
@@ -182,7 +182,10 @@ class KvFace(RefusesAll):
     # -- attributes -----------------------------------------------------------------------------
 
     def getattr(self, caller: Caller, ino: int, handle: int | None) -> Outcome[Attributes]:
-        if ino == KV_ROOT or ino in self._volumes:
+        if ino == KV_ROOT:
+            return self._folder(ino)
+        if ino in self._volumes:
+            self._volume(ino)
             return self._folder(ino)
         return self._file(ino, self._value(ino).length)
 
@@ -201,6 +204,8 @@ class KvFace(RefusesAll):
         volumes = [self._volumes[ino]] if ino in self._volumes else list(self._volumes.values())
         total = free = 0
         for volume in volumes:
+            if volume.erased:
+                continue
             slots, taken = volume.usage()
             blocks = volume.settings.value_bytes // 4096
             total += slots * blocks
@@ -219,15 +224,17 @@ class KvFace(RefusesAll):
         )
 
     def _value(self, ino: int) -> _Value:
-        try:
-            return self._values[ino]
-        except KeyError:
-            raise FsError(errno.ENOENT) from None
+        value = self._values.get(ino)
+        if value is None or value.volume.erased:
+            raise FsError(errno.ENOENT)
+        return value
 
     def _volume(self, ino: int) -> AnyVolume:
         volume = self._volumes.get(ino)
         if volume is None:
             raise FsError(errno.EPERM if ino == KV_ROOT else errno.ENOTDIR)
+        if volume.erased:
+            raise FsError(errno.ENOENT)
         return volume
 
     # -- folders --------------------------------------------------------------------------------
@@ -241,7 +248,7 @@ class KvFace(RefusesAll):
         parent = ROOT_INODE if ino == KV_ROOT else KV_ROOT
         rows = [(b".", ino), (b"..", parent)]
         if ino == KV_ROOT:
-            rows += self._volume_inodes.items()
+            rows += [(name, at) for name, at in self._volume_inodes.items() if not self._volumes[at].erased]
         entries = [
             DirectoryEntry(name, number, stat.S_IFDIR, at) for at, (name, number) in enumerate(rows, 1)
         ]

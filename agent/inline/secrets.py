@@ -1,9 +1,9 @@
 """Key material, and the file that the root key lives in.
 
 A `SecretKey` has no repr, no str, no equality that tells and no pickle: it cannot end up in a log line
-or a core of JSON by accident. The root key wraps the secret of each volume (RFC 5649, AES key wrap with
-padding), under a key of its own that is derived from the root for that volume alone; unwrapping with a
-wrong root key fails as a whole and yields nothing.
+or a core of JSON by accident. One key wraps another (RFC 5649, AES key wrap with padding) under a key that
+is derived from it for that one purpose and context alone; unwrapping with a wrong key, or in another
+context, fails as a whole and yields nothing. What wraps what: agent/inline/root_keys.py.
 
 The root key file is text, one line, mode 0600:
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import enum
 import hashlib
 import os
 import stat
@@ -35,6 +36,7 @@ from agent.errors import ConfigError
 
 _PREFIX = "g35-root-key-1"
 ROOT_KEY_BYTES = 32
+TENANT_KEY_BYTES = 32
 VOLUME_SECRET_BYTES = 96
 """32 bytes for placement, 64 for the data: XTS takes them all, GCM the first half."""
 
@@ -70,27 +72,41 @@ class SecretKey:
 
 
 class WrongKey(Exception):
-    """What was wrapped does not open with this root key. Nothing of it has been revealed."""
+    """What was wrapped does not open with this key. Nothing of it has been revealed."""
 
 
-def wrap_volume_secret(root: SecretKey, context: bytes, secret: SecretKey) -> bytes:
-    """The volume's secret, safe to lie on flash; `context` (pool and volume) must be the same to unwrap."""
-    return aes_key_wrap_with_padding(root.derive("volume wrap", context).reveal(), secret.reveal())
+class Purpose(enum.StrEnum):
+    """What a wrapped key is, so that one is never taken for the other."""
+
+    TENANT = "tenant wrap"
+    VOLUME = "volume wrap"
 
 
-def unwrap_volume_secret(root: SecretKey, context: bytes, wrapped: bytes) -> SecretKey:
-    """The secret again. Raises WrongKey where root, context or the bytes are not those of the wrapping."""
+_LENGTHS = {Purpose.TENANT: TENANT_KEY_BYTES, Purpose.VOLUME: VOLUME_SECRET_BYTES}
+
+
+def wrap_secret(wrapping: SecretKey, purpose: Purpose, context: bytes, secret: SecretKey) -> bytes:
+    """A key, safe to lie on flash; `context` (whose it is) must be the same to unwrap."""
+    return aes_key_wrap_with_padding(wrapping.derive(purpose, context).reveal(), secret.reveal())
+
+
+def unwrap_secret(wrapping: SecretKey, purpose: Purpose, context: bytes, wrapped: bytes) -> SecretKey:
+    """The key again. Raises WrongKey where key, purpose, context or bytes are not those of the wrapping."""
     try:
-        secret = aes_key_unwrap_with_padding(root.derive("volume wrap", context).reveal(), wrapped)
+        secret = aes_key_unwrap_with_padding(wrapping.derive(purpose, context).reveal(), wrapped)
     except (InvalidUnwrap, ValueError):
-        raise WrongKey("the volume's key does not open with this root key") from None
-    if len(secret) != VOLUME_SECRET_BYTES:
-        raise WrongKey("the volume's key has a length that no version of g35 has used")
+        raise WrongKey("what is wrapped does not open with this key") from None
+    if len(secret) != _LENGTHS[purpose]:
+        raise WrongKey("what is wrapped has a length that no version of g35 has used")
     return SecretKey(secret)
 
 
 def new_volume_secret() -> SecretKey:
     return SecretKey(os.urandom(VOLUME_SECRET_BYTES))
+
+
+def new_tenant_key() -> SecretKey:
+    return SecretKey(os.urandom(TENANT_KEY_BYTES))
 
 
 def create_root_key(path: Path) -> None:

@@ -46,6 +46,11 @@ class KeptUnits:
             del self._units[reader]
             return kept[1]
 
+    def drop_all(self) -> None:
+        """Nothing may be read on; the memory goes, too, and is not given to other readers."""
+        with self._lock:
+            self._units.clear()
+
     def drop(self, reader: int) -> None:
         """The reader is gone."""
         with self._lock:

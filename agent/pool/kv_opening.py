@@ -24,12 +24,13 @@ LIST_BYTES = 4096
 DELETES_IN_FLIGHT = 32
 
 
-def inspect_kv(lanes: Lanes, namespace: int, nguid: bytes) -> Steps[Inspection]:
-    """What lies on a KV namespace: its superblock, or else whether it has any keys at all."""
+def inspect_kv(lanes: Lanes, namespace: int, nguid: bytes, seconds: float = SECONDS) -> Steps[Inspection]:
+    """What lies on a KV namespace: its superblock, or else whether it has any keys at all. Its superblock
+    is waited for `seconds`."""
     asking = kv_lanes(lanes)
     data = memoryview(bytearray(COPY_BYTES))
     pending = asking.kv_retrieve(namespace, RESERVED_KEY, data)
-    cause = yield from wait_for_key(lanes, pending, lanes.now() + SECONDS)
+    cause = yield from wait_for_key(lanes, pending, lanes.now() + seconds)
     if pending.missing:
         keys = yield from _keys(asking, namespace, b"")
         if keys is None:

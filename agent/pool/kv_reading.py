@@ -56,6 +56,8 @@ class KvReading:
         """Fill `into` from `offset` of the value; how many bytes were there. 0 with `cause` set is a miss."""
         if self.cause is not None or not len(into):
             return 0
+        if self.volume.erased:
+            return self._lost(lanes, MissCause.WRONG_KEY)
         if self._open is None:
             if not self._beginning.acquire(blocking=False) and not (yield Acquire(self._beginning, deadline)):
                 return self._lost(lanes, MissCause.LATE)

@@ -18,7 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
 from agent.pool.kept_units import KeptUnits
 from agent.pool.kv_steps import KvLanes, KvPending, kv_lanes
@@ -126,19 +126,10 @@ class KvVolume:
         self.turns = Turns()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
         self.kept_units = KeptUnits(self.unit_buffers)
-        raw = secret.reveal()
-        self.codec = SlotCodec(
-            settings.tenant,
-            settings.volume_id,
-            SecretKey(raw[32:]),
-            settings.suite,
-            settings.unit_bytes,
-            lba_bytes,
-        )
-        self.placement = Placement(
-            SecretKey(raw[:32]),
-            [Extent(each.namespace, each.nguid, max(1, each.bytes >> 20)) for each in settings.shares],
-        )
+        self.erased = False
+        """As of `Volume`."""
+        self._lba_bytes = lba_bytes
+        self._use(secret)
         self._nguids = {each.namespace: each.nguid for each in settings.shares}
         self.accounts = {each.namespace: Account(each.bytes) for each in settings.shares}
         self.pieces = PiecesRoom()
@@ -147,6 +138,27 @@ class KvVolume:
         self.evicted = _Memory()
         self.disproven = _Memory()
         """Keys whose value was no proof of itself: for a put they are not there."""
+
+    def _use(self, secret: SecretKey) -> None:
+        settings, raw = self.settings, secret.reveal()
+        self.codec = SlotCodec(
+            settings.tenant,
+            settings.volume_id,
+            SecretKey(raw[32:]),
+            settings.suite,
+            settings.unit_bytes,
+            self._lba_bytes,
+        )
+        self.placement = Placement(
+            SecretKey(raw[:32]),
+            [Extent(each.namespace, each.nguid, max(1, each.bytes >> 20)) for each in settings.shares],
+        )
+
+    def forget_secret(self) -> None:
+        """As of `Volume`: its tenant was erased."""
+        self.erased = True
+        self._use(new_volume_secret())
+        self.kept_units.drop_all()
 
     def namespace_of(self, pseudonym: bytes) -> int:
         """Where a key belongs (an index into the pool map)."""

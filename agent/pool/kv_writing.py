@@ -82,6 +82,8 @@ class KvWriting:
         if any(start < end and offset < stop for start, stop in self._ranges):
             self._give_up(BadPut("bytes of a value are written once"))
         self._end = max(self._end, end)
+        if self.volume.erased:
+            self._give_up(PutRefused("the volume was erased", MissCause.WRONG_KEY))
         if len(data) == self._length:
             yield from self._put(lanes, data, deadline)
             return True
@@ -114,6 +116,8 @@ class KvWriting:
             return
         if self._ranges != [(0, self._end)] or (self._length is not None and self._end != self._length):
             self._give_up(BadPut(f"a value of {self._length or self._end} bytes with a hole in it"))
+        if self.volume.erased:
+            self._give_up(PutRefused("the volume was erased", MissCause.WRONG_KEY))
         try:
             yield from self._put(lanes, memoryview(self._pieces), deadline)
         finally:

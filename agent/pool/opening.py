@@ -20,6 +20,7 @@ from agent.pool.superblock import (
     NoSuperblock,
     Superblock,
     decode_superblock_untrusted,
+    map_version_of,
 )
 from agent.pool.volume import wait_for
 from nvmeof.wire.kv import KvFormat
@@ -28,6 +29,8 @@ PROBE_BYTES = 1 << 20
 WRITES_IN_FLIGHT = 32
 SECONDS = 10.0
 """For one read or write of a superblock or directory; an operator waits here, no inference engine."""
+LOOK_SECONDS = 1.0
+"""For the look of a serving agent, which comes again."""
 
 
 class Content(enum.Enum):
@@ -101,8 +104,12 @@ def newest_map(inspections: Sequence[Inspection]) -> PoolMap:
 
 
 def write_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
-    """Write both copies, the second after the first is on flash. Raises G35Error where that fails."""
-    data = Superblock(nguid, pool_map).encode()
+    """Write both copies, the second after the first is on flash. Raises G35Error where that fails.
+
+    All of their room is written, so that nothing stays of an earlier map that was longer: keys that were
+    erased would lie there.
+    """
+    data = Superblock(nguid, pool_map).encode().ljust(COPY_BYTES, b"\0")
     for offset in COPY_OFFSETS:
         pending = lanes.write(namespace, offset, [data])
         cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
@@ -114,6 +121,42 @@ def write_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolM
                 f"cannot write the superblock of namespace {nguid.hex()}: {pending.fault or 'no answer'}",
                 "look at the enclosure; the pool is not usable until every namespace has its superblock",
             )
+
+
+def superblock_copies_are(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
+    """Whether both copies, read back to their ends, are this map and nothing else."""
+    wanted = Superblock(nguid, pool_map).encode().ljust(COPY_BYTES, b"\0")
+    for offset in COPY_OFFSETS:
+        data = memoryview(bytearray(COPY_BYTES))
+        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + SECONDS)
+        if cause is not None or data != wanted:
+            return False
+    return True
+
+
+def newer_map(
+    lanes: Lanes, namespace: int, nguid: bytes, size: int, pool_map: PoolMap
+) -> Steps[PoolMap | None]:
+    """The map of a namespace, where it is of the same pool and newer than `pool_map`. One block is read
+    where it is not."""
+    block = memoryview(bytearray(BLOCK_BYTES))
+    cause = yield from wait_for(lanes, lanes.read(namespace, 0, block), lanes.now() + LOOK_SECONDS)
+    if cause is not None:
+        return None
+    try:
+        version = map_version_of(block)
+    except NoSuperblock:
+        return None
+    if version <= pool_map.version:
+        return None
+    found = yield from inspect(lanes, namespace, nguid, size)
+    return newer_of(found, pool_map)
+
+
+def newer_of(found: Inspection, pool_map: PoolMap) -> PoolMap | None:
+    """The map that was found, where it is of the same pool and newer."""
+    newer = found.superblock.pool_map if found.superblock is not None else pool_map
+    return newer if newer.pool_id == pool_map.pool_id and newer.version > pool_map.version else None
 
 
 def clear_directories(

@@ -5,7 +5,9 @@ read it. It lists the namespaces by NGUID and the volumes with their extents; a 
 it and from the volume's secret alone. Its version grows with every change, and the greatest that can be
 read is the one in force.
 
-The secrets of the volumes stand in it wrapped by the root key (agent/inline/secrets.py).
+The tenants' keys stand in it wrapped by the root key, the volumes' secrets wrapped by their tenant's key
+(agent/inline/root_keys.py). A map without `tenants` is of the time before they had keys: in it the root key
+wraps the volumes' secrets, it is served as before, and its tenants cannot be erased.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from agent.errors import ConfigError
+from agent.inline.root_keys import RootKey
 from agent.inline.secrets import (
+    Purpose,
     SecretKey,
     WrongKey,
+    new_tenant_key,
     new_volume_secret,
-    unwrap_volume_secret,
-    wrap_volume_secret,
+    unwrap_secret,
+    wrap_secret,
 )
 from agent.inline.suites import SUITES
 from agent.pool.directory import SLOTS_PER_SET
@@ -35,12 +40,15 @@ DATA_START = 1 << 20
 EXTENT_ALIGNMENT = 1 << 20
 NAMESPACES_MAX = 4096
 VOLUMES_MAX = 64
+TENANTS_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
 KV_VALUE_BYTES_MAX = 2 << 20
 """On KV namespaces: a slot is brought by one Retrieve, into a worker's buffer."""
 
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 HexBytes = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,512}$")]
+WrappedOrErased = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){0,512}$")]
+TenantName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 VolumeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Layout = Literal["auto", "sets", "kv"]
 """Where a volume lies: in sets of slots on namespaces of blocks, or on KV namespaces."""
@@ -103,6 +111,18 @@ class MapVolume(_Document):
         return self
 
 
+class MapTenant(_Document):
+    """A tenant and its key, wrapped by the root key; empty once the tenant was erased."""
+
+    name: TenantName
+    tenant_id: Hex32
+    wrapped_key: WrappedOrErased
+
+    @property
+    def is_erased(self) -> bool:
+        return not self.wrapped_key
+
+
 class PoolMap(_Document):
     """The whole document."""
 
@@ -110,6 +130,7 @@ class PoolMap(_Document):
     version: int = Field(ge=1)
     namespaces: tuple[MapNamespace, ...] = Field(min_length=1, max_length=NAMESPACES_MAX)
     volumes: tuple[MapVolume, ...] = Field(max_length=VOLUMES_MAX)
+    tenants: tuple[MapTenant, ...] = Field((), max_length=TENANTS_MAX)
 
     @model_validator(mode="after")
     def _holds_together(self) -> PoolMap:
@@ -120,6 +141,11 @@ class PoolMap(_Document):
             raise ValueError("two volumes have one name")
         if len({volume.volume_id for volume in self.volumes}) != len(self.volumes):
             raise ValueError("two volumes have one id")
+        tenants = {tenant.tenant_id for tenant in self.tenants}
+        if len(tenants) != len(self.tenants) or len({each.name for each in self.tenants}) != len(tenants):
+            raise ValueError("a tenant is listed twice")
+        if self.tenants and any(volume.tenant not in tenants for volume in self.volumes):
+            raise ValueError("a volume belongs to nobody")
         kinds = {namespace.nguid: namespace.kind for namespace in self.namespaces}
         for volume in self.volumes:
             blocks = all(kinds.get(extent.nguid) != "kv" for extent in volume.extents)
@@ -168,15 +194,33 @@ class PoolMap(_Document):
             ),
         )
 
-    def secret(self, volume: MapVolume, root: SecretKey) -> SecretKey:
-        """The volume's secret. Raises ConfigError where the root key is not the pool's."""
+    def tenant_of(self, volume: MapVolume) -> MapTenant | None:
+        """Whose the volume is; None in a map from before tenants had keys."""
+        return next((each for each in self.tenants if each.tenant_id == volume.tenant), None)
+
+    def is_erased(self, volume: MapVolume) -> bool:
+        """Whether nobody can open the volume any more."""
+        tenant = self.tenant_of(volume)
+        return tenant is not None and tenant.is_erased
+
+    def secret(self, volume: MapVolume, root: RootKey) -> SecretKey:
+        """The volume's secret. Raises ConfigError: not the pool's root key, or the tenant was erased."""
+        if self.is_erased(volume):
+            raise ConfigError(
+                f"the tenant of volume {volume.name} was erased", "nothing brings back what it held"
+            )
         context = bytes.fromhex(self.pool_id + volume.volume_id)
+        wrapped = bytes.fromhex(volume.wrapped_secret)
+        tenant = self.tenant_of(volume)
         try:
-            return unwrap_volume_secret(root, context, bytes.fromhex(volume.wrapped_secret))
+            if tenant is None:
+                return root.unwrap(Purpose.VOLUME, context, wrapped)
+            return unwrap_secret(tenant_key(self.pool_id, tenant, root), Purpose.VOLUME, context, wrapped)
         except WrongKey:
             raise ConfigError(
                 f"the root key does not open volume {volume.name} of pool {self.pool_id}",
-                "use the key file that the pool was formatted with; nothing has been changed",
+                f"use the key that the pool was formatted with; this is {root.describe()}; "
+                "nothing has been changed",
             ) from None
 
 
@@ -205,7 +249,7 @@ class VolumeWish(_Document):
     suite: SuiteName = "aes-256-gcm"
     ttl_seconds: int = 0
     share: float = Field(gt=0, le=1)
-    tenant: str = "default"
+    tenant: TenantName = "default"
     layout: Layout = "auto"
 
 
@@ -214,12 +258,38 @@ def tenant_id(name: str) -> str:
     return uuid.uuid5(uuid.UUID("6a3c1f0e-35b7-5d51-8a35-000000000935"), name).hex
 
 
-class _Layout:
-    """Where the next extent of each namespace begins."""
+def new_tenant(pool_id: str, name: str, root: RootKey) -> tuple[MapTenant, SecretKey]:
+    """A tenant with a fresh key, for the map and for wrapping its volumes' secrets."""
+    key, tenant = new_tenant_key(), tenant_id(name)
+    wrapped = root.wrap(Purpose.TENANT, bytes.fromhex(pool_id + tenant), key)
+    return MapTenant(name=name, tenant_id=tenant, wrapped_key=wrapped.hex()), key
 
-    def __init__(self, members: list[tuple[bytes, int]]) -> None:
+
+def tenant_key(pool_id: str, tenant: MapTenant, root: RootKey) -> SecretKey:
+    """The key of a tenant that was not erased. Raises WrongKey."""
+    context = bytes.fromhex(pool_id + tenant.tenant_id)
+    return root.unwrap(Purpose.TENANT, context, bytes.fromhex(tenant.wrapped_key))
+
+
+def wrapped_new_secret(pool_id: str, volume_id: str, key: SecretKey) -> str:
+    """A fresh secret for a volume, wrapped by its tenant's key, as it stands in the map."""
+    context = bytes.fromhex(pool_id + volume_id)
+    return wrap_secret(key, Purpose.VOLUME, context, new_volume_secret()).hex()
+
+
+class ExtentLayout:
+    """Where the next extent of each namespace (NGUID, bytes) begins, after those that there are."""
+
+    def __init__(self, members: list[tuple[bytes, int]], taken: Iterable[MapVolume] = ()) -> None:
         self._sizes = dict(members)
         self._next = dict.fromkeys(self._sizes, DATA_START)
+        for volume in taken:
+            for extent in volume.extents:
+                self._skip(bytes.fromhex(extent.nguid), extent, volume.value_bytes)
+
+    def _skip(self, nguid: bytes, extent: MapExtent, value_bytes: int) -> None:
+        end = extent.offset + extent.sets * set_size(value_bytes)
+        self._next[nguid] = max(self._next[nguid], -(-end // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT)
 
     def by_share(self, wish: VolumeWish) -> list[MapExtent]:
         """The volume's share of every namespace, in whole sets; none where that is less than one."""
@@ -245,10 +315,9 @@ class _Layout:
         return self._sizes[nguid] - self._next[nguid]
 
     def _take(self, nguid: bytes, wish: VolumeWish, sets: int) -> MapExtent:
-        start = self._next[nguid]
-        end = start + sets * set_size(wish.value_bytes)
-        self._next[nguid] = -(-end // EXTENT_ALIGNMENT) * EXTENT_ALIGNMENT
-        return MapExtent(nguid=nguid.hex(), offset=start, sets=sets)
+        extent = MapExtent(nguid=nguid.hex(), offset=self._next[nguid], sets=sets)
+        self._skip(nguid, extent, wish.value_bytes)
+        return extent
 
 
 def lies_on_kv(wish: VolumeWish, *, blocks: bool) -> bool:
@@ -259,7 +328,7 @@ def lies_on_kv(wish: VolumeWish, *, blocks: bool) -> bool:
 def plan_pool(
     namespaces: Iterable[tuple[bytes, int]],
     wishes: Iterable[VolumeWish],
-    root: SecretKey,
+    root: RootKey,
     kv_namespaces: Iterable[tuple[bytes, int]] = (),
 ) -> PoolMap:
     """A map for a new pool: every volume on every namespace, in shares of each one's bytes.
@@ -279,7 +348,7 @@ def _plan(
     members: list[tuple[bytes, int]],
     kv_members: list[tuple[bytes, int]],
     volumes: list[VolumeWish],
-    root: SecretKey,
+    root: RootKey,
 ) -> PoolMap:
     if not members and not kv_members:
         raise ConfigError("a pool needs at least one namespace", "check the enclosures in the configuration")
@@ -291,35 +360,51 @@ def _plan(
     if not in_sets and on_kv:
         members = []
     pool_id = uuid.uuid4().hex
-    layout = _Layout(members)
+    layout = ExtentLayout(members)
     extents = {wish.name: layout.by_share(wish) for wish in in_sets}
+    tenants = {name: new_tenant(pool_id, name, root) for name in sorted({wish.tenant for wish in volumes})}
     planned = []
     for wish in volumes:
         found: list[MapExtent] = []
         if wish in in_sets:
             # A share that is less than a set everywhere still gets one, from what the shares left over.
             found = extents[wish.name] or layout.one_set(wish)
-        volume_id = uuid.uuid4().hex
-        wrapped = wrap_volume_secret(root, bytes.fromhex(pool_id + volume_id), new_volume_secret())
-        planned.append(
-            MapVolume(
-                name=wish.name,
-                volume_id=volume_id,
-                tenant=tenant_id(wish.tenant),
-                kind=wish.kind,
-                value_bytes=wish.value_bytes,
-                unit_bytes=wish.unit_bytes,
-                suite=wish.suite,
-                ttl_seconds=wish.ttl_seconds,
-                wrapped_secret=wrapped.hex(),
-                extents=tuple(found),
-                kv_namespaces=() if found else tuple(nguid.hex() for nguid, _ in kv_members),
-            )
-        )
+        whole = () if found else tuple(nguid.hex() for nguid, _ in kv_members)
+        planned.append(new_volume(pool_id, wish, tenants[wish.tenant][1], tuple(found), whole))
     listed = [MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in members]
     if on_kv:
         listed += [MapNamespace(nguid=nguid.hex(), bytes=size, kind="kv") for nguid, size in kv_members]
-    return PoolMap(pool_id=pool_id, version=1, namespaces=tuple(listed), volumes=tuple(planned))
+    return PoolMap(
+        pool_id=pool_id,
+        version=1,
+        namespaces=tuple(listed),
+        volumes=tuple(planned),
+        tenants=tuple(tenant for tenant, _ in tenants.values()),
+    )
+
+
+def new_volume(
+    pool_id: str,
+    wish: VolumeWish,
+    key: SecretKey,
+    extents: tuple[MapExtent, ...],
+    kv_namespaces: tuple[str, ...] = (),
+) -> MapVolume:
+    """A volume with a fresh id and secret, wrapped by `key`, its tenant's."""
+    volume_id = uuid.uuid4().hex
+    return MapVolume(
+        name=wish.name,
+        volume_id=volume_id,
+        tenant=tenant_id(wish.tenant),
+        kind=wish.kind,
+        value_bytes=wish.value_bytes,
+        unit_bytes=wish.unit_bytes,
+        suite=wish.suite,
+        ttl_seconds=wish.ttl_seconds,
+        wrapped_secret=wrapped_new_secret(pool_id, volume_id, key),
+        extents=extents,
+        kv_namespaces=kv_namespaces,
+    )
 
 
 def _check_layouts(

@@ -77,6 +77,11 @@ class PrestageCache:
             if (volume_id, key) in self._slots:
                 self._drop((volume_id, key))
 
+    def discard_volume(self, volume_id: bytes) -> None:
+        with self._lock:
+            for place in [each for each in self._slots if each[0] == volume_id]:
+                self._drop(place)
+
     def _is_old(self, staged: _Staged) -> bool:
         return self._clock() - staged.since > self.max_age
 

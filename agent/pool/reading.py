@@ -98,6 +98,8 @@ class Reading:
         """
         if self.cause is not None or not len(into):
             return 0
+        if self.volume.erased:
+            return self._lost(lanes, MissCause.WRONG_KEY)
         if self._open is None:
             # Several threads may read one file at once; one of them finds the slot for all.
             if not self._beginning.acquire(blocking=False) and not (yield Acquire(self._beginning, deadline)):

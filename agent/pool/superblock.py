@@ -84,6 +84,13 @@ def map_bytes_of(header: memoryview | bytes) -> int:
     return length
 
 
+def map_version_of(header: memoryview | bytes) -> int:
+    """The version of the map that follows a header block. Raises NoSuperblock where it is none of ours."""
+    map_bytes_of(header)
+    version: int = _HEADER.unpack_from(header)[5]
+    return version
+
+
 def decode_superblock_untrusted(data: memoryview | bytes) -> Superblock:
     """A copy out of its bytes. Raises NoSuperblock, and nothing else."""
     if len(data) < BLOCK_BYTES:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.inline.secrets import SecretKey
+from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import CachedSet, DirectoryCache
@@ -114,20 +114,33 @@ class Volume:
         self.turns = Turns()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
         self.kept_units = KeptUnits(self.unit_buffers)
-        raw = secret.reveal()
+        self.erased = False
+        """Its tenant was erased: what is read is a miss, what is written is refused."""
+        self._lba_bytes = lba_bytes
+        self._use(secret)
+        self._extents = {extent.namespace: extent for extent in settings.extents}
+
+    def _use(self, secret: SecretKey) -> None:
+        settings, raw = self.settings, secret.reveal()
         self.codec = SlotCodec(
             settings.tenant,
             settings.volume_id,
             SecretKey(raw[32:]),
             settings.suite,
             settings.unit_bytes,
-            lba_bytes,
+            self._lba_bytes,
         )
         self.placement = Placement(
             SecretKey(raw[:32]),
             [Extent(extent.namespace, extent.nguid, extent.sets) for extent in settings.extents],
         )
-        self._extents = {extent.namespace: extent for extent in settings.extents}
+
+    def forget_secret(self) -> None:
+        """The tenant was erased. A secret that nobody keeps takes the place of the volume's, so that what is
+        under way finds nothing, by the ways on which nothing is found."""
+        self.erased = True
+        self._use(new_volume_secret())
+        self.kept_units.drop_all()
 
     def set_offset(self, candidate: Candidate) -> int:
         """Where a set's directory lies, in bytes from the namespace's start."""

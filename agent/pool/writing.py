@@ -128,6 +128,9 @@ class Writing:
             return True
         if not len(data):
             return False
+        if self.volume.erased:
+            self._end = end
+            yield from self._give_up(lanes, PutRefused("the volume was erased", MissCause.WRONG_KEY))
         if self._reservation is None and not self.already_there:
             yield from self._take_turn(lanes, deadline)
             try:
@@ -159,6 +162,8 @@ class Writing:
         if self.already_there or not self._end:
             self.finished = True
             return
+        if self.volume.erased:
+            yield from self._give_up(lanes, PutRefused("the volume was erased", MissCause.WRONG_KEY))
         reservation = self._reservation
         assert reservation is not None
         length = self._end

@@ -1,4 +1,4 @@
-"""One request that went out to a namespace: how long to wait for it, and what its answer says of the namespace.
+"""One request to a namespace: how long it is waited for, and what its answer says of the namespace.
 
 The worker's lanes (lanes.py) and the simulator's (tests/support/sim_flash.py) both go by this, so that what
 the simulation shows of gray failure holds for the agent. Without I/O; times in seconds of the lanes' clock.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.remote.health import Health
-from agent.remote.suspicion import Suspicion, Verdict
+from agent.remote.suspicion import Change, Suspicion, Verdict
 from nvmeof.transport.base import ControllerInfo, NamespaceInfo
 from nvmeof.wire.kv import KvFormat
 
@@ -74,6 +74,11 @@ class Fabric:
         self.health = tuple(Health() for _ in nguids)
         self.suspicion = Suspicion(self.health)
         self.refresh()
+
+    def look(self, now: float) -> list[Change]:
+        """Look for gray failure; the verdicts that changed."""
+        where = [None if route is None else route.enclosure.name for route in self.routes]
+        return self.suspicion.look(now, where)
 
     def name_of(self, member: int) -> str:
         """A namespace of the map, for people: its enclosure and its NGUID."""

@@ -74,7 +74,7 @@ class Supervisor:
         """Look for gray failure; say what was found."""
         while True:
             await trio.sleep(LOOK_SECONDS)
-            for change in self.fabric.suspicion.look(time.monotonic()):
+            for change in self.fabric.look(time.monotonic()):
                 name = self.fabric.name_of(change.member)
                 if change.verdict is Verdict.SUSPECT:
                     log.warning("%s gets no new values for now: %s", name, change.why)

@@ -38,6 +38,8 @@ class Sources:
     files: Callable[[], Mapping[str, Any] | None]
     doors: Callable[[], Mapping[str, Mapping[str, int]]] = dict
     """For each door by its name: bytes_read, bytes_written, bytes_copied."""
+    whole: bool = True
+    """False for a tenant: what all have a part in (memory, traffic of the flash) is left out."""
     started_at: float = field(default_factory=time.time)
 
 
@@ -84,6 +86,8 @@ def take(sources: Sources) -> dict[str, Any]:
     volumes = []
     key_value = []
     for volume in sources.volumes:
+        if volume.erased:
+            continue
         settings = volume.settings
         own = total(reading[settings.name] for reading in readings if settings.name in reading)
         slots, taken = volume.usage()
@@ -100,7 +104,11 @@ def take(sources: Sources) -> dict[str, Any]:
                 **_counts(own),
             }
         )
-    fabric = total(reading[""] for reading in readings if "" in reading)
+    totals = _counts(total(key_value))
+    if sources.whole:
+        fabric = total(reading[""] for reading in readings if "" in reading)
+        totals["flash_bytes_read"] = fabric.flash_bytes_read
+        totals["flash_bytes_written"] = fabric.flash_bytes_written
     return {
         "pid": os.getpid(),
         "uptime_s": time.time() - sources.started_at,
@@ -112,22 +120,22 @@ def take(sources: Sources) -> dict[str, Any]:
         },
         "mount": sources.mount,
         "door": sources.door,
-        "totals": {
-            **_counts(total(key_value)),
-            "flash_bytes_read": fabric.flash_bytes_read,
-            "flash_bytes_written": fabric.flash_bytes_written,
-        },
+        "totals": totals,
         "doors": {name: dict(counts) for name, counts in sources.doors().items()},
         "volumes": volumes,
         "enclosures": _enclosures(sources.fabric),
         "files": sources.files(),
-        "memory": {
-            "resident_bytes": resident_bytes(),
-            "directories": len(sources.directories),
-            "directories_max": sources.directories.capacity,
-            "prestaged_bytes": sources.prestage.bytes_held,
-            "prestaged_bytes_max": sources.prestage.budget_bytes,
-        },
+        "memory": _memory(sources) if sources.whole else None,
+    }
+
+
+def _memory(sources: Sources) -> dict[str, int]:
+    return {
+        "resident_bytes": resident_bytes(),
+        "directories": len(sources.directories),
+        "directories_max": sources.directories.capacity,
+        "prestaged_bytes": sources.prestage.bytes_held,
+        "prestaged_bytes_max": sources.prestage.budget_bytes,
     }
 
 

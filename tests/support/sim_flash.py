@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from agent.pool.steps import Buffer, Pending
 from agent.pool.tally import Tally
+from agent.remote.asked import NOT_ANSWERING, Asked
+from agent.remote.health import Health
 from tests.support.memory_lanes import MemoryNamespace, WorkerBuffer
 from tests.support.step_scheduler import StepScheduler
 
@@ -27,9 +29,11 @@ class SimNamespace(MemoryNamespace):
     latency: tuple[float, float] = (0.0001, 0.002)
     lose_writes: float = 0.0
     """Part of the writes that are acknowledged and never stored."""
+    erring: float = 0.0
+    """Part of the commands that end with an error of the medium."""
     tainted: bool = False
     """A fault was injected here at some time: what was stored here need not be there."""
-    waiting: list[Callable[[], None]] = field(default_factory=list)
+    waiting: list[tuple[Callable[[], None], SimPending]] = field(default_factory=list)
 
     def hang(self) -> None:
         self.hung = self.tainted = True
@@ -37,8 +41,8 @@ class SimNamespace(MemoryNamespace):
     def wake(self, scheduler: StepScheduler) -> None:
         """Everything that waited is served, late."""
         self.hung = False
-        for number, action in enumerate(self.waiting):
-            scheduler.call_at(scheduler.now + 1e-6 * number, action)
+        for number, (action, pending) in enumerate(self.waiting):
+            scheduler.call_at(scheduler.now + 1e-6 * number, action, pending)
         self.waiting.clear()
 
     def rot(self, rng: random.Random, flips: int) -> None:
@@ -52,9 +56,11 @@ class SimNamespace(MemoryNamespace):
 class SimPending:
     """One read or write under way."""
 
-    __slots__ = ("abandoned", "done", "fault", "land", "received", "size", "unreachable")
+    __slots__ = ("abandoned", "asked", "done", "fault", "land", "received", "size", "unreachable")
 
     def __init__(self, size: int = -1) -> None:
+        self.asked: Asked | None = None
+        """What judges the namespace by the answer, as in the agent."""
         self.size = size
         """Bytes to receive; -1 where it is no read."""
         self.done = False
@@ -71,9 +77,19 @@ class SimPending:
 
 
 class SimLanes:
-    """One worker's lanes. A worker runs one operation at a time, and its buffers are its own."""
+    """One worker's lanes. A worker runs one operation at a time, and its buffers are its own.
 
-    def __init__(self, scheduler: StepScheduler, namespaces: Sequence[SimNamespace], name: str = "w") -> None:
+    `health`, one of each namespace, is the agent's; without it nobody is judged.
+    """
+
+    def __init__(
+        self,
+        scheduler: StepScheduler,
+        namespaces: Sequence[SimNamespace],
+        name: str = "w",
+        health: Sequence[Health] | None = None,
+    ) -> None:
+        self._health = health
         self._scheduler = scheduler
         self._namespaces = namespaces
         self._random = random.Random(f"lanes {name} {scheduler.random.random()}")
@@ -98,7 +114,7 @@ class SimLanes:
                 pending.received = size
 
         def whole() -> None:
-            if target.broken:
+            if target.broken or self._errs(target):
                 pending.fail("Unrecovered Read Error")
             elif not pending.done:
                 at = pending.received
@@ -106,7 +122,7 @@ class SimLanes:
                 pending.received = len(into)
                 pending.done = True
 
-        self._submit(target, pending, part, whole)
+        self._submit(namespace, pending, part, whole)
         return pending
 
     def write(
@@ -139,7 +155,7 @@ class SimLanes:
                 land("whole")
 
         def acknowledge() -> None:
-            if target.broken:
+            if target.broken or self._errs(target):
                 land("torn")
                 pending.fail("Write Fault")
             elif target.down:
@@ -157,7 +173,7 @@ class SimLanes:
                 land(how)
 
         pending.land = keep
-        self._submit(target, pending, take_effect, acknowledge)
+        self._submit(namespace, pending, take_effect, acknowledge)
         return pending
 
     def flush(self, namespace: int) -> SimPending:
@@ -166,17 +182,25 @@ class SimLanes:
         def done() -> None:
             pending.done = True
 
-        self._submit(self._namespaces[namespace], pending, lambda: None, done)
+        self._submit(namespace, pending, lambda: None, done)
         return pending
 
+    def _errs(self, target: SimNamespace) -> bool:
+        return target.erring > 0 and self._random.random() < target.erring
+
     def _submit(
-        self, target: SimNamespace, pending: SimPending, effect: Callable[[], None], end: Callable[[], None]
+        self, namespace: int, pending: SimPending, effect: Callable[[], None], end: Callable[[], None]
     ) -> None:
-        if target.down:
-            pending.fail("no way there", unreachable=True)
+        target, health = self._namespaces[namespace], None
+        if self._health is not None:
+            health = self._health[namespace]
+        if target.down or (health is not None and not health.may_ask(self.now())):
+            pending.fail("no way there" if target.down else NOT_ANSWERING, unreachable=True)
             if pending.land is not None:
                 pending.land("not")
             return
+        if health is not None:
+            pending.asked = Asked(health, self.now(), is_read=pending.size >= 0)
         self.in_flight = [each for each in self.in_flight if not each.done or each.abandoned][-256:]
         self.in_flight.append(pending)
         now = self._scheduler.now
@@ -185,27 +209,32 @@ class SimLanes:
 
         def effect_if_up() -> None:
             if target.hung:
-                target.waiting.append(effect_if_up)
+                target.waiting.append((effect_if_up, pending))
             elif not target.down and not target.broken:
                 begun["effect"] = True
                 effect()
 
         def end_if_up() -> None:
             if target.hung:
-                target.waiting.append(end_if_up)
+                target.waiting.append((end_if_up, pending))
             elif target.down:
                 if pending.land is not None and not pending.done:
                     pending.land(self._random.choice(["whole", "torn", "not"]))
                 pending.fail("the connection is gone", unreachable=True)
             else:
                 end()
+            if pending.done and pending.asked is not None and not pending.abandoned:
+                failed = pending.fault is not None
+                pending.asked.answered(self.now(), failed=failed, lost=pending.unreachable)
 
-        self._scheduler.call_at(now + total * self._random.random(), effect_if_up)
-        self._scheduler.call_at(now + total, end_if_up)
+        self._scheduler.call_at(now + total * self._random.random(), effect_if_up, pending)
+        self._scheduler.call_at(now + total, end_if_up, pending)
 
     def abandon(self, pending: Pending) -> None:
         assert isinstance(pending, SimPending)
         if not pending.done:
+            if pending.asked is not None:
+                pending.asked.given_up(self.now())
             pending.abandoned = True
             pending.fail("abandoned")
             if pending.land is not None:
@@ -234,6 +263,8 @@ class SimLanes:
         return self._send.take(size)
 
     def trusts(self, namespace: int) -> bool:
+        if self._health is not None:
+            return self._health[namespace].trusted
         return not self._namespaces[namespace].suspect
 
     def tally(self, volume: str) -> Tally:

@@ -17,6 +17,7 @@ import typer
 from agent.cli.up.layout import AgentOptions, Layout, agent_toml
 from agent.config import parse_configuration, parse_size
 from agent.errors import ConfigError
+from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, PoolMap, plan_pool
 from agent.pool.superblock import MAP_BYTES_MAX
@@ -131,7 +132,8 @@ def _planned(count: int, size: int, options: AgentOptions) -> PoolMap:
     text = agent_toml(Layout(_NO_FOLDER), _NO_FOLDER, [nowhere], options)
     configuration = parse_configuration(tomllib.loads(text), "the configuration")
     wishes = [each.wish() for each in configuration.volumes]
-    return plan_pool([(uuid.uuid4().bytes, size) for _ in range(count)], wishes, SecretKey(bytes(32)))
+    nobodys = HeldRootKey(SecretKey(bytes(32)), "no key")
+    return plan_pool([(uuid.uuid4().bytes, size) for _ in range(count)], wishes, nobodys)
 
 
 def _least_size(count: int, options: AgentOptions) -> int:

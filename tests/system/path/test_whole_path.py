@@ -80,8 +80,10 @@ def test_a_get_by_path_costs_one_command_on_the_fabric(pool_up: PoolUp) -> None:
         assert name.read_bytes() == bytes(MIB)
     after = pool_up.flash_commands()
     # Python's buffer does not begin at a page, so the kernel asks twice; the fabric is asked once.
-    assert after["read_commands"] - before["read_commands"] == 5
-    assert after["read_bytes"] - before["read_bytes"] == 5 * (MIB + 4096)
+    # Once a second the agent reads a block of the pool map, a command of its own.
+    looks = after["read_commands"] - before["read_commands"] - 5
+    assert 0 <= looks <= 3
+    assert after["read_bytes"] - before["read_bytes"] == 5 * (MIB + 4096) + looks * 4096
     assert after["write_commands"] == before["write_commands"]
 
 

@@ -15,13 +15,14 @@ import pytest
 from agent.errors import ConfigError, Fault
 from agent.inline.secrets import (
     VOLUME_SECRET_BYTES,
+    Purpose,
     SecretKey,
     WrongKey,
     create_root_key,
     load_root_key,
     new_volume_secret,
-    unwrap_volume_secret,
-    wrap_volume_secret,
+    unwrap_secret,
+    wrap_secret,
 )
 
 
@@ -112,17 +113,18 @@ def test_wrapping_binds_root_and_context() -> None:
     root, other = SecretKey(b"\x01" * 32), SecretKey(b"\x02" * 32)
     secret = new_volume_secret()
     assert len(secret) == VOLUME_SECRET_BYTES
-    wrapped = wrap_volume_secret(root, b"pool and volume", secret)
+    wrapped = wrap_secret(root, Purpose.VOLUME, b"pool and volume", secret)
     assert secret.reveal() not in wrapped
-    assert unwrap_volume_secret(root, b"pool and volume", wrapped).reveal() == secret.reveal()
+    assert unwrap_secret(root, Purpose.VOLUME, b"pool and volume", wrapped).reveal() == secret.reveal()
     for unwrap in (
-        lambda: unwrap_volume_secret(other, b"pool and volume", wrapped),
-        lambda: unwrap_volume_secret(root, b"another volume", wrapped),
-        lambda: unwrap_volume_secret(root, b"", wrapped),
-        lambda: unwrap_volume_secret(root, b"pool and volume", wrapped[:-8]),
-        lambda: unwrap_volume_secret(root, b"pool and volume", b""),
-        lambda: unwrap_volume_secret(root, b"pool and volume", b"\x00" * 7),
-        lambda: unwrap_volume_secret(root, b"pool and volume", wrapped + bytes(8)),
+        lambda: unwrap_secret(other, Purpose.VOLUME, b"pool and volume", wrapped),
+        lambda: unwrap_secret(root, Purpose.VOLUME, b"another volume", wrapped),
+        lambda: unwrap_secret(root, Purpose.VOLUME, b"", wrapped),
+        lambda: unwrap_secret(root, Purpose.TENANT, b"pool and volume", wrapped),
+        lambda: unwrap_secret(root, Purpose.VOLUME, b"pool and volume", wrapped[:-8]),
+        lambda: unwrap_secret(root, Purpose.VOLUME, b"pool and volume", b""),
+        lambda: unwrap_secret(root, Purpose.VOLUME, b"pool and volume", b"\x00" * 7),
+        lambda: unwrap_secret(root, Purpose.VOLUME, b"pool and volume", wrapped + bytes(8)),
     ):
         with pytest.raises(WrongKey) as caught:
             unwrap()
@@ -131,14 +133,14 @@ def test_wrapping_binds_root_and_context() -> None:
         damaged = bytearray(wrapped)
         damaged[bit // 8] ^= 1 << bit % 8
         with pytest.raises(WrongKey):
-            unwrap_volume_secret(root, b"pool and volume", bytes(damaged))
+            unwrap_secret(root, Purpose.VOLUME, b"pool and volume", bytes(damaged))
 
 
 def test_a_secret_of_another_length_is_no_secret() -> None:
     root = SecretKey(b"\x01" * 32)
-    wrapped = wrap_volume_secret(root, b"", SecretKey(bytes(64)))
+    wrapped = wrap_secret(root, Purpose.VOLUME, b"", SecretKey(bytes(64)))
     with pytest.raises(WrongKey, match="length"):
-        unwrap_volume_secret(root, b"", wrapped)
+        unwrap_secret(root, Purpose.VOLUME, b"", wrapped)
 
 
 def test_a_secret_is_not_seen(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from agent.errors import ConfigError, G35Error
+from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.kv_opening import clear_keys, inspect_kv, write_kv_superblock
 from agent.pool.kv_room import RESERVED_KEY
@@ -20,7 +21,7 @@ from tests.support.kv_flash import SimKvLanes, SimKvNamespace
 from tests.support.memory_pool import nguid_of
 from tests.support.step_scheduler import StepScheduler
 
-ROOT = SecretKey(b"\x11" * 32)
+ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
 BLOCKS = [(nguid_of(0), 256 << 20), (nguid_of(1), 256 << 20)]
 KEYS = [(nguid_of(2), 64 << 20), (nguid_of(3), 32 << 20)]
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import ConfigError, G35Error
+from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.opening import Content, inspect, newest_map, write_superblock
 from agent.pool.pool_map import (
@@ -36,7 +37,7 @@ from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "pool.json"
-ROOT = SecretKey(b"\x11" * 32)
+ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 64 << 20
 
 
@@ -294,7 +295,7 @@ def test_secrets_open_with_the_pools_root_key_only() -> None:
     planned = plan_pool([(nguid_of(0), 256 << 20)], [wish()], ROOT)
     assert len(planned.secret(planned.volumes[0], ROOT)) == 96
     with pytest.raises(ConfigError, match="does not open"):
-        planned.secret(planned.volumes[0], SecretKey(b"\x12" * 32))
+        planned.secret(planned.volumes[0], HeldRootKey(SecretKey(b"\x12" * 32), "another"))
     moved = planned.model_copy(update={"pool_id": "00" * 16})
     with pytest.raises(ConfigError, match="does not open"):
         moved.secret(planned.volumes[0], ROOT)

@@ -42,6 +42,9 @@ class Pool:
             for _ in range(self.late[member]):
                 health.late(self.now)
         self.now += LOOK_SECONDS
+        return self.judge()
+
+    def judge(self) -> list[Change]:
         return self.suspicion.look(self.now)
 
     def looks(self, seconds: float) -> list[Change]:
@@ -197,3 +200,75 @@ def test_whatever_happens_trust_follows_the_verdict(dice: random.Random) -> None
             assert health.trusted is not suspect
             assert health.patience > 0
             assert suspect or health.patience == math.inf
+
+
+# -- a pod: many drives to an enclosure, each of them asked seldom ------------------------------------
+
+
+class Pod(Pool):
+    """Enclosures of eight drives; each drive is asked about once between two looks."""
+
+    def __init__(self, enclosures: int = 6) -> None:
+        super().__init__(8 * enclosures)
+        self.asked = 1
+        self.where = [f"shelf{member // 8}" for member in range(8 * enclosures)]
+
+    def judge(self) -> list[Change]:
+        return self.suspicion.look(self.now, self.where)
+
+    def ail(self, enclosure: int, *, took: float = 0.0005, late: int = 0) -> None:
+        for member in range(8 * enclosure, 8 * enclosure + 8):
+            self.took[member], self.late[member] = took, late
+
+
+def suspects(pool: Pool) -> list[int]:
+    return [member for member, health in enumerate(pool.health) if not health.trusted]
+
+
+def test_a_slow_enclosure_is_seen_where_no_drive_is_asked_often_enough_to_be() -> None:
+    pod = Pod()
+    pod.looks(2)
+    pod.ail(2, took=0.02)
+    changes = pod.looks(1.5)
+    assert suspects(pod) == list(range(16, 24))
+    assert all("its enclosure" in change.why for change in changes)
+    assert all(pod.health[member].patience < 0.01 for member in suspects(pod))
+
+
+def test_a_stopped_enclosure_is_seen_within_two_looks() -> None:
+    pod = Pod()
+    pod.looks(2)
+    pod.ail(1, late=1)
+    pod.asked = 0
+    pod.looks(2 * LOOK_SECONDS)
+    assert suspects(pod) == list(range(8, 16))
+
+
+def test_one_sick_drive_casts_no_suspicion_on_its_neighbours() -> None:
+    for took, late, errors in ((0.05, 0, 0), (0.0005, 40, 0), (0.0005, 0, 30)):
+        pod = Pod()
+        pod.asked = 20
+        pod.looks(2)
+        pod.took[3], pod.late[3], pod.errors_in_a_hundred[3] = took, late, errors
+        pod.looks(5)
+        assert suspects(pod) == [3]
+
+
+def test_of_two_drives_one_does_not_speak_for_both() -> None:
+    pod = Pod()
+    pod.where = [f"shelf{member // 2}" for member in range(48)]
+    pod.asked = 20
+    pod.took[3] = 0.05
+    pod.looks(5)
+    assert suspects(pod) == [3]
+
+
+def test_an_enclosure_that_is_well_again_comes_back() -> None:
+    pod = Pod()
+    pod.looks(2)
+    pod.ail(2, took=0.02)
+    pod.looks(2)
+    pod.ail(2)
+    changes = pod.looks(HOLD_FIRST_SECONDS + 3)
+    assert {change.verdict for change in changes} == {Verdict.PROBATION}
+    assert suspects(pod) == []

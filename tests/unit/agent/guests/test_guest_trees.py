@@ -20,10 +20,12 @@ from agent.fs.files.options import FilesOptions
 from agent.fs.interface import ROOT_INODE, Caller, FsError
 from agent.fs.virtiofs.guest_view import GuestView
 from agent.guest_doors import guest_tree
+from agent.pool.pool_map import tenant_id
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import settle
 from agent.remote.fabric import Enclosure, Fabric
 from agent.telemetry import snapshot
+from agent.tenancy import Members
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
 from tests.support.memory_pool import MemoryPool
@@ -39,6 +41,13 @@ class Pool:
     prestage: PrestageCache
     sources: snapshot.Sources
     start_prestage: Any = None
+
+    @property
+    def members(self) -> Members:
+        """As if the pool map named what there is, and a tenant whose volume was erased."""
+        tenants = {each.settings.tenant for each in self.volumes} | {bytes.fromhex(tenant_id("gone"))}
+        names = {each.settings.name for each in self.volumes} | {"was-erased"}
+        return Members(frozenset(tenants), frozenset(names))
 
 
 @pytest.fixture
@@ -118,6 +127,31 @@ def test_volumes_that_are_not_named_are_not_there(pool: Pool) -> None:
     assert names_in(seeing, ROOT_INODE) == {b"kv", b".g35"}
     with pytest.raises(ConfigError, match="no key-value volume"):
         guest(pool, volumes=("others",))
+    bare = guest(pool, volumes=("was-erased",), subtree="")
+    assert names_in(bare, find(bare, b"kv")) == set(), "a guest of an erased tenant does not stop the others"
+
+
+def test_a_guest_of_a_tenant_sees_its_volumes(pool: Pool) -> None:
+    [volume] = pool.volumes
+    for name, tenant in (("blue", "blue"), ("blue-too", "blue"), ("red", "red")):
+        others = copy.copy(volume)
+        ids = {"tenant": bytes.fromhex(tenant_id(tenant)), "volume_id": name.encode().ljust(16)}
+        others.settings = dataclasses.replace(volume.settings, name=name, **ids)
+        pool.volumes.append(others)
+    blue = guest(pool, tenants=("blue",))
+    assert names_in(blue, find(blue, b"kv")) == {b"blue", b"blue-too"}
+    one = guest(pool, tenants=("blue", "red"), volumes=("red",))
+    assert names_in(one, find(one, b"kv")) == {b"red"}
+    gone = guest(pool, tenants=("gone",))
+    assert names_in(gone, find(gone, b"kv")) == set()
+    with pytest.raises(ConfigError, match="no tenant of this pool"):
+        guest(pool, tenants=("blu",))
+    # Volumes of blocks of somebody else stand behind /fs.
+    blocks = copy.copy(volume)
+    blocks.settings = dataclasses.replace(volume.settings, name="blocks", kind="files", tenant=b"x" * 16)
+    pool.volumes.append(blocks)
+    assert names_in(guest(pool, tenants=("blue",)), ROOT_INODE) == {b"kv", b".g35"}
+    assert names_in(guest(pool), ROOT_INODE) == {b"kv", b".g35", b"fs"}
 
 
 def test_a_file_in_the_way_of_a_folder(pool: Pool) -> None:

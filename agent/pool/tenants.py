@@ -1,0 +1,151 @@
+"""The tenants of a pool: adding one, erasing one, and a new pool map in the place of the old one, everywhere.
+
+To erase a tenant is to overwrite its wrapped key. It lies in every copy of the pool map and nowhere else,
+so this takes as long for a hundred thousand slots as for none; what the slots hold opens for nobody then,
+the holder of the root key included. Both changes make a new map (`PoolMap.version`), which `replace_map`
+writes; one operator at a time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+
+from pydantic import ValidationError
+
+from agent.errors import ConfigError, G35Error
+from agent.inline.root_keys import RootKey
+from agent.pool.kv_opening import write_kv_superblock
+from agent.pool.opening import superblock_copies_are, write_superblock
+from agent.pool.pool_map import (
+    ExtentLayout,
+    MapTenant,
+    MapVolume,
+    PoolMap,
+    VolumeWish,
+    new_tenant,
+    new_volume,
+    wrapped_new_secret,
+)
+from agent.pool.steps import Lanes, Steps
+from agent.pool.superblock import MAP_BYTES_MAX
+
+
+def find_tenant(pool_map: PoolMap, name: str) -> MapTenant:
+    """Raises ConfigError where the pool has none of that name, or is of before tenants had keys."""
+    if not pool_map.tenants:
+        raise ConfigError(
+            f"pool {pool_map.pool_id} was made before tenants had keys of their own",
+            "its volumes' secrets are wrapped by the root key alone; format it anew to have tenants",
+        )
+    for tenant in pool_map.tenants:
+        if tenant.name == name:
+            return tenant
+    known = ", ".join(sorted(tenant.name for tenant in pool_map.tenants))
+    raise ConfigError(f"the pool has no tenant {name}", f"it has {known}")
+
+
+def volumes_of(pool_map: PoolMap, tenant: MapTenant) -> tuple[MapVolume, ...]:
+    return tuple(volume for volume in pool_map.volumes if volume.tenant == tenant.tenant_id)
+
+
+def without_key(pool_map: PoolMap, name: str) -> PoolMap:
+    """The map in which the tenant is erased; the same one, where it is already. Raises ConfigError."""
+    found = find_tenant(pool_map, name)
+    if found.is_erased:
+        return pool_map
+    erased = found.model_copy(update={"wrapped_key": ""})
+    return _changed(pool_map, [erased if each is found else each for each in pool_map.tenants])
+
+
+def with_tenant(
+    pool_map: PoolMap, name: str, wishes: Sequence[VolumeWish], root: RootKey
+) -> tuple[PoolMap, tuple[MapVolume, ...]]:
+    """The map with a tenant more, and the volumes that are new in it, whose directories have to be cleared.
+
+    A tenant that was erased gets a fresh key, and its volumes fresh ids and secrets where they lie: what was
+    in them stays lost. A new one gets volumes by those of `wishes` that name it, in room that no volume has.
+    Of a tenant that is there nothing changes. Raises ConfigError where a volume does not fit.
+    """
+    if pool_map.tenants and name not in {tenant.name for tenant in pool_map.tenants}:
+        tenant, key = new_tenant(pool_map.pool_id, name, root)
+        members = [
+            (bytes.fromhex(each.nguid), each.bytes) for each in pool_map.namespaces if each.kind != "kv"
+        ]
+        layout = ExtentLayout(members, pool_map.volumes)
+        fresh = []
+        for wish in wishes:
+            if wish.tenant != name:
+                continue
+            if wish.layout == "kv" or not members:
+                raise ConfigError(
+                    f"volume {wish.name} would lie on KV namespaces, which are given away by a format only",
+                    'leave layout = "kv" away',
+                )
+            if any(each.name == wish.name for each in pool_map.volumes):
+                raise ConfigError(f"the pool has a volume {wish.name}", "name the tenant's volumes otherwise")
+            extents = layout.by_share(wish) or layout.one_set(wish)
+            try:
+                fresh.append(new_volume(pool_map.pool_id, wish, key, tuple(extents)))
+            except ValidationError as error:
+                why = error.errors()[0]["msg"]
+                raise ConfigError(f"that makes no volume: {why}", "change it in the configuration") from None
+        return _changed(pool_map, [*pool_map.tenants, tenant], [*pool_map.volumes, *fresh]), tuple(fresh)
+    found = find_tenant(pool_map, name)
+    if not found.is_erased:
+        return pool_map, ()
+    tenant, key = new_tenant(pool_map.pool_id, name, root)
+    volumes, fresh = [], []
+    for volume in pool_map.volumes:
+        if volume.tenant == tenant.tenant_id:
+            volume_id = uuid.uuid4().hex
+            secret = wrapped_new_secret(pool_map.pool_id, volume_id, key)
+            fresh.append(volume.model_copy(update={"volume_id": volume_id, "wrapped_secret": secret}))
+            volumes.append(fresh[-1])
+        else:
+            volumes.append(volume)
+    tenants = [tenant if each is found else each for each in pool_map.tenants]
+    return _changed(pool_map, tenants, volumes), tuple(fresh)
+
+
+def _changed(
+    pool_map: PoolMap, tenants: Sequence[MapTenant], volumes: Sequence[MapVolume] | None = None
+) -> PoolMap:
+    try:
+        changed = PoolMap(
+            pool_id=pool_map.pool_id,
+            version=pool_map.version + 1,
+            namespaces=pool_map.namespaces,
+            volumes=pool_map.volumes if volumes is None else tuple(volumes),
+            tenants=tuple(tenants),
+        )
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise ConfigError(f"that makes no pool: {why}", "nothing was changed") from None
+    if len(changed.encode()) > MAP_BYTES_MAX:
+        raise ConfigError("the pool map would be too long", "the pool has too many volumes and namespaces")
+    return changed
+
+
+def replace_map(lanes: Lanes, pool_map: PoolMap, numbers: Mapping[str, int]) -> Steps[dict[str, str]]:
+    """Write a map to each of its namespaces, and read it back. Those that may still hold another: NGUID, why.
+
+    `numbers` gives the NGUIDs (hex) of those that are reached their numbers in `lanes`.
+    """
+    left: dict[str, str] = {}
+    for member in pool_map.namespaces:
+        number, nguid = numbers.get(member.nguid), bytes.fromhex(member.nguid)
+        if number is None:
+            left[member.nguid] = "not reached"
+            continue
+        try:
+            if member.kind == "kv":
+                yield from write_kv_superblock(lanes, number, nguid, pool_map)
+                continue
+            yield from write_superblock(lanes, number, nguid, pool_map)
+        except G35Error as failed:
+            left[member.nguid] = str(failed)
+            continue
+        if not (yield from superblock_copies_are(lanes, number, nguid, pool_map)):
+            left[member.nguid] = "what was written is not read back"
+    return left

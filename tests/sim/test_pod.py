@@ -1,0 +1,204 @@
+"""A whole pod in virtual time, many seeds: see tests/support/pod_simulation.py for what must hold.
+
+G35_SEED moves the seeds, G35_POD_SEEDS says how many. A failure prints the seed; running it alone:
+    .venv/bin/python -m tests.support.pod_report --seed 35 --only NUMBER
+A seed that found a fault of ours stays in REGRESSIONS for ever.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from statistics import median
+from typing import Any
+
+import pytest
+
+from agent.pool.reading import Reading
+from agent.remote.suspicion import Verdict
+from tests.support.pod_flash import Flash, Wrong
+from tests.support.pod_shapes import FAULTS, calm_shape, full_shape
+from tests.support.pod_simulation import PodSimulation
+
+SEEDS = int(os.environ.get("G35_POD_SEEDS", "1000"))
+FULL_SEEDS = 2
+GROUPS = 10
+REGRESSIONS: tuple[tuple[int, int], ...] = ()
+
+
+def played(seed: tuple[int, int], **shape: Any) -> PodSimulation:
+    simulation = PodSimulation(seed, **shape)
+    try:
+        simulation.run()
+    except Exception as error:
+        raise AssertionError(f"pod {seed}: {error!r}, {dict(simulation.counts)}") from error
+    return simulation
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_thousand_small_pods(group: int, seed: int) -> None:
+    counts: Counter[str] = Counter()
+    lost = 0
+    for number in range(group, SEEDS, GROUPS):
+        simulation = played((seed, number))
+        counts.update(simulation.counts)
+        lost += simulation.lost_between_agents
+    print(dict(counts), f"lost between agents {lost}")
+    if SEEDS >= 1000:
+        # A run in which nothing went wrong, or nothing was checked, proves nothing.
+        for what in [f"fault {name}" for name in FAULTS if name != "agent"] + ["agents killed"]:
+            assert counts[what] > 5, what
+        for cause in ("late", "enclosure_down", "never_stored"):
+            assert counts[f"miss {cause}"] > 0, cause
+        assert counts["hits"] > 1000
+        assert counts["checked at the end"] > 500
+
+
+@pytest.mark.parametrize("number", range(FULL_SEEDS))
+def test_the_pod_at_full_size(number: int, seed: int) -> None:
+    pod = PodSimulation((seed, number), full_shape())
+    pod.scheduler.call_at(pod.scheduler.now + 3.0, lambda: pod.change_map("join", pod.rng))
+    pod.run()
+    print(*pod.report(), sep="\n")
+    assert pod.counts["stored"] > 1000
+    assert pod.counts["checked at the end"] > 100
+    joined = [each for each in pod.moved if each.change == "join"]
+    assert joined
+    assert all(each.bytes_moved < 0.1 * each.bytes_stored for each in joined)
+
+
+def test_the_same_seed_is_the_same_run(seed: int) -> None:
+    for number in range(6):
+        runs = {PodSimulation((seed, number)).run() for _ in range(2)}
+        assert len(runs) == 1, f"pod {seed} {number} differs from itself"
+    assert PodSimulation((seed, 0)).run() != PodSimulation((seed, 1)).run()
+
+
+@pytest.mark.parametrize("number", REGRESSIONS)
+def test_a_seed_that_found_something_once(number: tuple[int, int]) -> None:
+    played(number)
+
+
+# -- gray failure ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["stop", "slow"])
+def test_a_sick_enclosure_is_noticed_avoided_and_taken_back(fault: str, seed: int) -> None:
+    """Every agent suspects both of its drives and nothing else; what is stored then is checked by the pod."""
+    pod = PodSimulation((seed, 1), calm_shape(seconds=11.0))
+    began = pod.scheduler.now + 1.0
+    pod.scheduler.call_at(began, lambda: pod.hurt(fault, 2, began + 2.0))
+    pod.run()
+    seconds = [each.seconds for each in pod.noticed]
+    print(f"{fault}: noticed after {[f'{each:.2f}' for each in seconds]} s")
+    assert {each.agent for each in pod.noticed} == {0, 1}
+    assert suspects_of(pod) == {(agent, member) for agent in (0, 1) for member in (4, 5)}
+    assert max(seconds) < 2.0
+    back = [at for at, _, _, verdict in pod.verdicts if verdict is Verdict.PROBATION]
+    assert len(back) == 4
+    assert min(back) > began + 2.0
+    assert not pod.tally().evictions
+
+
+def test_an_enclosure_that_errs_one_time_in_a_hundred_is_noticed(seed: int) -> None:
+    """That takes a few hundred answers of it, and a while to be forgiven."""
+    pod = PodSimulation((seed, 1), calm_shape(seconds=8.0, rate=400.0))
+    began = pod.scheduler.now + 0.5
+    pod.scheduler.call_at(began, lambda: pod.hurt("err", 2, began + 8.0))
+    pod.run()
+    print(f"err: noticed after {[f'{each.seconds:.2f}' for each in pod.noticed]} s")
+    assert pod.noticed
+    assert suspects_of(pod) <= {(agent, member) for agent in (0, 1) for member in (4, 5)}
+
+
+def suspects_of(pod: PodSimulation) -> set[tuple[int, int]]:
+    """Which agent suspected which drive."""
+    return {(agent, member) for _, agent, member, verdict in pod.verdicts if verdict is Verdict.SUSPECT}
+
+
+def test_a_sick_drive_casts_no_suspicion_on_its_enclosure(seed: int) -> None:
+    pod = PodSimulation((seed, 2), calm_shape(drives_each=4, seconds=3.0, rate=400.0))
+    began = pod.scheduler.now + 0.5
+    pod.scheduler.call_at(began, pod.flash.drives[5].hang)
+    pod.scheduler.call_at(began + 2.0, lambda: pod.flash.drives[5].wake(pod.scheduler))
+    pod.run()
+    assert {member for _, member in suspects_of(pod)} == {5}
+
+
+# -- joining and leaving --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["join", "leave"])
+def test_what_a_change_of_the_map_moves(change: str, seed: int) -> None:
+    """About the share of the drives that came or went. Rather less where drives join a pool with much room:
+    of two sets that are alike the better-ranked is taken, and one that joins displaces the other."""
+    moved = []
+    for number in range(3):
+        shape = calm_shape(drives_each=4, seconds=1.6)._replace(faults=("join", "leave"), whole=True)
+        pod = PodSimulation((seed, number), shape)
+        pod.scheduler.call_at(pod.scheduler.now + 1.2, lambda pod=pod: pod.change_map(change, pod.rng))  # type: ignore[misc]
+        pod.run()
+        moved += pod.moved
+    assert len(moved) == 3
+    share = sum(each.bytes_moved for each in moved) / sum(each.bytes_stored for each in moved)
+    expected = median(each.share_of_drives for each in moved)
+    print(f"{change}: {share:.1%} of the bytes moved, {expected:.1%} of the drives")
+    assert 0.3 * expected < share < 1.4 * expected
+
+
+# -- the oracle itself ----------------------------------------------------------------------------------
+
+
+def test_the_oracle_sees_that_a_slow_enclosure_loses_something(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forget(flash: Flash, enclosure: int, until: float, times: float) -> None:
+        for drive in flash.drives_of(enclosure):
+            drive.blocks.clear()
+
+    monkeypatch.setattr(Flash, "slow", forget)
+    assert found_wrong(seed, "was acknowledged", "slow") >= 1
+
+
+def test_the_oracle_sees_a_read_that_takes_its_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Reading.read
+
+    def patient(reading: Reading, lanes: Any, offset: int, into: Any, deadline: float) -> Any:
+        return original(reading, lanes, offset, into, deadline + 0.1)
+
+    monkeypatch.setattr(Reading, "read", patient)
+    assert found_wrong(seed, "a read took", "stop") >= 1
+
+
+def test_the_oracle_sees_a_new_value_on_a_suspect(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's choice is made blind; the oracle's is not."""
+    from agent.pool.writing import Writing
+
+    original = Writing._reserve
+
+    def blind(writing: Writing, lanes: Any, sets: Any, *, everywhere: bool) -> None:
+        trusted = [health.trusted for health in lanes._health]
+        for health in lanes._health:
+            health.trusted = True
+        try:
+            original(writing, lanes, sets, everywhere=everywhere)
+        finally:
+            for health, before in zip(lanes._health, trusted, strict=True):
+                health.trusted = before
+
+    monkeypatch.setattr(Writing, "_reserve", blind)
+    pod = PodSimulation((seed, 1), calm_shape(seconds=4.0))
+    pod.scheduler.call_at(pod.scheduler.now + 0.5, lambda: pod.hurt("slow", 2, pod.scheduler.now + 4.0))
+    with pytest.raises(Wrong, match="which is a suspect"):
+        pod.run()
+
+
+def found_wrong(seed: int, what: str, fault: str) -> int:
+    found = 0
+    shape = calm_shape(3, 2, 1.0, 150.0)._replace(writers=1, fault_every=0.2, faults=(fault,))
+    for number in range(10):
+        try:
+            PodSimulation((seed, number), shape).run()
+        except Wrong as wrong:
+            found += what in str(wrong)
+    return found
