@@ -13,6 +13,7 @@ thread that has ended.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -55,6 +56,7 @@ from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes, current_lanes
 from agent.remote.secrets_at_hand import secret_finder
 from agent.remote.supervisor import Supervisor
+from agent.seen_map import refuse_older_map, remember_map
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
 from agent.tenancy import Audience, Members
@@ -74,6 +76,7 @@ EXTRA_QUEUES = PRESTAGE_THREADS + 1
 
 Doors = list[tuple[str, Door]]
 """By their names: `fuse`, and `virtiofs-0` and so on."""
+MOUNT_DOOR = "fuse"
 
 
 class LanesPool:
@@ -190,7 +193,8 @@ class Agent:
         self.prestage = PrestageCache(settings.prestage)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
         self.members = Members.of(pool_map)
-        self.watch = MapWatch(pool_map, self.volumes, self.prestage)
+        remember = functools.partial(remember_map, settings.state)
+        self.watch = MapWatch(pool_map, self.volumes, self.prestage, remember)
         self.files: FilesFace | None = None
         first_extra = settings.workers + 1
         self._upkeep_queue = first_extra + PRESTAGE_THREADS
@@ -378,6 +382,8 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         lanes = LanesPool(fabric)
         cleanup.callback(lanes.close)
         pool_map = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1))
+        refuse_older_map(settings.state, pool_map)
+        remember_map(settings.state, pool_map)
         cleanup.callback(set_mark(pool_map.pool_id).close)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         _say_what_is_away(fabric)
@@ -414,7 +420,7 @@ def _make_doors(agent: Agent, wanted_workers: int) -> Doors:
             lambda number: lanes.take(number + 1),
             MountOptions(allow_other=settings.allow_other or None),
         )
-        doors.append(("fuse", door))
+        doors.append((MOUNT_DOOR, door))
     first = settings.workers + EXTRA_QUEUES + 1
     guests = make_guest_doors(
         agent, agent.configuration.virtiofs, wanted_workers, first, lanes.take, settings.state
@@ -456,12 +462,20 @@ def _say_what_is_away(fabric: Fabric) -> None:
 
 
 async def _until_over(doors: Doors, stop: trio.Event) -> None:
+    """Until `stop`, an unmount, or the end of the last door. A guest's device that ends, which none should,
+    is that guest's loss: the mount and the other guests go on."""
+    served = dict(doors)
     while not stop.is_set():
-        for name, door in doors:
+        for name, door in list(served.items()):
             if await trio.to_thread.run_sync(door.wait, 0.0):
-                log.info(
-                    "the door %s is served no longer: somebody has unmounted the pool, or see above", name
+                del served[name]
+                if name == MOUNT_DOOR or not served:
+                    log.info(
+                        "the door %s is served no longer: somebody has unmounted the pool, or see above", name
+                    )
+                    return
+                log.error(
+                    "the door %s is served no longer; the others are. Restart the agent to have it back", name
                 )
-                return
         with trio.move_on_after(LOOK_SECONDS):
             await stop.wait()

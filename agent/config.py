@@ -13,7 +13,15 @@ import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from agent.errors import ConfigError
 from agent.inline.suites import UNIT_BYTES_MAX
@@ -33,6 +41,8 @@ from agent.sizes import parse_size as parse_size
 from nvmeof.transport.base import VerbsChoice
 
 FILES_UNIT_BYTES = 256 << 10
+SOCKET_PATH_BYTES_MAX = 107
+"""sun_path of unix(7), without its zero byte."""
 
 
 class _Section(BaseModel):
@@ -231,6 +241,22 @@ class VirtioFsSection(_Section):
         description="Refuse guest memory that could be shrunk under the agent, which would kill it. "
         "QEMU's memory-backend-memfd is sealed; false is for memory-backend-file.",
     )
+
+    @field_validator("socket")
+    @classmethod
+    def _can_be_listened_at(cls, path: Path) -> Path:
+        if not path.is_absolute():
+            raise ValueError(f"a socket wants an absolute path, and {str(path)!r} is none")
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            raise ValueError(f"a socket's path has {SOCKET_PATH_BYTES_MAX} bytes at the most")
+        return Path(os.path.normpath(path))
+
+    @field_validator("subtree")
+    @classmethod
+    def _stays_within(cls, path: str) -> str:
+        if {".", ".."} & set(path.split("/")):
+            raise ValueError("a folder of /fs is named without . and ..")
+        return path
 
     def queue_count(self, workers: int) -> int:
         """`queues`, with 0 resolved."""

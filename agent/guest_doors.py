@@ -102,8 +102,17 @@ def guest_tree(pool: Pool, wish: VirtioFsSection, runner: Runner, epoch: int = 0
     }
     if wish.subtree and pool.files is not None and audience.shows_files(pool.volumes):
         faces[b"fs"] = (folder_of(pool.files, wish.subtree, owner, runner), pool.files)
-    whole = dataclasses.replace(pool.sources, mount=str(wish.socket), door="virtiofs")
-    sources = audience.sources(whole, own)
+    # Also a guest that sees every volume sees nothing of the machine that serves it, nor of other guests.
+    sources = dataclasses.replace(
+        audience.sources(pool.sources, own),
+        mount="",
+        door="virtiofs",
+        volumes=own,
+        files=lambda: None,
+        doors=dict,
+        whole=False,
+        guest=True,
+    )
     control = ControlFace(
         own, current_lanes, lambda: snapshot.take(sources), pool.start_prestage, pool.prestage, owner
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from agent.pool.kv_opening import inspect_kv
 from agent.pool.opening import LOOK_SECONDS, newer_map, newer_of
@@ -26,8 +26,16 @@ EVERY_SECONDS = 1.0
 class MapWatch:
     """The map that is in force as far as this agent knows. One thread looks. `now` is in seconds."""
 
-    def __init__(self, pool_map: PoolMap, volumes: Sequence[AnyVolume], prestage: PrestageCache) -> None:
+    def __init__(
+        self,
+        pool_map: PoolMap,
+        volumes: Sequence[AnyVolume],
+        prestage: PrestageCache,
+        remember: Callable[[PoolMap], None] = lambda _: None,
+    ) -> None:
+        """`remember` is told of each newer map, once it is followed."""
         self.pool_map = pool_map
+        self._remember = remember
         self._volumes = volumes
         self._prestage = prestage
         self._turn = itertools.cycle(range(len(pool_map.namespaces)))
@@ -59,3 +67,4 @@ class MapWatch:
                 self._prestage.discard_volume(volume.settings.volume_id)
                 log.warning("volume %s was erased; it is served no longer", volume.settings.name)
         self.pool_map = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
+        self._remember(newer)

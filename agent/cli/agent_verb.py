@@ -25,11 +25,15 @@ Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/
 def agent(
     config: Config,
     ready_file: Annotated[
-        Path | None, typer.Option(help="Write this process's id here once the mount is up.")
+        Path | None, typer.Option(help="Write this process's id here once the pool is served.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what goes well, too.")] = False,
 ) -> None:
-    """Serve the pool at its mount until Ctrl-C, SIGTERM or an unmount. Says `ready` once mounted."""
+    """Serve the pool until Ctrl-C, SIGTERM or an unmount. Says `ready` once it is up.
+
+    Where it is served the configuration says: at a mount (agent.mount), to virtual machines by virtio-fs
+    devices (a [[virtiofs]] table for each), or both.
+    """
     logging.basicConfig(
         level=logging.INFO if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",

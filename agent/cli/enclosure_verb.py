@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,12 +13,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from agent.cli.folding_table import folding_table
 from agent.enclosure_control.applying import ApplyFailed, Target, apply, planned
 from agent.enclosure_control.configfs_target import ROOT, ConfigfsTarget
 from agent.enclosure_control.description import load_description
 from agent.enclosure_control.present import Present
+from agent.enclosure_control.printable import printable
 from agent.enclosure_control.records import BdevStats
 from agent.enclosure_control.rpc_client import TIMEOUT_S
 from agent.enclosure_control.rpc_target import RpcTarget
@@ -58,19 +63,19 @@ def apply_description(
     with _target(rpc, configfs, configfs_root, timeout) as target:
         if dry_run:
             found = planned(target, wanted, prune=prune)
-            for step in found.steps:
-                print(target.show(step))
+            for call in target.show(found.steps):
+                _say(call)
             _say_left_alone(found.left_alone)
             return
         try:
-            applied = apply(target, wanted, prune=prune, on_step=lambda step: print(f"done: {step}"))
+            applied = apply(target, wanted, prune=prune, on_step=lambda step: _say(f"done: {step}"))
         except ApplyFailed as failure:
-            print(f"failed: {failure.failed}")
+            _say(f"failed: {failure.failed}")
             for step in failure.left:
-                print(f"not begun: {step}")
+                _say(f"not begun: {step}")
             raise
     _say_left_alone(applied.left_alone)
-    print(f"{len(applied.done)} steps" if applied.done else "nothing to do")
+    _say(f"{len(applied.done)} steps" if applied.done else "nothing to do")
 
 
 @app.command()
@@ -87,13 +92,13 @@ def diff(
     wanted = load_description(description)
     with _target(rpc, configfs, configfs_root, timeout) as target:
         found = planned(target, wanted, prune=prune)
-        calls = [target.show(step) for step in found.steps]
+        calls = target.show(found.steps)
     if as_json:
         shown = [{"step": str(step), "call": call} for step, call in zip(found.steps, calls, strict=True)]
         print(json.dumps({"steps": shown, "left_alone": list(found.left_alone)}, indent=1))
     else:
         for step in found.steps:
-            print(f"{_sign(step)} {step}")
+            _say(f"{_sign(step)} {step}")
         _say_left_alone(found.left_alone)
         if not found.steps:
             print("as described")
@@ -137,7 +142,7 @@ def stats(rpc: Rpc = None, timeout: Timeout = TIMEOUT_S, as_json: AsJson = False
         ("reads", "MiB", "mean µs", "writes", "MiB", "mean µs", "failed"),
     )
     for each in counters:
-        table.add_row(*_row(each))
+        _add_row(table, *_row(each))
     Console().print(table)
 
 
@@ -158,12 +163,31 @@ def _sign(step: Step) -> str:
 
 def _say_left_alone(things: tuple[str, ...]) -> None:
     for each in things:
-        print(f"left alone, not described: {each}")
+        _say(f"left alone, not described: {each}")
+
+
+def _say(text: str) -> None:
+    """A line of what is being done. Whoever reads no further does not stop what is being done."""
+    try:
+        print(printable(text), flush=True)
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _add_row(table: Table, *cells: str) -> None:
+    """Cells as they are: names may have brackets, which rich would take for its markup."""
+    table.add_row(*(Text(printable(each)) for each in cells))
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(Text(printable(text)))
 
 
 def _row(each: BdevStats) -> list[str]:
     def mean(total_s: float, commands: int) -> str:
-        return f"{total_s / commands * 1e6:.0f}" if commands else "-"
+        # No device takes no time: an enclosure that says so does not measure it.
+        return f"{total_s / commands * 1e6:.0f}" if commands and total_s else "-"
 
     return [
         each.name,
@@ -180,25 +204,25 @@ def _print_present(present: Present) -> None:
         table = folding_table("Bdevs", ("bdev", "kind", "also called"), ("MiB", "block"))
         for bdev in present.bdevs:
             also = ", ".join(bdev.aliases) or (bdev.filename or "")
-            table.add_row(bdev.name, bdev.kind, also, f"{bdev.size / 2**20:.0f}", str(bdev.block_size))
+            _add_row(table, bdev.name, bdev.kind, also, f"{bdev.size / 2**20:.0f}", str(bdev.block_size))
         console.print(table)
     for subsystem in present.subsystems:
-        console.print(f"subsystem {subsystem.nqn}, serial {subsystem.serial}, model {subsystem.model}")
+        _print(console, f"subsystem {subsystem.nqn}, serial {subsystem.serial}, model {subsystem.model}")
         table = folding_table("", ("what", "which", "with"))
         for namespace in subsystem.namespaces:
-            table.add_row(f"namespace {namespace.nsid}", namespace.bdev, namespace.nguid)
+            _add_row(table, f"namespace {namespace.nsid}", namespace.bdev, namespace.nguid)
         for listener in subsystem.listeners:
-            table.add_row("listener", str(listener), "")
+            _add_row(table, "listener", str(listener), "")
         for host in subsystem.hosts:
             keys = ", ".join(filter(None, (host.key, host.controller_key)))
-            table.add_row("host", host.nqn, f"keys {keys}" if keys else "")
+            _add_row(table, "host", host.nqn, f"keys {keys}" if keys else "")
         if subsystem.allow_any_host:
-            table.add_row("host", "any", "")
+            _add_row(table, "host", "any", "")
         if table.row_count:
             console.print(table)
     transports = ", ".join(each.trtype for each in present.transports) or "none"
-    console.print(
-        f"transports: {transports}; keys: {', '.join(each.name for each in present.keys) or 'none'}"
+    _print(
+        console, f"transports: {transports}; keys: {', '.join(each.name for each in present.keys) or 'none'}"
     )
     if not present.subsystems:
-        console.print("no subsystem")
+        _print(console, "no subsystem")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from rich.console import Console
 from agent.agent import look_round, unreached
 from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
-from agent.config import load_configuration
+from agent.config import Configuration, load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
 from agent.map_watch import EVERY_SECONDS
@@ -101,7 +102,9 @@ def add(name: Name, config: Config) -> None:
         return len(fresh)
 
     count = with_lanes(configuration, work)
-    print(f"tenant {name}: a key of its own, {count} new volumes; agents serve them from their next start on")
+    print(
+        f"tenant {name}: a key of its own, {count} new volume(s); agents serve them from their next start on"
+    )
 
 
 @app.command()
@@ -122,14 +125,8 @@ def erase(
             "say --yes if that is meant",
         )
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, str], float]:
-        pool_map, numbers = _look(fabric, lanes)
-        began = time.perf_counter()
-        erased = without_key(pool_map, name)
-        left = lanes.run(replace_map(lanes, erased, numbers))
-        return erased, left, time.perf_counter() - began
-
-    pool_map, left, seconds = with_lanes(configuration, work)
+    done = erase_tenant(configuration, name)
+    pool_map, left, seconds = done.pool_map, done.left, done.seconds
     if left:
         raise G35Error(
             f"{len(left)} of {len(pool_map.namespaces)} namespaces may still hold the key of tenant {name}: "
@@ -142,6 +139,28 @@ def erase(
     print(
         f"{count} volumes are unreadable; agents that serve the pool drop them within {EVERY_SECONDS + 1:g} s"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """The map without the tenant's key; where it may not be in force, and why; how long writing it took."""
+
+    pool_map: PoolMap
+    left: dict[str, str]
+    seconds: float
+
+
+def erase_tenant(configuration: Configuration, name: str) -> Erased:
+    """Write the map without the tenant's key to every namespace that is reached. Raises ConfigError."""
+
+    def work(fabric: Fabric, lanes: WorkerLanes) -> Erased:
+        pool_map, numbers = _look(fabric, lanes)
+        began = time.perf_counter()
+        erased = without_key(pool_map, name)
+        left = lanes.run(replace_map(lanes, erased, numbers))
+        return Erased(erased, left, time.perf_counter() - began)
+
+    return with_lanes(configuration, work)
 
 
 def _look(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int]]:

@@ -7,13 +7,14 @@ runs, so a run that ended half-way is gone on with by running it again. A round 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from agent.enclosure_control.description import Description
 from agent.enclosure_control.plan import Plan, plan
 from agent.enclosure_control.present import Present
+from agent.enclosure_control.printable import printable
 from agent.enclosure_control.steps import Step, WaitForExamine
 from agent.errors import BugError, G35Error
 
@@ -30,11 +31,14 @@ class Target(Protocol):
     def read(self, description: Description | None = None) -> Present:
         """What it is at present."""
 
+    def vet(self, steps: Sequence[Step]) -> None:
+        """UserError if one of them is more than this target can do."""
+
     def perform(self, step: Step) -> None:
         """Carry one step out. G35Error if it was refused."""
 
-    def show(self, step: Step) -> str:
-        """The same for people to read, without secrets."""
+    def show(self, steps: Sequence[Step]) -> list[str]:
+        """What would be done for each, after those before it, for people to read; without secrets."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -53,7 +57,7 @@ class ApplyFailed(G35Error):
 
     def __init__(self, error: G35Error, done: tuple[Step, ...], failed: Step, left: tuple[Step, ...]) -> None:
         super().__init__(
-            f"{failed}: {error.message} ({len(done)} steps done, {len(left) + 1} not)",
+            f"{printable(str(failed))}: {error.message} ({len(done)} steps done, {len(left) + 1} not)",
             error.advice,
             fault=error.fault,
         )
@@ -66,7 +70,9 @@ class ApplyFailed(G35Error):
 def planned(target: Target, description: Description, *, prune: bool = False) -> Plan:
     """What `apply` would do now. Raises what reading does, and PlanConflict."""
     target.check(description)
-    return plan(description, target.read(description), prune=prune)
+    found = plan(description, target.read(description), prune=prune)
+    target.vet(found.steps)
+    return found
 
 
 def apply(

@@ -30,10 +30,10 @@ _ADVICE: Final = {
 class ConfigfsError(G35Error):
     """The kernel refused an operation; `errno` is its word for why."""
 
-    def __init__(self, what: str, error: OSError) -> None:
-        fault, advice = _ADVICE.get(error.errno or 0, (Fault.WORLD, "the kernel's log may say why"))
+    def __init__(self, what: str, error: OSError, advice: str | None = None) -> None:
+        fault, usual = _ADVICE.get(error.errno or 0, (Fault.WORLD, "the kernel's log may say why"))
         name = errno.errorcode.get(error.errno or 0, "no errno")
-        super().__init__(f"{what}: {error.strerror or error} ({name})", advice, fault=fault)
+        super().__init__(f"{what}: {error.strerror or error} ({name})", advice or usual, fault=fault)
         self.errno = error.errno
 
 
@@ -110,8 +110,14 @@ class ConfigfsFiles:
                 for each in reversed(done):
                     with contextlib.suppress(OSError):
                         self._undo(each)
-                raise ConfigfsError(str(operation), error) from None
+                raise ConfigfsError(str(operation), error, self._advice(operation, error)) from None
             done.append(operation)
+
+    def _advice(self, operation: FileOperation, error: OSError) -> str | None:
+        path = operation.path
+        if isinstance(operation, Write) and error.errno == errno.ENOENT and not path.exists():
+            return f"the nvmet of this kernel has no {path.name}: it is too old, or was built without that"
+        return None
 
     def one(self, operation: FileOperation) -> None:
         """Raises OSError."""

@@ -8,6 +8,7 @@ port to a subsystem, and one port serves several subsystems.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +21,9 @@ from agent.enclosure_control.configfs_files import (
     Unlink,
     Write,
 )
+from agent.enclosure_control.configfs_imagined import ImaginedFiles
 from agent.enclosure_control.description import Description
-from agent.enclosure_control.present import Present
+from agent.enclosure_control.present import Present, Traits
 from agent.enclosure_control.records import (
     Address,
     Bdev,
@@ -55,6 +57,9 @@ ROOT: Final = Path("/sys/kernel/config/nvmet")
 UNKNOWN_KEY: Final = "(a key that is not described)"
 DH_GROUP: Final = "ffdhe2048"
 NOT_ENABLED: Final = "(not enabled)"
+TRAITS: Final = Traits(
+    max_namespaces=None, transports_are_made=False, any_or_named=True, hosts_are_shared=True
+)
 _NOTHING: Final = Description.model_validate({})
 
 
@@ -80,6 +85,11 @@ class ConfigfsTarget:
             for name, _ in transport.options():
                 if name != "in_capsule_data_size":
                     raise UserError(f"nvmet has no {name} for a transport", "leave it out")
+        nqns = [each.nqn for each in description.subsystems]
+        nqns += [host.nqn for each in description.subsystems for host in each.hosts]
+        for nqn in nqns:
+            if "/" in nqn:
+                raise UserError(f"nvmet names folders by NQNs, and {nqn} has a slash")
         aio = {each.name for each in description.aio}
         keys: dict[str, Host] = {}
         for subsystem in description.subsystems:
@@ -111,6 +121,7 @@ class ConfigfsTarget:
                 self._subsystem(nqn, names, secrets, tuple(sorted(places.get(nqn, ()))))
                 for nqn in self._files.names(self._root / "subsystems")
             ),
+            traits=TRAITS,
         )
 
     def _address(self, number: str) -> Address:
@@ -159,13 +170,24 @@ class ConfigfsTarget:
 
     # --- changing ---------------------------------------------------------------------------------------
 
+    def vet(self, steps: Sequence[Step]) -> None:
+        """`check` has said it all."""
+
     def perform(self, step: Step) -> None:
         """Carry one step out."""
         self._files.carry_out(self.operations(step))
 
-    def show(self, step: Step) -> str:
-        """The operations of `perform`, as a shell would write them."""
-        return "; ".join(str(each) for each in self.operations(step))
+    def show(self, steps: Sequence[Step]) -> list[str]:
+        """The operations of `perform`, as a shell would write them, each step after those before it."""
+        imagined = ImaginedFiles(self._files)
+        after = ConfigfsTarget(self._root, imagined)
+        after._description = self._description
+        shown = []
+        for step in steps:
+            operations = after.operations(step)
+            shown.append("; ".join(str(each) for each in operations))
+            imagined.carry_out(operations)
+        return shown
 
     def close(self) -> None:
         """Nothing is held."""
@@ -185,11 +207,8 @@ class ConfigfsTarget:
             case DeleteSubsystem(nqn):
                 return self._delete(nqn)
             case SetAllowAnyHost(nqn, allow):
-                folder = subsystems / nqn
-                # The kernel wants one or the other: with hosts named, it does not let in any.
-                named = self._files.names(folder / "allowed_hosts") if allow else []
-                ended = [each for host in named for each in self._remove_host(nqn, host)]
-                return [*ended, Write(folder / "attr_allow_any_host", str(int(allow)))]
+                # The kernel wants one or the other: with hosts named, it refuses to let in any.
+                return [Write(subsystems / nqn / "attr_allow_any_host", str(int(allow)))]
             case AddNamespace(nqn, namespace):
                 return self._add_namespace(subsystems / nqn / "namespaces" / str(namespace.nsid), namespace)
             case RemoveNamespace(nqn, nsid):

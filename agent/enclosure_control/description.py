@@ -7,6 +7,7 @@ those of the enclosure's machine. Secrets do not stand in it: a key is the name 
 from __future__ import annotations
 
 import ipaddress
+import os
 import tomllib
 import uuid
 from collections.abc import Iterable
@@ -39,7 +40,12 @@ def _nguid(text: str) -> str:
 
 
 def _uuid(value: object) -> object:
-    return str(uuid.UUID(value)) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    found = uuid.UUID(value)
+    if not found.int:
+        raise ValueError("a UUID of zeros names nothing; leave it out")
+    return str(found)
 
 
 def _absolute(path: str) -> str:
@@ -119,7 +125,7 @@ class NvmeSection(_Section):
     @property
     def place(self) -> records.Address:
         if self.transport == "pcie":
-            return records.Address("PCIE", self.address)
+            return records.Address("PCIE", records.canonical_address(self.address))
         return address_of(self.transport, self.address, self.port or 4420)
 
 
@@ -234,6 +240,13 @@ class Description(_Section):
         _distinct("lvol store", (each.name for each in self.lvol_stores))
         _distinct("lvol", (each.alias for each in self.lvols))
         _distinct("subsystem", (each.nqn for each in self.subsystems))
+        _distinct("file of [[aio]]", (os.path.normpath(each.file) for each in self.aio))
+        _distinct("uuid of [[malloc]]", (each.uuid for each in self.malloc if each.uuid))
+        # Two namespaces on one bdev are two names for the same blocks, and a pool would use them twice.
+        namespaces = [namespace for each in self.subsystems for namespace in each.namespaces]
+        _distinct("bdev of a namespace", (each.bdev for each in namespaces))
+        _distinct("nguid", (each.nguid for each in namespaces if each.nguid))
+        _distinct("uuid", (each.uuid for each in namespaces if each.uuid))
         return self
 
 
@@ -280,4 +293,8 @@ def load_description(path: Path) -> Description:
         document = tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}", "mend the line that it names") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply", "no key of a description needs that") from None
+    except ValueError:  # An integer of more digits than Python reads.
+        raise ConfigError(f"{path} has a number that is too long", "mend it") from None
     return parse_description(document, str(path))

@@ -5,20 +5,24 @@ Anything that the description does not name is left alone and listed in `Plan.le
 logical volumes and their stores not even then, for their contents outlive every process. What cannot be
 changed without losing contents (the size of memory, the serial number of a subsystem) is a `PlanConflict`.
 
-The order of steps keeps a door shut until what is behind it is ready: a new subsystem gets its namespaces and
-hosts before its listeners; with `prune`, what goes, goes before what comes.
+The order of steps keeps a door shut until what is behind it is ready: doors are shut (keys, hosts that go,
+named hosts alone) before anything new is made; a new subsystem gets its namespaces and hosts before its
+listeners; with `prune`, what goes, goes before what comes.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from agent.enclosure_control.description import MIB, Description, NvmeSection
+from agent.enclosure_control.plan_keys import ASIDE, plan_keys
+from agent.enclosure_control.plan_names import missing_names, names_bdev_of, shared_bdevs
 from agent.enclosure_control.plan_subsystems import SubsystemPlan, plan_subsystem
 from agent.enclosure_control.present import Present
+from agent.enclosure_control.printable import printable
 from agent.enclosure_control.records import LvolStore
 from agent.enclosure_control.steps import (
-    AddKey,
     AttachNvme,
     CreateAio,
     CreateLvol,
@@ -53,7 +57,7 @@ def plan(description: Description, present: Present, *, prune: bool = False) -> 
     planner.run()
     if planner.conflicts:
         raise PlanConflict(
-            "; ".join(planner.conflicts[:8]),
+            printable("; ".join(planner.conflicts[:8])),
             "nothing was changed; change the description, or remove by hand what is in the way",
         )
     return Plan(tuple(planner.steps), tuple(planner.left_alone))
@@ -70,10 +74,13 @@ class _Planner:
 
     def run(self) -> None:
         self._transports()
-        replaced = self._keys()
-        fresh = self._bdevs()
-        self._volumes(fresh)
-        parts = self._subsystems(replaced)
+        keys = plan_keys(self.description, self.present)
+        self.steps += keys.steps
+        self.present = dataclasses.replace(self.present, subsystems=keys.subsystems)
+        parts = self._subsystems()
+        for part in parts:
+            self.steps += part.restrictions
+        self._volumes(self._bdevs())
         for part in parts:
             self.steps += part.removals
         if self.prune:
@@ -83,6 +90,8 @@ class _Planner:
             ]
         for part in parts:
             self.steps += part.additions
+        self.conflicts += shared_bdevs(self.description, self.present)
+        self.conflicts += missing_names(self.steps, self.present)
         self._beyond(parts)
 
     def _transports(self) -> None:
@@ -99,19 +108,6 @@ class _Planner:
                         f"transport {trtype} has {name} {has}, not {value}; only a restart of the target "
                         "changes that"
                     )
-
-    def _keys(self) -> frozenset[str]:
-        """The names of keys whose file is another one now."""
-        there = {each.name: each for each in self.present.keys}
-        replaced = set()
-        for wanted in self.description.keys:
-            key = there.get(wanted.name)
-            if key is None:
-                self.steps.append(AddKey(wanted.name, wanted.file))
-            elif key.path not in (None, wanted.file):
-                self.steps += [RemoveKey(wanted.name), AddKey(wanted.name, wanted.file)]
-                replaced.add(wanted.name)
-        return frozenset(replaced)
 
     def _bdevs(self) -> set[str]:
         """Names of what comes into being that may carry a store already; NVMe controllers by theirs."""
@@ -143,6 +139,7 @@ class _Planner:
                 fresh.add(ssd.name)
             elif controller.address is not None:
                 self._same(f"NVMe controller {ssd.name}", "address", controller.address, ssd.place)
+                self._same(f"NVMe controller {ssd.name}", "nqn", controller.subnqn or None, ssd.nqn)
         return fresh
 
     def _same(self, what: str, name: str, has: object, wanted: object) -> None:
@@ -173,25 +170,30 @@ class _Planner:
             elif there.size < volume.size:
                 self.steps.append(ResizeLvol(volume.alias, volume.size // MIB))
 
-    def _subsystems(self, replaced_keys: frozenset[str]) -> list[SubsystemPlan]:
+    def _subsystems(self) -> list[SubsystemPlan]:
         there = {each.nqn: each for each in self.present.subsystems}
+        wanted = {each.nqn: {host.nqn for host in each.hosts} for each in self.description.subsystems}
+        undescribed = frozenset(
+            host.nqn
+            for each in self.present.subsystems
+            for host in each.hosts
+            if not self.prune and host.nqn not in wanted.get(each.nqn, ())
+        )
         parts = [
-            plan_subsystem(
-                wanted, there.get(wanted.nqn), self.present, replaced_keys=replaced_keys, prune=self.prune
-            )
-            for wanted in self.description.subsystems
+            plan_subsystem(each, there.get(each.nqn), self.present, undescribed=undescribed, prune=self.prune)
+            for each in self.description.subsystems
         ]
         for part in parts:
             self.conflicts += part.conflicts
         return parts
 
     def _used(self) -> set[str]:
-        """Names of bdevs that the description builds on, or that carry a store."""
+        """Names proper of bdevs that the description builds on, or that carry a store."""
         used = {each.bdev for each in self.description.lvol_stores}
         used |= {each.base_bdev for each in self.present.lvol_stores}
         for subsystem in self.description.subsystems:
             used |= {each.bdev for each in subsystem.namespaces}
-        return used
+        return {self.present.name_of(name) for name in used}
 
     def _beyond(self, parts: list[SubsystemPlan]) -> None:
         """What is there and not described: taken away with `prune`, listed without."""
@@ -204,9 +206,10 @@ class _Planner:
         beyond += [
             (f"NVMe controller {each.name}", DeleteBdev("nvme", each.name))
             for each in present.nvme
-            if each.name not in controllers and not any(name.startswith(f"{each.name}n") for name in used)
+            if each.name not in controllers and not any(names_bdev_of(each.name, name) for name in used)
         ]
         names = {each.name for each in wanted.malloc} | {each.name for each in wanted.aio}
+        names = {present.name_of(name) for name in names}
         beyond += [
             (f"{each.kind} bdev {each.name}", DeleteBdev(each.kind, each.name))
             for each in present.bdevs
@@ -215,6 +218,8 @@ class _Planner:
         keys = {each.name for each in wanted.keys}
         for each in wanted.subsystems:
             keys |= {name for host in each.hosts for name in (host.key, host.controller_key) if name}
+        keys |= {name for ssd in wanted.nvme for name in (ssd.key, ssd.controller_key) if name}
+        keys |= {each.name + ASIDE for each in wanted.keys}  # `plan_keys` removes them
         beyond += [(f"key {key.name}", RemoveKey(key.name)) for key in present.keys if key.name not in keys]
         if self.prune:
             self.steps += [step for _, step in beyond]

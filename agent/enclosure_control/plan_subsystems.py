@@ -23,9 +23,14 @@ from agent.enclosure_control.steps import (
 
 @dataclass(slots=True)
 class SubsystemPlan:
-    """Steps in two lists, for what goes has to go in all subsystems before anything comes."""
+    """Steps in three lists, each carried out for all subsystems before the next.
+
+    `restrictions` shut doors: they come before everything that may be refused, and before anything new is
+    offered to those who are about to be let in no more.
+    """
 
     nqn: str
+    restrictions: list[Step] = field(default_factory=list)
     removals: list[Step] = field(default_factory=list)
     additions: list[Step] = field(default_factory=list)
     left_alone: list[str] = field(default_factory=list)
@@ -34,7 +39,7 @@ class SubsystemPlan:
     def beyond(self, prune: bool, text: str, step: Step) -> None:
         """Something that is there and not described."""
         if prune:
-            self.removals.append(step)
+            (self.restrictions if isinstance(step, RemoveHost) else self.removals).append(step)
         else:
             self.left_alone.append(f"{text} of {self.nqn}")
 
@@ -44,11 +49,15 @@ def plan_subsystem(
     there: Subsystem | None,
     present: Present,
     *,
-    replaced_keys: frozenset[str] = frozenset(),
+    undescribed: frozenset[str] = frozenset(),
     prune: bool = False,
 ) -> SubsystemPlan:
-    """What makes `there` (None: it is not there) into `wanted`."""
+    """What makes `there` (None: it is not there) into `wanted`.
+
+    `undescribed`: hosts of other subsystems that stay there although the description does not name them.
+    """
     part = SubsystemPlan(wanted.nqn)
+    most = wanted.max_namespaces or present.traits.max_namespaces
     if there is None:
         part.additions.append(
             CreateSubsystem(
@@ -57,6 +66,7 @@ def plan_subsystem(
         )
         there = Subsystem(wanted.nqn, allow_any_host=wanted.allow_any_host)
     else:
+        most = there.max_namespaces
         for name in ("serial", "model", "max_namespaces"):
             has, want = getattr(there, name), getattr(wanted, name)
             if want is not None and has is not None and has != want:
@@ -65,7 +75,13 @@ def plan_subsystem(
                     "delete it first, hosts will lose it"
                 )
     _namespaces(part, wanted, there, present, prune)
-    _hosts(part, wanted, there, replaced_keys, prune)
+    part.conflicts += [
+        f"subsystem {wanted.nqn} has room for namespace ids up to {most}, not for {step.namespace.nsid}; "
+        "max_namespaces says how many a new subsystem gets"
+        for step in part.additions
+        if isinstance(step, AddNamespace) and most is not None and step.namespace.nsid > most
+    ]
+    _hosts(part, wanted, there, present, undescribed, prune)
     _listeners(part, wanted, there, prune)
     return part
 
@@ -100,27 +116,39 @@ def _hosts(
     part: SubsystemPlan,
     wanted: SubsystemSection,
     there: Subsystem,
-    replaced_keys: frozenset[str],
+    present: Present,
+    undescribed: frozenset[str],
     prune: bool,
 ) -> None:
-    if there.allow_any_host and not wanted.allow_any_host:
-        part.additions.append(SetAllowAnyHost(wanted.nqn, False))
+    closing = there.allow_any_host and not wanted.allow_any_host
+    if closing:
+        part.restrictions.append(SetAllowAnyHost(wanted.nqn, False))
+    opening = wanted.allow_any_host and not there.allow_any_host
+    if opening and there.hosts and present.traits.any_or_named and not prune:
+        part.conflicts.append(
+            f"subsystem {wanted.nqn} has named hosts, which end when any host is let in; --prune removes them"
+        )
     has = {each.nqn: each for each in there.hosts}
     for want in wanted.hosts:
         host, new = has.pop(want.nqn, None), want.record
         if host is None:
-            part.additions.append(AddHost(wanted.nqn, new))
-        elif host == new and replaced_keys.isdisjoint((new.key, new.controller_key)):
+            # Where the door shuts, those that stay are named at once, so that they are out for a moment only.
+            (part.restrictions if closing else part.additions).append(AddHost(wanted.nqn, new))
+        elif host == new:
             continue
         elif (host.key and not new.key) or (host.controller_key and not new.controller_key):
             # Setting keys replaces those that are given; to be rid of one, the host has to go and come.
+            if present.traits.hosts_are_shared and want.nqn in undescribed:
+                part.conflicts.append(
+                    f"host {want.nqn} keeps its key while a subsystem that is left alone names it"
+                )
             part.removals.append(RemoveHost(wanted.nqn, want.nqn))
             part.additions.append(AddHost(wanted.nqn, new))
         else:
-            part.additions.append(SetKeys(wanted.nqn, new))
+            part.restrictions.append(SetKeys(wanted.nqn, new))
     for nqn in has:
         part.beyond(prune, f"host {nqn}", RemoveHost(wanted.nqn, nqn))
-    if wanted.allow_any_host and not there.allow_any_host:
+    if opening:
         part.additions.append(SetAllowAnyHost(wanted.nqn, True))
 
 

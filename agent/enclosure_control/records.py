@@ -8,6 +8,7 @@ transports in capitals, NGUIDs as 32 lower-case digits, UUIDs as `uuid` prints t
 from __future__ import annotations
 
 import ipaddress
+import re
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +18,12 @@ from agent.enclosure_control.rpc_errors import RpcAnswerError
 
 T = TypeVar("T")
 
+_PCI_SHORT: Final = re.compile(r"[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
 DISCOVERY_NQN: Final = "nqn.2014-08.org.nvmexpress.discovery"
+
+_NUMBER_MAX: Final = (1 << 64) - 1
+"""Of any number that is told: counters of an enclosure have 64 bits."""
 
 _KINDS: Final = {
     "Malloc disk": "malloc", "AIO disk": "aio", "NVMe disk": "nvme", "Logical Volume": "lvol",
@@ -63,10 +69,11 @@ class LvolStore:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the keyring. `path` is not told by every version."""
+    """A key of the keyring. `path` is not told by every version. A `removed` one cannot be given any more."""
 
     name: str
     path: str | None = None
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +170,16 @@ class Members:
         return value
 
     def text(self, name: str, default: str | None = None) -> str:
-        return self._get(name, str, default)
+        value = self._get(name, str, default)
+        if any("\ud800" <= each <= "\udfff" for each in value):
+            raise RpcAnswerError(f"{self._method}: {name} has half a character")
+        return value
 
     def number(self, name: str, default: int | None = None) -> int:
-        return self._get(name, int, default)
+        value = self._get(name, int, default)
+        if not -_NUMBER_MAX <= value <= _NUMBER_MAX:
+            raise RpcAnswerError(f"{self._method}: {name} is out of range")
+        return value
 
     def truth(self, name: str) -> bool:
         return self._get(name, bool, False)
@@ -178,10 +191,14 @@ class Members:
         return decode_all(self._method, self._value.get(name) or [], decode)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        return tuple(each for each in self._value.get(name) or [] if isinstance(each, str))
+        value = self._value.get(name) or []
+        if not isinstance(value, list):
+            raise RpcAnswerError(f"{self._method}: {name} is no list")
+        members = (Members(self._method, {name: each}) for each in value if isinstance(each, str))
+        return tuple(each.text(name) for each in members)
 
     def numbers(self) -> Iterable[tuple[str, int]]:
-        return ((name, value) for name, value in self._value.items() if type(value) is int)
+        return ((name, self.number(name)) for name, value in self._value.items() if type(value) is int)
 
 
 def bdev(said: Members) -> Bdev:
@@ -214,7 +231,7 @@ def lvol_store(said: Members) -> LvolStore:
 
 def key(said: Members) -> Key:
     """An entry of keyring_get_keys."""
-    return Key(said.text("name"), said.text("path", "") or None)
+    return Key(said.text("name"), said.text("path", "") or None, said.truth("removed"))
 
 
 def transport(said: Members) -> Transport:
@@ -283,11 +300,15 @@ def bdev_stats(answer: Any) -> tuple[BdevStats, ...]:
 
 
 def canonical_address(text: str) -> str:
-    """An IP address in its shortest spelling; anything else (a PCI address, a host name) as it is."""
+    """An IP address in its shortest spelling; a PCI address and a host name in lower case.
+
+    Of a PCI address the domain may be left out; then it is 0000.
+    """
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
-        return text
+        lower = text.lower()
+        return f"0000:{lower}" if _PCI_SHORT.fullmatch(lower) else lower
 
 
 def canonical_uuid(text: str) -> str:

@@ -15,6 +15,7 @@ The seam is the client's `sock`: `_Wire` looks like a socket to it and keeps the
 from __future__ import annotations
 
 import codecs
+import json
 import logging
 import socket
 import time
@@ -33,6 +34,8 @@ ANSWER_BYTES_MAX: Final = 16 << 20
 
 _PIECE_BYTES: Final = 256 << 10
 _NEVER_S: Final = 1e9
+_CHECKED: Final = 1 << 20
+"""Up to here an answer is checked as it comes; what is wrong behind it waits for the deadline."""
 
 
 class _Wire:
@@ -44,6 +47,7 @@ class _Wire:
         self.deadline = deadline
         self._text = codecs.getincrementaldecoder("utf-8")()
         self._received = 0
+        self._said = ""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(self._left())
@@ -61,6 +65,7 @@ class _Wire:
     def next_call(self, deadline: float) -> None:
         self.deadline = deadline
         self._received = 0
+        self._said = ""
 
     def _left(self) -> float:
         left = self.deadline - time.monotonic()
@@ -113,12 +118,24 @@ class _Wire:
                 whole += self._text.decode(piece)
             except UnicodeDecodeError:
                 raise RpcAnswerError(f"{self._method()}: the answer is not UTF-8") from None
+            if (self._said + whole[:_CHECKED]).lstrip()[:1] not in ("", "{", "["):
+                raise self._no_json()
+        if len(self._said) < _CHECKED:
+            self._said += whole
+            if _is_no_json(self._said.lstrip()):
+                raise self._no_json()
         return whole.encode()
+
+    def _no_json(self) -> RpcAnswerError:
+        return RpcAnswerError(
+            f"{self._method()}: the answer is no JSON", "is that the RPC socket of an SPDK target?"
+        )
 
     def _broken(self, error: OSError) -> RpcUnreachable:
         return RpcUnreachable(
             f"{self._method()}: the connection to {self._path} broke: {error.strerror or error}",
-            "the enclosure may have ended; look with `g35 enclosure diff` what was done",
+            "the enclosure may have ended, or have more clients than it serves; "
+            "look with `g35 enclosure diff` what was done",
         )
 
     def shutdown(self, _how: int) -> None:
@@ -126,6 +143,23 @@ class _Wire:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _is_no_json(text: str) -> bool:
+    """Whether nothing that could follow makes an answer of `text`.
+
+    The client waits until the deadline for the rest of what it cannot decode; this says what has no rest.
+    """
+    try:
+        json.JSONDecoder().raw_decode(text)
+    except json.JSONDecodeError as error:
+        # What is cut short is wrong at its end, or at the beginning of a string that has none.
+        return error.pos < len(text.rstrip()) and not error.msg.startswith("Unterminated")
+    except ValueError:
+        return True  # An integer of more digits than Python reads.
+    except RecursionError:
+        return False  # The client says so.
+    return False
 
 
 class _Client(JSONRPCClient):  # type: ignore[misc]  # the package is not typed
@@ -184,7 +218,7 @@ class RpcClient:
         except JSONRPCException:
             raise RpcUnreachable(
                 f"{method}: the enclosure at {self.path} closed the connection without an answer",
-                "it may have ended; its log says more",
+                "it may have ended, or have more clients than it serves; its log says more",
             ) from None
         except RecursionError:
             raise RpcAnswerError(f"{method}: the answer is nested too deeply") from None

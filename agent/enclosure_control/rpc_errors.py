@@ -11,6 +11,7 @@ import errno
 import os
 from typing import Final
 
+from agent.enclosure_control.printable import printable
 from agent.errors import Fault, G35Error, PeerError
 
 METHOD_NOT_FOUND: Final = -32601
@@ -46,11 +47,14 @@ _ADVICE: Final[dict[int, tuple[Fault, str]]] = {
 
 
 class RpcError(G35Error):
-    """The enclosure refused a call: `code` and `text` are its own words, `method` is what was asked."""
+    """The enclosure refused a call: `code` and `text` are its own words, `method` is what was asked.
 
-    def __init__(self, method: str, code: int, text: str) -> None:
-        fault, advice = _ADVICE.get(code, (Fault.WORLD, "the log of the enclosure says more"))
-        super().__init__(f"{method}: {text} ({_named(code)})", advice, fault=fault)
+    The message has what a terminal would obey (control characters) as numbers.
+    """
+
+    def __init__(self, method: str, code: int, text: str, advice: str | None = None) -> None:
+        fault, usual = _ADVICE.get(code, (Fault.WORLD, "the log of the enclosure says more"))
+        super().__init__(f"{method}: {printable(text)} ({_named(code)})", advice or usual, fault=fault)
         self.method = method
         self.code = code
         self.text = text

@@ -244,7 +244,8 @@ class FuseSession:
         if received < WRITE_HEAD_BYTES or len(request) < WRITE_HEAD_BYTES:
             raise FuseFormatError("READ is truncated")
         handle, offset, size = ReadIn.LAYOUT.unpack_from(request, IN_HEADER_BYTES)
-        if size > len(room) or offset > OFFSET_MAX - size:
+        # A guest lays out as much room as it likes, and one request must not take for ever.
+        if size > len(room) or size > self.transfer_bytes or offset > OFFSET_MAX - size:
             raise FsError(errno.EINVAL)
         place = room[:size]
         # A room in several places comes from a door whose file system takes one (agent/fs/virtiofs).
@@ -266,6 +267,8 @@ class FuseSession:
         handle, offset, size, flags = WriteIn.LAYOUT.unpack_from(request, IN_HEADER_BYTES)
         if size > received - WRITE_HEAD_BYTES or size > len(data):
             raise FuseFormatError("WRITE has less data than it says")
+        if size > self.transfer_bytes:
+            raise FsError(errno.EINVAL)
         if offset > OFFSET_MAX - size:
             raise FsError(errno.EFBIG)
         if flags & WRITE_KILL_SUIDGID and node in self._operations.set_id_nodes:

@@ -40,6 +40,8 @@ class Sources:
     """For each door by its name: bytes_read, bytes_written, bytes_copied."""
     whole: bool = True
     """False for a tenant: what all have a part in (memory, traffic of the flash) is left out."""
+    guest: bool = False
+    """For a guest's own eyes: process ids and paths of this machine are nothing to it."""
     started_at: float = field(default_factory=time.time)
 
 
@@ -110,7 +112,7 @@ def take(sources: Sources) -> dict[str, Any]:
         totals["flash_bytes_read"] = fabric.flash_bytes_read
         totals["flash_bytes_written"] = fabric.flash_bytes_written
     return {
-        "pid": os.getpid(),
+        **({} if sources.guest else {"pid": os.getpid()}),
         "uptime_s": time.time() - sources.started_at,
         "pool": {
             "id": sources.pool_id,

@@ -2,9 +2,9 @@
 
 Both sides of a ring write one word and then read another ("I sleep, kick me" against "there is more"):
 the write must be seen before the read is made, or both wait for ever. x86 reorders exactly that pair,
-Arm more. Taking a lock is an atomic instruction, which on x86 is a full barrier; elsewhere membarrier(2)
-is asked, which is one for the thread that calls it. Whoever sleeps on a ring should still look at it once in
-a while: where neither can be had, that is what a lost wake-up costs.
+Arm more. Taking a lock that is free is an atomic exchange, which on x86 is a full barrier; elsewhere
+membarrier(2) is asked, which is one for the thread that calls it. Whoever sleeps on a ring should still look
+at it once in a while: where neither can be had, that is what a lost wake-up costs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ _REGISTER_PRIVATE_EXPEDITED = 1 << 4
 
 
 def _by_lock() -> Callable[[], object]:
-    lock = threading.Lock()
+    make_lock = threading.Lock
 
     def fence() -> None:
-        # Without `blocking`: if another thread is inside, the failed exchange is as atomic as the one
-        # that succeeds.
-        if lock.acquire(blocking=False):
-            lock.release()
+        # A lock of its own, which nobody else can hold: one that is taken is found so by a plain read,
+        # and that is no barrier.
+        make_lock().acquire()
 
     return fence
 

@@ -58,6 +58,7 @@ class Machine:
         )
         self.client = FuseClient(self.memory, self.queues, pages=pages)
         self.connection: Connection | None = None
+        self._closed = False
 
     def start(self, patience: float = 0.0) -> None:
         """Connect and set everything up; `patience`: seconds in which a device may yet appear or be free.
@@ -103,8 +104,11 @@ class Machine:
             self.connection = None
 
     def close(self) -> None:
-        """Hang up and give back memory and eventfds."""
+        """Hang up and give back memory and eventfds. Once: a second time there is nothing left to do."""
         self.lose()
+        if self._closed:
+            return
+        self._closed = True
         self.front_end.close()
         for queue in self.queues:
             queue.close()

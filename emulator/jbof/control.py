@@ -14,6 +14,7 @@ import signal
 import socket
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,6 +47,9 @@ log = logging.getLogger(__name__)
 MAX_CLIENTS: Final = 16
 CLIENT_IDLE_S: Final = 60.0
 
+ACCEPT_AGAIN_S: Final = 0.05
+"""How soon after a client could not be taken the next is tried."""
+
 
 def apply(enclosure: Enclosure, request: Any) -> dict[str, Any]:
     """Carry a checked request out; what to add to `{"ok": true}`.
@@ -60,7 +64,7 @@ def apply(enclosure: Enclosure, request: Any) -> dict[str, Any]:
             enclosure.remove_drive(number)
         case AddRequest(drive=number, size=size):
             drive = enclosure.add_drive(number, size)
-            return {"drive": drive.number, "nsid": drive.number + 1, "nguid": drive.nguid.hex()}
+            return enclosure.identity(drive.number)
         case FlipRequest(on_read=False):
             drive = enclosure.drive(request.drive)
             length = request.length or drive.reach - request.offset
@@ -152,8 +156,13 @@ class ControlServer:
         while True:
             try:
                 client, _ = self._listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closed:
+                    return
+                # Out of descriptors, or a client that was gone before we took it: go on, but not hot.
+                log.warning("control: accept: %s", error)
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
             if not self._slots.acquire(blocking=False):
                 client.close()
                 continue

@@ -24,17 +24,17 @@ from emulator.jbof.drive import Drive
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.kv_drive import UNIT_BYTES, KvDrive
 from emulator.jbof.kv_values import FolderValues, MemoryValues, Values
+from emulator.jbof.log_entries import log_entry, same_place
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from emulator.jbof.rdma_listener import RdmaListener
+from emulator.jbof.retired import RetiredDrives
 from emulator.jbof.tcp_listener import TcpListener
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.controller.rdma_rules import RdmaSettings
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
-from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Port, Subsystem, Target
+from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Subsystem, Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import NvmeofError
-from nvmeof.wire.log_page import AddressFamily, TransportType
-from nvmeof.wire.rdma import RdmaAddress
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,6 @@ NQN_PREFIX: Final = "nqn.2026-01.io.g35:"
 TRANSPORTS: Final = ("tcp", "rdma")
 DEFAULT_RDMA_PORT: Final = 4420
 """Every RDMA device has a port space of its own, so that none need be looked for."""
-
-RETIRE_S: Final = 2.0
-"""How long the medium of a drive that was discarded stays open for commands that have just begun."""
-
 
 AnyDrive: TypeAlias = Drive | KvDrive
 """The two kinds of drive: of logical blocks, and of keys and values."""
@@ -117,7 +113,7 @@ class Enclosure:
         self._drives: dict[int, AnyDrive] = {}
         self._listeners: dict[tuple[str, str, int], TcpListener | RdmaListener] = {}
         self._pulled: dict[int, list[tuple[Subsystem, AnyNamespace]]] = {}
-        self._retired: list[tuple[float, AnyDrive]] = []
+        self._retired = RetiredDrives(self._give_back)
         self._started_at = time.monotonic()
         self._folder_lock: int | None = None
         try:
@@ -221,10 +217,16 @@ class Enclosure:
             self._pulled.pop(number, None)
             for subsystem, namespace in self._places(drive):
                 self.target.remove_namespace(subsystem, namespace.nsid)
-            now = time.monotonic()
-            self._retired.append((now, drive))
-            while self._retired[0][0] < now - RETIRE_S:
-                self._retired.pop(0)[1].close()
+        self._retired.add(drive)
+
+    def _give_back(self, drive: AnyDrive) -> None:
+        """Nobody uses it any more: its memory or its file goes."""
+        if isinstance(drive, Drive) and (window := drive.medium.window(0, drive.medium.size)) is not None:
+            with self._lock:
+                for listener in self._listeners.values():
+                    if isinstance(listener, RdmaListener):
+                        listener.remove_medium(window)
+        drive.close()
 
     def _places(self, drive: AnyDrive) -> list[tuple[Subsystem, AnyNamespace]]:
         """The subsystems and namespaces by which a drive is served."""
@@ -275,12 +277,34 @@ class Enclosure:
                 raise ValueError(f"drive {number} has {drive.size_bytes} bytes")
             if self._places(drive):
                 raise ValueError(f"drive {number} is there already")
-            for subsystem, was in self._pulled.pop(number, ()):
+            served = self.target.subsystems
+            places = [each for each in self._pulled.get(number, ()) if each[0] in served]
+            if not places:
+                raise ValueError(f"drive {number} was not pulled out of a namespace that is still offered")
+            for subsystem, was in places:
+                if was.nsid in subsystem.namespaces:
+                    raise ValueError(
+                        f"namespace {was.nsid} of {subsystem.nqn} is on another drive now; "
+                        f"remove it there, then add drive {number} again"
+                    )
+            for subsystem, was in places:
                 if isinstance(drive, KvDrive):
                     self.target.add_kv_namespace(subsystem, was.nsid, drive)
                 else:
                     self.target.add_namespace(subsystem, was.nsid, drive, nguid=was.nguid, uuid=was.uuid)
+            del self._pulled[number]
             return drive
+
+    def identity(self, number: int) -> dict[str, Any]:
+        """By what hosts know a drive: number and NGUID of its (first) namespace, also of one pulled out.
+
+        A drive that never was a namespace has no number, and its own NGUID. KeyError if there is none.
+        """
+        with self._lock:
+            drive = self.drive(number)
+            places = self._places(drive) or self._pulled.get(number, [])
+            nsid, nguid = (places[0][1].nsid, places[0][1].nguid) if places else (None, drive.nguid)
+            return {"drive": number, "nsid": nsid, "nguid": nguid.hex()}
 
     # --- serving ----------------------------------------------------------------------------------------
 
@@ -316,7 +340,7 @@ class Enclosure:
                     raise EnclosureError(f"cannot listen on {address}:{port}: {error}") from error
                 port = listener.port
                 self._listeners[transport, address, port] = listener
-            self.target.add_port(_port(transport, address, port, subsystem_nqn))
+            self.target.add_port(log_entry(transport, address, port, subsystem_nqn))
             return port
 
     def stop_listening(self, transport: str, address: str, port: int, subsystem_nqn: str) -> None:
@@ -325,9 +349,9 @@ class Enclosure:
         KeyError if there is no such listener.
         """
         with self._lock:
-            self.target.remove_port(_port(transport, address, port, subsystem_nqn))
+            self.target.remove_port(log_entry(transport, address, port, subsystem_nqn))
             for left in self.target.ports:
-                if _same_place(left, _port(transport, address, port, None)):
+                if same_place(left, log_entry(transport, address, port, None)):
                     return
             listener = self._listeners.pop((transport, address, port))
         listener.close()
@@ -351,10 +375,8 @@ class Enclosure:
     def _release(self) -> None:
         for drive in self._drives.values():
             drive.close()
-        for _, drive in self._retired:
-            drive.close()
         self._drives.clear()
-        self._retired.clear()
+        self._retired.close()
         if self._folder_lock is not None:
             os.close(self._folder_lock)
             self._folder_lock = None
@@ -395,7 +417,8 @@ class Enclosure:
             accepted = sum(listener.accepted for listener in listeners)
             refused = sum(listener.refused for listener in listeners)
             drives = [
-                drive.stats() | {"attached": bool(self._places(drive))} for drive in self._drives.values()
+                drive.stats() | self.identity(number) | {"attached": bool(self._places(drive))}
+                for number, drive in self._drives.items()
             ]
         return {
             "nqn": self.subsystem.nqn,
@@ -410,23 +433,6 @@ class Enclosure:
             ],
             "drives": drives,
         }
-
-
-def _port(transport: str, address: str, port: int, subsystem_nqn: str | None) -> Port:
-    return Port(
-        address,
-        str(port),
-        transport_type=TransportType.RDMA if transport == "rdma" else TransportType.TCP,
-        address_family=AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4,
-        tsas=RdmaAddress().encode() if transport == "rdma" else bytes(256),
-        subsystem_nqn=subsystem_nqn,
-    )
-
-
-def _same_place(one: Port, other: Port) -> bool:
-    return (one.transport_type, one.address, one.service) == (
-        other.transport_type, other.address, other.service,
-    )  # fmt: skip
 
 
 def derived_nguid(nqn: str, number: int) -> bytes:

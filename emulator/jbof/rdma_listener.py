@@ -113,6 +113,10 @@ class RdmaListener:
         """A drive was put in whose memory is `view`."""
         self._jobs.append(lambda: self._register(view))
 
+    def remove_medium(self, view: memoryview) -> None:
+        """A drive went, and nobody moves payload from or to it any more: its memory can be given back."""
+        self._jobs.append(lambda: self._buffers.forget(view))
+
     def _register(self, view: memoryview) -> None:
         self._buffers.register(view)
 

@@ -36,5 +36,22 @@ class GuestTimedOutError(LabError):
         self.console = console
 
 
+class ExchangeMisusedError(LabError):
+    """The guest has put something else where a plain file of its own is expected: a link, a pipe, a device."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the guest has made /run/g35/{name} something other than it was; it is not trusted")
+
+
+class GuestTookTooMuchError(LabError):
+    """The guest has made this machine keep more than it may; it has been ended."""
+
+    def __init__(self, what: str, limit: int, unit: str = "MiB") -> None:
+        super().__init__(
+            f"{what} of the guest would be more than {limit} {unit}, and it has been ended\n"
+            "let the command print less, or write to files: the mount, or folders of the guest's own"
+        )
+
+
 def last_lines(text: str, count: int = 25) -> str:
     return "\n".join(text.splitlines()[-count:])

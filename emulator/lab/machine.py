@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,17 @@ from types import TracebackType
 from emulator.lab.accelerator import ACCELERATOR_OPTIONS, ENDS_WITH_US, QEMU, choose_accelerator
 from emulator.lab.cache import REPOSITORY
 from emulator.lab.errors import GuestDiedError, GuestTimedOutError
+from emulator.lab.guest_files import Allowance, Follower, copy_plain_files, status_in, tail_of
 from emulator.lab.image import LabImage, prepare
 
 EXCHANGE_IN_GUEST = Path("/run/g35")
-# What a guest may say in all; beyond it only the end is kept.
+# What is kept of a guest's words in memory: their end.
 OUTPUT_LIMIT = 4 << 20
 POLL_S = 0.05
+# To look through a folder takes longer than to look at a file.
+EXCHANGE_POLL_S = 1.0
+# An interactive guest makes this file as it begins to speak.
+BEGUN = "begun"
 SCRATCH_PREFIX = "g35-lab-"
 
 # The guest starts with nothing; these make it look like the shell that started it.
@@ -100,14 +106,20 @@ class Guest:
         self.exchange = self._scratch / "exchange"
         # Beside the exchange, not in it: the guest cannot write what counts as its console.
         self._console = self._scratch / "console"
+        self._output = self.exchange / "output"
+        said_by_qemu = self._scratch / "qemu"
+        self._allowance = Allowance(self.exchange, self._output, self._console, said_by_qemu)
+        self._exchange_checked = 0.0
         self._started = time.monotonic()
         try:
             (self.exchange / "results").mkdir(parents=True)
             for name, text in (files or {}).items():
                 (self.exchange / name).write_text(text)
             (self.exchange / "checkout").write_text(str(REPOSITORY))
-            (self.exchange / "script").write_text(guest_script(command, folder, environment or {}))
-            with (self._scratch / "qemu").open("wb") as said:
+            (self.exchange / "script").write_text(
+                guest_script(command, folder, environment or {}, interactive=interactive)
+            )
+            with said_by_qemu.open("wb") as said:
                 self._qemu = subprocess.Popen(
                     qemu_command(
                         image, accelerator, self.exchange, None if interactive else self._console, hardware
@@ -142,20 +154,21 @@ class Guest:
 
     def output(self) -> str:
         """What the script has printed so far (the last OUTPUT_LIMIT bytes of it)."""
-        return _tail(self.exchange / "output", OUTPUT_LIMIT)
+        return tail_of(self._output, OUTPUT_LIMIT)
 
     def console(self) -> str:
         """What the guest's kernel and QEMU have said so far."""
-        return _tail(self._console, OUTPUT_LIMIT) + _tail(self._scratch / "qemu", OUTPUT_LIMIT)
+        return tail_of(self._console, OUTPUT_LIMIT) + tail_of(self._scratch / "qemu", OUTPUT_LIMIT)
 
     def running(self) -> bool:
         """Whether the guest is on. It powers off when its script has ended."""
         return self._qemu.poll() is None
 
     def result(self) -> GuestResult:
-        """The outcome of a guest that no longer runs. Raises GuestDiedError if it left none."""
+        """The outcome of a guest that no longer runs. Raises GuestDiedError if it left none,
+        ExchangeMisusedError."""
         try:
-            status = int((self.exchange / "status").read_text())
+            status = status_in(self.exchange / "status")
         except (OSError, ValueError):
             raise GuestDiedError(
                 f"the guest ended without an exit status (QEMU: {self._qemu.returncode})",
@@ -167,56 +180,63 @@ class Guest:
     def wait(self, timeout_s: float, on_output: Callable[[str], None] | None = None) -> GuestResult:
         """Wait for the guest to power off, passing on what its script prints as it comes.
 
-        Raises GuestTimedOutError (`timeout_s` counts from the boot) and GuestDiedError; both carry what
-        was printed.
+        At the deadline, `timeout_s` from the boot, the guest is ended, even while `on_output` waits for whom
+        it hands the words to. Raises GuestTimedOutError and GuestDiedError, which carry what was printed;
+        ExchangeMisusedError, GuestTookTooMuchError.
         """
-        follower = Follower(self.exchange / "output")
-        while self.running():
-            if on_output:
-                follower.pass_on(on_output)
-            if self.seconds > timeout_s:
-                raise GuestTimedOutError(timeout_s, self.output(), self.console())
-            time.sleep(POLL_S)
+        follower = Follower(self._output)
+        late = threading.Event()
+
+        def end_it() -> None:
+            late.set()
+            self._qemu.kill()
+
+        deadline = threading.Timer(max(0.0, timeout_s - self.seconds), end_it)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            while self.running():
+                if on_output:
+                    follower.pass_on(on_output)
+                self.check_allowance()
+                time.sleep(POLL_S)
+        finally:
+            deadline.cancel()
+            deadline.join()
         if on_output:
             follower.pass_on(on_output)
+        if late.is_set():
+            raise GuestTimedOutError(timeout_s, self.output(), self.console())
+        self._allowance.check_printed()
         return self.result()
 
-    def copy_results(self, folder: Path) -> None:
-        """Copy the plain files that the script left in /run/g35/results."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in (self.exchange / "results").iterdir():
-            # The guest is root and may have left a link to anywhere on this machine.
-            if file.is_file() and not file.is_symlink():
-                shutil.copyfile(file, folder / file.name)
+    def check_allowance(self) -> None:
+        """Raises GuestTookTooMuchError where the guest fills this machine's disk."""
+        self._allowance.check_printed()
+        if time.monotonic() - self._exchange_checked > EXCHANGE_POLL_S:
+            self._allowance.check_exchange(self.pid)
+            self._exchange_checked = time.monotonic()
 
-    def wait_on_terminal(self) -> None:
-        """Wait for the end of an interactive guest."""
+    def copy_results(self, folder: Path) -> None:
+        """End the guest, and copy the plain files that the script left in /run/g35/results.
+
+        Raises GuestTookTooMuchError, ExchangeMisusedError, OSError of this machine's.
+        """
+        self._end()
+        copy_plain_files(self.exchange / "results", folder)
+
+    def has_begun(self) -> bool:
+        """Whether the script of an interactive guest is about to run."""
+        return os.path.lexists(self.exchange / BEGUN)
+
+    def _end(self) -> None:
+        self._qemu.kill()
         self._qemu.wait()
 
     def close(self) -> None:
         """End the machine if it still runs, and remove its files. Nothing of it is left afterwards."""
-        self._qemu.kill()
-        self._qemu.wait()
+        self._end()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-class Follower:
-    """Hands on what has been appended to a growing text file since the last time."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def pass_on(self, receive: Callable[[str], None]) -> None:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                fresh = file.read()
-        except FileNotFoundError:
-            return
-        self._offset += len(fresh)
-        if fresh:
-            receive(fresh.decode(errors="replace"))
 
 
 def run_in_guest(
@@ -247,9 +267,15 @@ def run_in_guest(
                 guest.copy_results(results)
 
 
-def guest_script(command: Sequence[str] | str, folder: Path, environment: Mapping[str, str]) -> str:
-    """The script that the guest runs: environment, working folder, then the command."""
-    lines = [
+def guest_script(
+    command: Sequence[str] | str, folder: Path, environment: Mapping[str, str], *, interactive: bool = False
+) -> str:
+    """The script that the guest runs: environment, working folder, then the command.
+
+    An interactive one first says that it is there (`booting.py`), and begins a line of its own.
+    """
+    lines = [f": > {EXCHANGE_IN_GUEST / BEGUN}; echo"] if interactive else []
+    lines += [
         f"export {name}={shlex.quote(value)}" for name, value in {**GUEST_ENVIRONMENT, **environment}.items()
     ]
     lines.append(f"cd {shlex.quote(str(folder))} || exit 125")
@@ -308,12 +334,3 @@ def _share(path: Path, tag: str) -> str:
 def _doubled(value: str) -> str:
     """QEMU's option syntax: a comma in a value is doubled."""
     return value.replace(",", ",,")
-
-
-def _tail(path: Path, limit: int) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
-            return file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.reading import Reading
 from agent.remote.suspicion import Verdict
 from tests.support.pod_flash import Flash, Wrong
 from tests.support.pod_shapes import FAULTS, calm_shape, full_shape
 from tests.support.pod_simulation import PodSimulation
+from tests.support.step_scheduler import Task
 
 SEEDS = int(os.environ.get("G35_POD_SEEDS", "1000"))
 FULL_SEEDS = 2
@@ -64,7 +66,8 @@ def test_the_pod_at_full_size(number: int, seed: int) -> None:
     assert pod.counts["checked at the end"] > 100
     joined = [each for each in pod.moved if each.change == "join"]
     assert joined
-    assert all(each.bytes_moved < 0.1 * each.bytes_stored for each in joined)
+    # One enclosure of 36; of the few values of the first second a share says nothing.
+    assert all(each.bytes_moved < 0.1 * each.bytes_stored for each in joined if each.bytes_stored > 1e6)
 
 
 def test_the_same_seed_is_the_same_run(seed: int) -> None:
@@ -102,9 +105,9 @@ def test_a_sick_enclosure_is_noticed_avoided_and_taken_back(fault: str, seed: in
 
 def test_an_enclosure_that_errs_one_time_in_a_hundred_is_noticed(seed: int) -> None:
     """That takes a few hundred answers of it, and a while to be forgiven."""
-    pod = PodSimulation((seed, 1), calm_shape(seconds=8.0, rate=400.0))
+    pod = PodSimulation((seed, 1), calm_shape(enclosures=3, seconds=7.0, rate=500.0))
     began = pod.scheduler.now + 0.5
-    pod.scheduler.call_at(began, lambda: pod.hurt("err", 2, began + 8.0))
+    pod.scheduler.call_at(began, lambda: pod.hurt("err", 2, began + 7.0))
     pod.run()
     print(f"err: noticed after {[f'{each.seconds:.2f}' for each in pod.noticed]} s")
     assert pod.noticed
@@ -144,6 +147,35 @@ def test_what_a_change_of_the_map_moves(change: str, seed: int) -> None:
     expected = median(each.share_of_drives for each in moved)
     print(f"{change}: {share:.1%} of the bytes moved, {expected:.1%} of the drives")
     assert 0.3 * expected < share < 1.4 * expected
+
+
+# -- running full --------------------------------------------------------------------------------------
+
+
+def test_nothing_is_evicted_before_a_volume_is_nine_tenths_full(seed: int) -> None:
+    """Two agents fill two volumes that share all drives, each volume with room of its own."""
+    shape = calm_shape(seconds=6.0, rate=400.0)._replace(sets=(1, 1), keys=1600)
+    pod = PodSimulation((seed, 4), shape)
+    check, slots = pod.scheduler.after_step, SLOTS_PER_SET * len(pod.map.members)
+    full: dict[str, float] = {}
+
+    def watch(task: Task) -> None:
+        assert check is not None
+        check(task)
+        for volume in range(2):
+            name = f"v{volume}"
+            if name in full or not any(tallies[name].evictions for tallies in pod.tallies if name in tallies):
+                continue
+            settings = pod.map.settings(volume)
+            full[name] = (
+                sum(pod.flash.taken(each.namespace, each.offset) for each in settings.extents) / slots
+            )
+
+    pod.scheduler.after_step = watch
+    pod.run()
+    print(f"first evictions at {full}")
+    assert set(full) == {"v0", "v1"}
+    assert min(full.values()) > 0.9
 
 
 # -- the oracle itself ----------------------------------------------------------------------------------
@@ -187,8 +219,9 @@ def test_the_oracle_sees_a_new_value_on_a_suspect(seed: int, monkeypatch: pytest
                 health.trusted = before
 
     monkeypatch.setattr(Writing, "_reserve", blind)
-    pod = PodSimulation((seed, 1), calm_shape(seconds=4.0))
-    pod.scheduler.call_at(pod.scheduler.now + 0.5, lambda: pod.hurt("slow", 2, pod.scheduler.now + 4.0))
+    pod = PodSimulation((seed, 1), calm_shape(enclosures=3, seconds=6.0))
+    until = pod.scheduler.now + 6.0
+    pod.scheduler.call_at(pod.scheduler.now + 0.5, lambda: pod.flash.slow(2, until, 10.0))
     with pytest.raises(Wrong, match="which is a suspect"):
         pod.run()
 

@@ -106,9 +106,16 @@ class Flash:
 
     def names(self, place: tuple[int, int], pseudonym: bytes) -> bool:
         """Whether the directory on flash at (namespace, offset) names a key."""
+        return self._directory(*place).find(pseudonym) is not None
+
+    def taken(self, namespace: int, offset: int) -> int:
+        """How many slots of a set are taken, as its directory on flash says."""
+        return self._directory(namespace, offset).taken
+
+    def _directory(self, namespace: int, offset: int) -> Directory:
         block = bytearray(DIRECTORY_BYTES)
-        self.drives[place[0]].load(place[1], memoryview(block))
-        return Directory(block).find(pseudonym) is not None
+        self.drives[namespace].load(offset, memoryview(block))
+        return Directory(block)
 
     # -- what becomes of an enclosure ----------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class Entry:
     @property
     def in_rounds(self) -> bool:
         """Whether it is a speed, taken in rounds among the others, rather than a count taken once."""
-        return self.unit in (RATE, LATENCY, MICROSECONDS, CPU_COST)
+        return self.unit in (RATE, LATENCY, MICROSECONDS, CPU_COST) and self.kind != "tenants"
 
 
 def _entries() -> Iterable[Entry]:
@@ -107,6 +107,10 @@ def _entries() -> Iterable[Entry]:
         )
     yield Entry("write_amplification", "write_amplification", RATIO, "bytes to the drives / of values", "1m")
     yield Entry("agent_rss_mib", "agent_rss", MEMORY, "resident memory of the agent after the gets and puts")
+    yield Entry("tenant_erase_ms", "tenants", LATENCY, "a tenant with 100,000 slots made unreadable")
+    yield Entry(
+        "tenant_timing_auc", "tenants", RATIO, "by time: another's keys among unknown ones; 0.5: none"
+    )
     yield Entry("lru_hit_ratio", "lru_hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
     yield Entry(
         "hit_ratio", "hit_ratio", RATIO, "the trace, room for a quarter of its blocks", floor="lru_hit_ratio"

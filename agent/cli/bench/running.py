@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.cli.bench import single_probes
+from agent.cli.bench import single_probes, tenant_probes
 from agent.cli.bench.catalog import CATALOG, Entry
 from agent.cli.bench.probing import probe_for
 from agent.cli.bench.records import Figure
@@ -77,6 +77,13 @@ def run(wishes: Wishes, folder: Path, said: Said) -> Results:
                 results.add("agent_rss_mib", single_probes.agent_rss(sites))
         for site in sites.pools.values():
             results.troubles += site.complaints()
+    if "tenants" in kinds:
+        said("two tenants", 0.87)
+        with _explained(results, "tenants"):
+            wanted = {entry.name for entry in wishes.entries}
+            for name, counted in tenant_probes.measure(folder / "tenants").items():
+                if name in wanted:
+                    results.add(name, counted)
     if "hit_ratio" in kinds or "lru_hit_ratio" in kinds:
         said("replaying the trace", 0.9)
         with _explained(results, "hit_ratio"), _sites(folder / "trace") as sites:

@@ -53,7 +53,7 @@ from agent.fs.files.inodes import Inode, local_ino
 from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
 from agent.fs.files.reclaiming import BATCH_BLOCKS, Reclaimer
-from agent.fs.files.schema import Database
+from agent.fs.files.schema import Database, MetadataUnusable
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import Staging, StagingMemory
 from agent.fs.interface import (
@@ -122,6 +122,9 @@ class FilesFace(RefusesAll):
                 database, options.root_mode, options.root_uid, options.root_gid, self._wall_ns()
             )
             self._reclaimer.start()
+        except FsError as refusal:
+            database.close()
+            raise MetadataUnusable(f"{metadata}: {refusal}") from refusal
         except BaseException:
             database.close()
             raise

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent.errors import G35Error
 from agent.fs.files.block_store import FILE_SYSTEM_ID_BYTES
 from agent.fs.interface import FsError
 
@@ -95,8 +96,13 @@ _TRIGGERS = (
 """statfs(2) and the bound on files ask for the number of inodes; counting them would take too long."""
 
 
-class MetadataUnusable(Exception):
+class MetadataUnusable(G35Error):
     """The metadata file is not ours, is of another version, or cannot be opened. The operator's to mend."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(
+            message, "is the disk of agent.state full, or the file another program's? See g35 doctor"
+        )
 
 
 class Database:
@@ -112,15 +118,15 @@ class Database:
             raise MetadataUnusable(f"{path}: {fault}") from fault
         try:
             self._prepare()
-        except sqlite3.Error as fault:
+            # The number of this opening is part of each version that it gives out; were it lost with the
+            # power, the next opening would give the same ones out again.
+            self.sync()
+        except (sqlite3.Error, FsError) as fault:
             self._writer.close()
             raise MetadataUnusable(f"{path}: {fault}") from fault
         except BaseException:
             self._writer.close()
             raise
-        # The number of this opening is part of each version that it gives out; were it lost with the
-        # power, the next opening would give the same ones out again.
-        self.sync()
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(

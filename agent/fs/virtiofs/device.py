@@ -24,7 +24,7 @@ from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.guest_view import GuestView
 from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
 from agent.fs.virtiofs.request_buffers import RequestBuffers
-from agent.fs.virtiofs.served_again import as_done_before, refused_again
+from agent.fs.virtiofs.served_again import acknowledged, as_done_before, is_given_back, refused_again
 from agent.pool.steps import Runner, Steps
 from agent.virtio.memory_table import MemoryTable
 from agent.virtio.vhost_user import Feature
@@ -86,9 +86,7 @@ class Device:
         self._buffers = [
             RequestBuffers(self.session.transfer_bytes, takes_scattered) for _ in range(self.queue_count)
         ]
-        # A queue's own descriptor to call its driver through, for as long as the device lives. A new one
-        # of the front-end's takes its place by dup2, which a worker that is about to signal cannot miss.
-        self._calls = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(self.queue_count)]
+        self._calls = [surroundings.Call() for _ in range(self.queue_count)]
 
     @property
     def bytes_copied(self) -> int:
@@ -102,7 +100,7 @@ class Device:
         """After the last connection: nothing runs any more."""
         self.books.close()
         for call in self._calls:
-            os.close(call)
+            call.close()
         self._calls = []
 
     def end_session(self) -> None:
@@ -125,12 +123,7 @@ class Device:
         surroundings.check_event(fd)
 
     def use_call(self, index: int, fd: int | None) -> None:
-        if fd is not None:
-            os.dup2(fd, self._calls[index], inheritable=False)
-            return
-        nobody = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        os.dup2(nobody, self._calls[index], inheritable=False)
-        os.close(nobody)
+        self._calls[index].use(fd)
 
     def memory_changed(self, memory: MemoryTable) -> None:
         for worker in self._workers.values():
@@ -174,6 +167,8 @@ class Device:
 
         def serve(chain: Chain) -> int:
             message, received, data, room = take(chain.readable, chain.writable)
+            if chain.again and is_given_back(message, received):
+                return put(acknowledged(message)) or 0
             reply = refused_again(message, received) if chain.again else None
             if reply is None:
                 reply = answer(message, received, data, room, runner)
@@ -201,6 +196,8 @@ class Device:
                 return 0
             header = InHeader.decode_untrusted(message)
             if header.opcode in _FORGETS:
+                if chain.again and is_given_back(message, received):
+                    return 0
                 session.answer(message, received, data, room, runner)
                 return 0
             if header.opcode == Opcode.INTERRUPT:

@@ -30,13 +30,14 @@ from agent.fs.virtiofs.back_end import BackEnd, PeerError
 from agent.fs.virtiofs.device import Device
 from agent.fs.virtiofs.front_end_link import FrontEndGone, FrontEndLink
 from agent.fs.virtiofs.guest_books import GuestBooks
-from agent.fs.virtiofs.queue_worker import STOP_SECONDS, WorkerStuck
 from agent.fs.virtiofs.surroundings import signal
 
 log = logging.getLogger(__name__)
 
 REQUEST_QUEUES_MAX = 64
 BACKLOG = 4
+STOP_SECONDS = 300.0
+"""How long an orderly end waits for operations that are under way; each has deadlines of its own."""
 MESSAGES_A_TURN = 64
 """A front-end that never stops sending must not keep the door from stopping."""
 
@@ -91,7 +92,7 @@ class VirtioFsDoor:
         if self._thread is None:
             return
         signal(self._stop_event)
-        self._thread.join(STOP_SECONDS * (1 + self.device.queue_count))
+        self._thread.join(STOP_SECONDS)
         if self._thread.is_alive():
             raise G35Error(
                 f"the virtio-fs device at {self.path} did not end", "an operation hangs; see the log"
@@ -107,8 +108,6 @@ class VirtioFsDoor:
             while (connection := self._next_front_end(listener)) is not None:
                 self._serve_one(listener, connection)
             self.device.settle_everything()
-        except WorkerStuck as stuck:
-            log.error("%s: %s; the device at %s ends", self._name, stuck, self.path)
         except BaseException:
             log.exception("the virtio-fs device at %s ended", self.path)
         finally:
@@ -177,9 +176,9 @@ def _poll_of(*descriptors: int) -> select.poll:
 def listen(path: Path) -> socket.socket:
     """A listening Unix socket at `path`, for its owner alone. One that a dead process left is replaced;
     anything else that is there is not touched. Raises G35Error."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _clear(path)
         listener.bind(str(path))
         # Nobody can connect before `listen`, so the mode is in force from the first connection on.

@@ -6,39 +6,55 @@ written through the mapping, which costs no system call and survives SIGKILL (no
 guest's device is gone as well).
 
     header, 64 bytes   0 magic, 8 epoch u64, 16 identity (16 bytes), 32 INIT: flags u64, 40 minor u32,
-                       44 transfer bytes u32, 48 ready u8
-    records            0 kind u8, 1 padding, 2 bytes of name u16, 4 number u32, 8 a u64, 16 b u64, 24.. name
+                       44 transfer bytes u32, 48 ready u8, 60 CRC-32 of bytes 0 to 47
+    records            0 kind u8, 1 bytes of name u8, 2 check u16, 4 number u32, 8 a u64, 16 b u64, 24.. name
 
-A record's kind is written last, so a record that was cut off is none. A full file is written anew, with
-what still holds, and takes the old one's place.
+The check is the low half of the CRC-32 of the record with a check of 0. A record's kind is written last, so
+a record that was cut off is none, and one whose check is wrong ends the books. A full file is written anew,
+with what still holds, and takes the old one's place.
+
+Every block of the file is allocated when it is made: a write through a mapping that finds the disk full
+would end the agent by SIGBUS. Where there is no room for a file the books go on in memory and say so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import mmap
 import os
 import struct
 import threading
+import zlib
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+from agent.errors import G35Error
 from agent.fs.fuse_abi import InitFlag
 from agent.fs.fuse_protocol import Negotiated
 
-MAGIC = b"g35vfs\0\1"
-HEADER = struct.Struct("<8sQ16sQIIB15x")
-RECORD = struct.Struct("<BxHIQQ")
+log = logging.getLogger(__name__)
+
+MAGIC = b"g35vfs\0\2"
+ANY_VERSION = 7
+"""So many bytes of the magic name the file, the last one its version."""
+HEADER = struct.Struct("<8sQ16sQIIB11xI")
+RECORD = struct.Struct("<BBHIQQ")
 READY_AT = 48
+NAME_BYTES_MAX = 255
+NUMBER_MAX = 0xFFFF_FFFF
 IDENTITY_BYTES = 16
 FILE_BYTES_LEAST = 4 << 20
-"""The file is written anew at this size, or at twice what held the last time; it is sparse until then."""
+"""The file is written anew at this size, or at twice what held the last time."""
 EPOCHS = 1 << 20
 """Restarts after which numbers of nodes and handles repeat."""
 
 Handle = tuple[int, int]
 """Node and handle: faces number their handles by themselves."""
+
+_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 assert HEADER.size == 64
 assert RECORD.size == 24
@@ -52,6 +68,14 @@ class _Kind(IntEnum):
     DIRTY = 5
     CLEAN = 6
     NOTHING = 7
+    TIMES = 8
+    """How often a file that was opened is open."""
+
+
+def record(kind: int, number: int = 0, a: int = 0, b: int = 0, name: bytes = b"") -> bytes:
+    """One record with its check and its name."""
+    head = RECORD.pack(kind, len(name), 0, number, a, b)
+    return RECORD.pack(kind, len(name), zlib.crc32(name, zlib.crc32(head)) & 0xFFFF, number, a, b) + name
 
 
 @dataclass(slots=True)
@@ -71,19 +95,26 @@ class OpenFile:
     is_folder: bool
     times: int = 1
     dirty: bool = False
+    writes: int = field(default=0, compare=False)
+    """Counts what was written, so that a flush knows whether more came while it went on."""
 
 
 @dataclass(slots=True)
 class _Held:
     nodes: dict[int, Node] = field(default_factory=dict)
     files: dict[Handle, OpenFile] = field(default_factory=dict)
+    opens: int = 0
+    """The sum of the files' `times`."""
 
 
 class GuestBooks:
     """The books of one device. Safe from any thread."""
 
     def __init__(self, path: Path | None = None, identity: bytes = bytes(IDENTITY_BYTES)) -> None:
-        """`path` None: in memory alone. `identity`: of what the device shows; books of another are void."""
+        """`path` None: in memory alone. `identity`: of what the device shows; books of another are void.
+
+        Raises G35Error where the file cannot be had for another reason than a full disk.
+        """
         self.epoch = 0
         self.negotiated: Negotiated | None = None
         self._held = _Held()
@@ -93,10 +124,17 @@ class GuestBooks:
         self._map: mmap.mmap | None = None
         self._at = 0
         if path is not None:
-            with contextlib.suppress(FileNotFoundError, ValueError, struct.error):
-                self._load(path.read_bytes())
-            self.epoch = (self.epoch + 1) % EPOCHS
-            self._write_anew()
+            try:
+                with contextlib.suppress(FileNotFoundError, ValueError, struct.error):
+                    self._load(path.read_bytes())
+                self.epoch = (self.epoch + 1) % EPOCHS
+                self._write_anew()
+            except OSError as why:
+                raise G35Error(
+                    f"the books of a guest cannot be kept at {path}: {why.strerror or why}",
+                    "agent.state must be a folder that the agent may write to; what lies at that path may go "
+                    "while no guest is running",
+                ) from None
 
     @property
     def nodes(self) -> dict[int, Node]:
@@ -106,12 +144,21 @@ class GuestBooks:
     def files(self) -> dict[Handle, OpenFile]:
         return self._held.files
 
+    @property
+    def opens(self) -> int:
+        """How often files and folders are open, all together."""
+        return self._held.opens
+
     # -- what happens ---------------------------------------------------------------------------
 
     def agreed(self, negotiated: Negotiated) -> None:
         """INIT was answered."""
         with self._lock:
             self.negotiated = negotiated
+            if self._map is None and self._path is not None:
+                # There was no room for a file; this guest begins anew, and there may be room now.
+                with contextlib.suppress(OSError):
+                    self._write_anew()
             self._write_header()
 
     def told(self, ino: int, parent: int, name: bytes) -> None:
@@ -129,7 +176,7 @@ class GuestBooks:
             node = self._held.nodes.get(ino)
             if node is None:
                 return 0
-            given_back = min(count, node.lookups)
+            given_back = min(count, node.lookups, NUMBER_MAX)
             node.lookups -= given_back
             if not node.lookups:
                 del self._held.nodes[ino]
@@ -143,6 +190,7 @@ class GuestBooks:
                 self._held.files[ino, handle] = OpenFile(flags, is_folder)
             else:
                 file.times += 1
+            self._held.opens += 1
             self._note(_Kind.OPENED, flags & 0x7FFF_FFFF | is_folder << 31, ino, b=handle)
 
     def closed(self, ino: int, handle: int) -> bool:
@@ -152,24 +200,36 @@ class GuestBooks:
             if file is None:
                 return False
             file.times -= 1
+            self._held.opens -= 1
             if not file.times:
                 del self._held.files[ino, handle]
             self._note(_Kind.CLOSED, 0, ino, b=handle)
             return True
 
     def wrote(self, ino: int, handle: int) -> None:
-        """Data were written; cheap where that is known."""
+        """Data are about to be written, or have just been: before a write, because the process may end in
+        it, and after it, because a flush that was going on meanwhile may or may not have seen the data."""
         file = self._held.files.get((ino, handle))
-        if file is not None and not file.dirty:
-            with self._lock:
+        if file is None:
+            return
+        with self._lock:
+            file.writes += 1
+            if not file.dirty:
                 file.dirty = True
                 self._note(_Kind.DIRTY, 0, ino, b=handle)
 
-    def settled(self, ino: int, handle: int) -> None:
-        """What was written is kept."""
+    def writes(self, ino: int, handle: int) -> int:
+        """What `settled` wants to know from before a flush."""
         file = self._held.files.get((ino, handle))
-        if file is not None and file.dirty:
-            with self._lock:
+        return 0 if file is None else file.writes
+
+    def settled(self, ino: int, handle: int, writes: int) -> None:
+        """What had been written when `writes` was asked for is kept, and all, unless more came since."""
+        file = self._held.files.get((ino, handle))
+        if file is None or not file.dirty:
+            return
+        with self._lock:
+            if file.dirty and file.writes == writes:
                 file.dirty = False
                 self._note(_Kind.CLEAN, 0, ino, b=handle)
 
@@ -196,13 +256,15 @@ class GuestBooks:
         mapped = self._map
         if mapped is None:
             return
-        at, end = self._at, self._at + RECORD.size + len(name)
+        content = record(kind, number, a, b, name[:NAME_BYTES_MAX])
+        at, end = self._at, self._at + len(content)
         if end >= len(mapped):
-            self._write_anew()
+            try:
+                self._write_anew()
+            except OSError as why:
+                self._without_file(why)
             return
-        if name:
-            mapped[at + RECORD.size : end] = name
-        RECORD.pack_into(mapped, at, 0, len(name), number, a, b)
+        mapped[at + 1 : end] = content[1:]
         mapped[at] = kind
         self._at = end
 
@@ -219,49 +281,107 @@ class GuestBooks:
         flags, minor, transfer = (
             (int(agreed.flags), agreed.minor, agreed.transfer_bytes) if agreed is not None else (0, 0, 0)
         )
-        return HEADER.pack(MAGIC, self.epoch, self._identity, flags, minor, transfer, ready)
+        head = HEADER.pack(MAGIC, self.epoch, self._identity, flags, minor, transfer, ready, 0)
+        return head[:-4] + zlib.crc32(head[:READY_AT]).to_bytes(4, "little")
 
     def _write_anew(self) -> None:
+        """Make a file of what holds now. A full disk is said, and leaves the books in memory.
+
+        Raises OSError for anything else that keeps it from being made.
+        """
+        try:
+            try:
+                self._make_file()
+            except OSError as why:
+                if why.errno not in _DISK_IS_FULL:
+                    raise
+                # The old file's room may do. It would be void anyway: it will not hear what happens now.
+                self._drop_file()
+                self._make_file()
+        except OSError as why:
+            if why.errno not in _DISK_IS_FULL:
+                raise
+            self._without_file(why)
+
+    def _drop_file(self) -> None:
         assert self._path is not None
+        if self._map is not None:
+            self._map[READY_AT] = 0
+            self._map.close()
+            self._map = None
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def _without_file(self, why: OSError) -> None:
+        """Go on in memory, and leave no file that the next process could believe."""
+        with contextlib.suppress(OSError):
+            self._drop_file()
+        log.warning(
+            "no room for the books of a guest at %s (%s): if the agent is killed now, that guest must mount "
+            "again; make room, and they are kept again from the guest's next mount on",
+            self._path,
+            why.strerror or why,
+        )
+
+    def _content(self) -> bytes:
         parts = [self._header(int(self.negotiated is not None))]
         for ino, node in self._held.nodes.items():
-            head = RECORD.pack(_Kind.TOLD, len(node.name), node.lookups, ino, node.parent)
-            parts.append(head + node.name)
+            left = node.lookups
+            while left:
+                number = min(left, NUMBER_MAX)
+                parts.append(record(_Kind.TOLD, number, ino, node.parent, node.name[:NAME_BYTES_MAX]))
+                left -= number
         for (ino, handle), file in self._held.files.items():
             number = file.flags & 0x7FFF_FFFF | file.is_folder << 31
-            parts += [RECORD.pack(_Kind.OPENED, 0, number, ino, handle)] * file.times
+            parts.append(record(_Kind.OPENED, number, ino, handle))
+            if file.times > 1:
+                parts.append(record(_Kind.TIMES, file.times, ino, handle))
             if file.dirty:
-                parts.append(RECORD.pack(_Kind.DIRTY, 0, 0, ino, handle))
-        content = b"".join(parts)
+                parts.append(record(_Kind.DIRTY, 0, ino, handle))
+        return b"".join(parts)
+
+    def _make_file(self) -> None:
+        assert self._path is not None
+        content = self._content()
         size = max(FILE_BYTES_LEAST, 2 * len(content))
         beside = self._path.with_name(self._path.name + ".new")
         beside.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(beside, "w+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file_anew:
-            file_anew.write(content)
-            file_anew.truncate(size)
-            file_anew.flush()
-            mapped = mmap.mmap(file_anew.fileno(), size)
-        os.replace(beside, self._path)
+        try:
+            with open(beside, "w+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file_anew:
+                os.posix_fallocate(file_anew.fileno(), 0, size)
+                file_anew.write(content)
+                file_anew.flush()
+                mapped = mmap.mmap(file_anew.fileno(), size)
+            os.replace(beside, self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
         if self._map is not None:
             self._map.close()
         self._map, self._at = mapped, len(content)
 
     def _load(self, content: bytes) -> None:
         """Take over what an earlier process held. What cannot be read ends the reading: it is not guessed."""
-        magic, epoch, identity, flags, minor, transfer, ready = HEADER.unpack_from(content)
-        if magic != MAGIC:
+        magic, epoch, identity, flags, minor, transfer, ready, check = HEADER.unpack_from(content)
+        if magic[:ANY_VERSION] != MAGIC[:ANY_VERSION]:
             return
-        self.epoch = epoch
+        self.epoch = epoch % EPOCHS
+        if magic != MAGIC or check != zlib.crc32(content[:READY_AT]):
+            return
         if not ready or identity != self._identity:
             return
         self.negotiated = Negotiated(minor, InitFlag(flags), transfer)
         at = HEADER.size
         while at + RECORD.size <= len(content):
-            kind, name_bytes, number, a, b = RECORD.unpack_from(content, at)
-            name = content[at + RECORD.size : at + RECORD.size + name_bytes]
-            at += RECORD.size + name_bytes
+            kind, name_bytes, _, number, a, b = RECORD.unpack_from(content, at)
+            end = at + RECORD.size + name_bytes
+            name = content[at + RECORD.size : end]
+            if content[at:end] != record(kind, number, a, b, name):
+                return
             if not self._again(kind, number, a, b, name):
                 return
+            at = end
 
     def _again(self, kind: int, number: int, a: int, b: int, name: bytes) -> bool:
         held = self._held
@@ -274,6 +394,11 @@ class GuestBooks:
             self.opened(a, b, number & 0x7FFF_FFFF, is_folder=bool(number >> 31))
         elif kind == _Kind.CLOSED:
             self.closed(a, b)
+        elif kind == _Kind.TIMES:
+            file = held.files.get((a, b))
+            if file is not None:
+                held.opens += number - file.times
+                file.times = number
         elif kind in (_Kind.DIRTY, _Kind.CLEAN):
             file = held.files.get((a, b))
             if file is not None:

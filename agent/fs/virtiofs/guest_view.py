@@ -28,6 +28,8 @@ from types import GeneratorType
 from typing import TypeVar, cast
 
 from agent.fs.interface import (
+    FACE_KV,
+    FACE_SHIFT,
     ROOT_INODE,
     Attributes,
     Caller,
@@ -48,7 +50,7 @@ log = logging.getLogger(__name__)
 NODES_MAX = 1 << 20
 """Nodes that one guest may hold a reference to; a kernel gives back what it has no room for."""
 HANDLES_MAX = 1 << 16
-"""Files and folders that one guest may have open."""
+"""Files and folders that one guest may have open, each as often as it was opened."""
 EPOCH_SHIFT = 40
 """Handles of a face count from 1 in each process; above these bits stands the epoch."""
 
@@ -97,7 +99,7 @@ class GuestView:
             raise FsError(errno.ENFILE, "this guest holds too many nodes")
 
     def _may_open(self) -> None:
-        if len(self.books.files) >= HANDLES_MAX:
+        if self.books.opens >= HANDLES_MAX:
             raise FsError(errno.ENFILE, "this guest has too many files open")
 
     def _told(self, parent: int, name: bytes) -> Callable[[Entry], Entry]:
@@ -153,9 +155,12 @@ class GuestView:
                 self._tree.forget(ino, node.lookups)
 
     def settle_everything(self, runner: Runner) -> None:
-        """Before an orderly end: flush what the guest has written, so that it finds it all there again."""
+        """Before an orderly end: flush the files that the guest has written, so that it finds it all there.
+
+        Not values: a flush completes one, and half of it must not be stored as a whole.
+        """
         for (ino, handle), file in list(self.books.files.items()):
-            if file.dirty and (ino, handle) in self._open:
+            if file.dirty and (ino, handle) in self._open and ino >> FACE_SHIFT != FACE_KV:
                 try:
                     settle(self.flush(ino, handle), runner)
                 except FsError as refusal:
@@ -263,24 +268,38 @@ class GuestView:
 
     def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
         self.books.wrote(ino, handle)
-        return self._with(ino, handle, lambda node, inner: self._tree.write(node, inner, offset, data))
+        done = self._with(ino, handle, lambda node, inner: self._tree.write(node, inner, offset, data))
+        return then(done, self._wrote(ino, handle))
 
-    def _settled(self, ino: int, handle: int) -> Callable[[None], None]:
-        return lambda nothing: self.books.settled(ino, handle)
+    def _wrote(self, ino: int, handle: int) -> Callable[[T], T]:
+        """Note a write once more before it is acknowledged: a flush may have gone on meanwhile."""
+
+        def noted(result: T) -> T:
+            self.books.wrote(ino, handle)
+            return result
+
+        return noted
+
+    def _settles(
+        self, ino: int, handle: int, operation: Callable[[int, int], Outcome[None]]
+    ) -> Outcome[None]:
+        """A flush or fsync. It settles what was written before it began, and nothing that came after."""
+        writes = self.books.writes(ino, handle)
+        done = self._with(ino, handle, operation)
+        return then(done, lambda nothing: self.books.settled(ino, handle, writes))
 
     def flush(self, ino: int, handle: int) -> Outcome[None]:
-        done = self._with(ino, handle, self._tree.flush)
-        return then(done, self._settled(ino, handle))
+        return self._settles(ino, handle, self._tree.flush)
 
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
-        done = self._with(ino, handle, lambda node, inner: self._tree.fsync(node, inner, data_only))
-        return then(done, self._settled(ino, handle))
+        return self._settles(ino, handle, lambda node, inner: self._tree.fsync(node, inner, data_only))
 
     def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]:
         self.books.wrote(ino, handle)
-        return self._with(
+        done = self._with(
             ino, handle, lambda node, inner: self._tree.fallocate(node, inner, mode, offset, length)
         )
+        return then(done, self._wrote(ino, handle))
 
     def release(self, ino: int, handle: int) -> Outcome[None]:
         return self._close(ino, handle, self._tree.release)

@@ -114,7 +114,7 @@ class LeftOpen:
         if (ino, handle) in self._lost or (face == FACE_KV and writes and not file.is_folder):
             # Told once for a file, as fsync(2) does; what is written from here on counts again.
             self._lost.discard((ino, handle))
-            self._books.settled(ino, handle)
+            self._books.settled(ino, handle, self._books.writes(ino, handle))
             raise FsError(errno.EIO, "what was written last was lost with the earlier agent")
         inner = yield from self._find(ino)
         if file.is_folder:

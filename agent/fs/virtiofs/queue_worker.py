@@ -1,7 +1,8 @@
 """A thread that serves one virtqueue: a chain taken, answered and completed, then the next.
 
-It sleeps in poll(2) on the driver's kick and on an event of our own that tells it to stop. While there is
-work it asks for no kicks.
+It sleeps in epoll(7) on the driver's kick and on an event of our own that tells it to stop. While there is
+work it asks for no kicks. The kick is watched by its edges and never read: every write to an eventfd is an
+edge, and a read of one that the front-end shares with us could sleep for ever.
 """
 
 from __future__ import annotations
@@ -10,25 +11,23 @@ import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 
 from agent.fs.complaints import Complaints
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
-from agent.fs.virtiofs.surroundings import drain, signal
+from agent.fs.virtiofs.surroundings import FREE_SECONDS, Call, signal
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_SECONDS = 1.0
 """A queue is looked at even when nobody kicks: what a driver lost to a missing barrier costs this long."""
-STOP_SECONDS = 10.0
-"""How long a worker may take to end its last operation; operations have shorter deadlines of their own."""
+SLOW_SECONDS = 10.0
+"""A last operation that takes longer is told, once. It is waited for: a seal of many blocks on a slow
+enclosure ends by the deadlines of its commands, each for itself."""
 
 Serve = Callable[[Chain], int]
 """Answers a chain; how many bytes were written into it."""
-
-
-class WorkerStuck(Exception):
-    """A worker did not end: its operation hangs."""
 
 
 class QueueWorker:
@@ -39,12 +38,12 @@ class QueueWorker:
         name: str,
         queue: DeviceQueue,
         kick: int,
-        call: int,
+        call: Call,
         make_serve: Callable[[], Serve],
         complaints: Complaints,
     ) -> None:
-        """`kick` and `call` stay the caller's and open until the worker has stopped; `make_serve` is called
-        in the worker's own thread."""
+        """`kick` stays the caller's and open until the worker has stopped; `make_serve` is called in the
+        worker's own thread."""
         self.queue = queue
         self.broken = False
         self._kick = kick
@@ -62,9 +61,13 @@ class QueueWorker:
         """End it after the request that it is at; the available idx to go on from."""
         self._stopping = True
         signal(self._stop_event)
-        self._thread.join(STOP_SECONDS)
-        if self._thread.is_alive():
-            raise WorkerStuck(f"{self._thread.name} did not end: an operation hangs")
+        thread, since, told = self._thread, time.monotonic(), False
+        while thread.is_alive():
+            thread.join(FREE_SECONDS)
+            self._call.free()
+            if not told and time.monotonic() - since > SLOW_SECONDS:
+                told = True
+                log.warning("%s is still at its last operation; its queue ends after that", thread.name)
         os.close(self._stop_event)
         return self.queue.next_available
 
@@ -80,19 +83,21 @@ class QueueWorker:
             log.exception("%s ended", self._thread.name)
 
     def _loop(self, serve: Serve) -> None:
-        queue, call = self.queue, self._call
+        with select.epoll() as poller:
+            poller.register(self._kick, select.EPOLLIN | select.EPOLLET)
+            poller.register(self._stop_event, select.EPOLLIN)
+            self._serve_until_stopped(serve, poller)
+
+    def _serve_until_stopped(self, serve: Serve, poller: select.epoll) -> None:
+        queue, call = self.queue, self._call.signal
         pop, push = queue.pop, queue.push
-        poller = select.poll()
-        poller.register(self._kick, select.POLLIN)
-        poller.register(self._stop_event, select.POLLIN)
         queue.awake()
         while not self._stopping:
             chain = pop()
             if chain is not None:
                 written = serve(chain)
                 if push(chain.head, written):
-                    signal(call)
+                    call()
             elif queue.may_sleep():
-                poller.poll(LOOK_AGAIN_SECONDS * 1000)
-                drain(self._kick)
+                poller.poll(LOOK_AGAIN_SECONDS)
                 queue.awake()

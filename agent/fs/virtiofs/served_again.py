@@ -2,7 +2,10 @@
 
 Most can be carried out twice: a read, a lookup, a write to its place. Of the others
 
-* what removed or moved a name and now finds none (ENOENT) has been done;
+* what removed or moved a name and now finds none (ENOENT) has been done (and what finds one removes it,
+  although somebody else may have made it since: docs/virtiofs.md);
+* what gives a reference back is not done again: counted twice it would take one that the guest still has,
+  left out it leaves one that is given back when the guest begins anew;
 * an exchange of two names would undo itself, so it is not done again: EIO, and the caller looks;
 * what makes a name and finds it there stays EEXIST. It may be this very request's, and it may be another
   guest's that was quicker: who makes a name exclusively must never be told so twice.
@@ -17,6 +20,9 @@ from agent.fs.fuse_protocol import Reply
 from agent.fs.fuse_requests import Rename2In
 
 RENAME_EXCHANGE = 2
+_GIVES_BACK = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.RELEASEDIR})
+"""A folder's handle may have been given out often; one of a file was given out once, and closing it twice
+is refused."""
 _REMOVES = frozenset({Opcode.UNLINK, Opcode.RMDIR, Opcode.RENAME, Opcode.RENAME2})
 
 
@@ -30,6 +36,16 @@ def refused_again(message: memoryview, received: int) -> Reply | None:
     if not Rename2In.decode_untrusted(message, IN_HEADER_BYTES).flags & RENAME_EXCHANGE:
         return None
     return [OutHeader(OUT_HEADER_BYTES, -errno.EIO, header.unique).encode()]
+
+
+def is_given_back(message: memoryview, received: int) -> bool:
+    """Whether a request gives a reference back, which must not be counted twice."""
+    return received >= IN_HEADER_BYTES and InHeader.decode_untrusted(message).opcode in _GIVES_BACK
+
+
+def acknowledged(message: memoryview) -> Reply:
+    """Success, without anything being done."""
+    return [OutHeader(OUT_HEADER_BYTES, 0, InHeader.decode_untrusted(message).unique).encode()]
 
 
 def as_done_before(message: memoryview, reply: Reply) -> Reply:

@@ -11,9 +11,15 @@ import contextlib
 import fcntl
 import mmap
 import os
+import select
+import threading
+import time
 
 from agent.fs.virtiofs.back_end import PeerError
 
+CALL_SECONDS = 2.0
+FREE_SECONDS = 0.02
+"""How often a thread that sleeps in a call is freed, and for how long that is tried."""
 EVENTFD_LINK = "anon_inode:[eventfd]"
 
 
@@ -54,19 +60,70 @@ def make_memory(size: int) -> int:
 
 
 def check_event(fd: int) -> None:
-    """Raises PeerError unless it is an eventfd; makes it one that never blocks us."""
+    """Raises PeerError unless it is an eventfd.
+
+    It is made one that does not block; the front-end can undo that at any time, so nothing rests on it.
+    """
     if os.readlink(f"/proc/self/fd/{fd}") != EVENTFD_LINK:
         raise PeerError("a kick or a call that is no eventfd")
     os.set_blocking(fd, False)
 
 
-def drain(event: int) -> None:
-    """Take what an eventfd has counted; whether it had or not."""
-    with contextlib.suppress(BlockingIOError):
-        os.eventfd_read(event)
-
-
 def signal(event: int) -> None:
-    """Wake whoever waits for an eventfd. One that is full wakes as well."""
+    """Wake whoever waits for an eventfd. One that is full wakes as well.
+
+    Whoever shares it can make it block, and then fill it: see `Call`.
+    """
     with contextlib.suppress(BlockingIOError):
         os.eventfd_write(event, 1)
+
+
+class Call:
+    """A queue's own descriptor to call its driver through, for as long as the device lives.
+
+    A new eventfd of the front-end's takes its place by dup2. The front-end keeps the eventfd too: it can
+    make it one that blocks, and fill it, so that the thread that writes to it sleeps. `free` wakes that
+    thread, by emptying an eventfd that is full; one that is not full is left as it is, because the call
+    in it may be one that the driver waits for.
+    """
+
+    def __init__(self) -> None:
+        self._fd = _event_of_nobody()
+        self._lock = threading.Lock()
+        self._room = bytearray(8)
+
+    def signal(self) -> None:
+        with self._lock:
+            signal(self._fd)
+
+    def use(self, fd: int | None) -> None:
+        """Call through this descriptor from now on, or nobody. Raises PeerError where the one before keeps
+        a thread of ours, however often it is emptied."""
+        end = time.monotonic() + CALL_SECONDS
+        while not self._lock.acquire(timeout=FREE_SECONDS):
+            self.free()
+            if time.monotonic() > end:
+                raise PeerError("a call eventfd that is full whenever it is written to")
+        try:
+            new = _event_of_nobody() if fd is None else fd
+            os.dup2(new, self._fd, inheritable=False)
+            if fd is None:
+                os.close(new)
+        finally:
+            self._lock.release()
+
+    def free(self) -> None:
+        poller = select.poll()
+        poller.register(self._fd, select.POLLOUT)
+        if poller.poll(0):
+            return
+        # Not eventfd_read: that one would sleep where somebody else was quicker to empty it.
+        with contextlib.suppress(OSError):
+            os.preadv(self._fd, [self._room], -1, os.RWF_NOWAIT)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _event_of_nobody() -> int:
+    return os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

@@ -11,10 +11,11 @@ import json
 import logging
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any, Final
 
-from emulator.jbof.control import listen_at
+from emulator.jbof.control import ACCEPT_AGAIN_S, listen_at
 from emulator.jbof.enclosure import Enclosure
 from emulator.jbof.rpc.dispatch import Dispatcher
 from emulator.jbof.rpc.json_stream import JsonStream, MalformedStream
@@ -22,7 +23,10 @@ from emulator.jbof.rpc.json_stream import JsonStream, MalformedStream
 log = logging.getLogger(__name__)
 
 CLIENTS_MAX: Final = 16
-"""Connections at once; more are closed as they come."""
+"""Connections at once. One more gets the place of the one that has been silent longest, if that is long."""
+
+SILENT_S: Final = 10.0
+"""A client that has asked nothing for so long may lose its place to a new one."""
 
 IDLE_S: Final = 300.0
 """A client that neither asks nor reads for so long is hung up on."""
@@ -38,6 +42,7 @@ class RpcServer:
         self.dispatcher = Dispatcher(enclosure)
         self._slots = threading.BoundedSemaphore(CLIENTS_MAX)
         self._clients: dict[socket.socket, threading.Thread] = {}
+        self._heard: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
         self._closed = False
         self._listener = listen_at(path, CLIENTS_MAX)
@@ -48,15 +53,34 @@ class RpcServer:
         while True:
             try:
                 client, _ = self._listener.accept()
-            except OSError:
-                return
-            if not self._slots.acquire(blocking=False):
+            except OSError as error:
+                if self._closed:
+                    return
+                # Out of descriptors, or a client that was gone before we took it: go on, but not hot.
+                log.warning("rpc: accept: %s", error)
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
+            if not self._slots.acquire(blocking=False) and not self._make_room():
+                log.debug("rpc client: there are %d already", CLIENTS_MAX)
                 client.close()
                 continue
             thread = threading.Thread(target=self._serve, args=(client,), name="rpc-client", daemon=True)
             with self._lock:
                 self._clients[client] = thread
+                self._heard[client] = time.monotonic()
             thread.start()
+
+    def _make_room(self) -> bool:
+        """Hang up on the client that has been silent longest; whether there is a place then."""
+        with self._lock:
+            if not self._heard:
+                return False
+            client = min(self._heard, key=lambda each: self._heard[each])
+            if self._heard[client] > time.monotonic() - SILENT_S:
+                return False
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        return self._slots.acquire(timeout=1)
 
     def _serve(self, client: socket.socket) -> None:
         try:
@@ -64,6 +88,8 @@ class RpcServer:
             stream = JsonStream()
             with client:
                 while piece := client.recv(_PIECE_BYTES):
+                    with self._lock:
+                        self._heard[client] = time.monotonic()
                     for request in stream.push(piece):
                         self._answer(client, self.dispatcher.answer(request))
         except MalformedStream as error:
@@ -73,6 +99,7 @@ class RpcServer:
         finally:
             with self._lock:
                 self._clients.pop(client, None)
+                self._heard.pop(client, None)
             self._slots.release()
 
     def _answer(self, client: socket.socket, answer: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import ipaddress
+import re
 import uuid
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,7 +26,7 @@ from emulator.jbof.rpc.faults import (
 from emulator.jbof.rpc.keyring import Keyring
 from nvmeof.authentication.credentials import CONTROLLER_GROUPS, Credentials
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
-from nvmeof.controller.subsystem import Subsystem
+from nvmeof.controller.subsystem import KvNamespace, Subsystem
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 
 SUBSYSTEMS_MAX: Final = 256
@@ -129,8 +130,10 @@ class Subsystems:
     def create(self, asked: parameters.CreateSubsystem) -> bool:
         """nvmf_create_subsystem."""
         try:
-            if len(self._offers) >= SUBSYSTEMS_MAX or not asked.nqn.startswith("nqn."):
+            if len(self._offers) >= SUBSYSTEMS_MAX or not _is_nqn(asked.nqn):
                 raise ValueError("too many, or no NQN")
+            if asked.max_namespaces > NAMESPACE_ID_LIMIT:
+                raise ValueError("more than this enclosure has ids for")
             for text in (asked.serial_number, asked.model_number):
                 if not (text.isascii() and text.isprintable()):
                     raise ValueError("not printable")
@@ -143,8 +146,7 @@ class Subsystems:
             self._enclosure.target.add_subsystem(subsystem)
         except ValueError:
             raise RpcFault(INTERNAL_ERROR, f"Unable to create subsystem {asked.nqn}") from None
-        most = min(asked.max_namespaces or 32, NAMESPACE_ID_LIMIT)
-        self._offers[asked.nqn] = _Offer(subsystem, most, asked.allow_any_host)
+        self._offers[asked.nqn] = _Offer(subsystem, asked.max_namespaces or 32, asked.allow_any_host)
         return True
 
     def delete(self, asked: parameters.OfSubsystem) -> bool:
@@ -172,6 +174,8 @@ class Subsystems:
         names = {each.drive: each.name for each in self._bdevs.all().values()}
         namespaces = []
         for nsid, namespace in subsystem.namespaces.items():
+            if isinstance(namespace, KvNamespace):
+                continue  # Not on a bdev, so nothing here could name it.
             bdev = offer.bdevs.get(nsid) or next(
                 (name for drive, name in names.items() if drive is namespace.storage), ""
             )
@@ -252,9 +256,11 @@ class Subsystems:
         if trtype not in self._transports or said.adrfam.lower() not in ("ipv4", "ipv6"):
             raise invalid_parameters()
         try:
-            address, port = ipaddress.ip_address(said.traddr), int(said.trsvcid)
+            address = ipaddress.ip_address(said.traddr)
         except ValueError:
             raise invalid_parameters() from None
+        # `int` takes " +1_000 " too; a service is digits.
+        port = int(said.trsvcid) if re.fullmatch("[0-9]{1,5}", said.trsvcid) else 0
         if not 1 <= port <= 65535 or f"ipv{address.version}" != said.adrfam.lower():
             raise invalid_parameters()
         return _Place(trtype, str(address), port)
@@ -298,7 +304,7 @@ class Subsystems:
         credentials = self._credentials(asked)
         if asked.host in offer.hosts:
             raise internal_error()
-        if not asked.host.startswith("nqn.") or len(asked.host) > 223 or len(offer.hosts) >= HOSTS_MAX:
+        if not _is_nqn(asked.host) or len(asked.host) > 223 or len(offer.hosts) >= HOSTS_MAX:
             raise invalid_parameters()
         # The key first: nobody may come in without it in between.
         self._enclosure.target.set_credentials(offer.subsystem, asked.host, credentials)
@@ -346,6 +352,10 @@ class Subsystems:
     def _let_in(self, offer: _Offer) -> None:
         allowed = None if offer.allow_any_host else offer.hosts
         self._enclosure.target.set_allowed_hosts(offer.subsystem, allowed)
+
+
+def _is_nqn(text: str) -> bool:
+    return text.startswith("nqn.") and text.isascii() and text.isprintable()
 
 
 def _host_json(nqn: str, keys: tuple[str | None, str | None]) -> dict[str, str]:

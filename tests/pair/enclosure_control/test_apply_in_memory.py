@@ -43,29 +43,26 @@ class InMemory:
         pass
 
 
-_NAMESPACES = st.dictionaries(
-    st.integers(1, 4), st.tuples(st.sampled_from("XYZ"), st.sampled_from([None, "11" * 16, "22" * 16]))
-)
-
-
 @st.composite
 def descriptions(draw: st.DrawFn) -> Description:
     """Without listeners and key files: those touch the machine."""
     subsystems: list[dict[str, Any]] = []
-    used: set[str] = set()
+    names = draw(st.permutations("XYZ"))[: draw(st.integers(0, 3))]
+    nguids = [nguid if draw(st.booleans()) else None for nguid in ("11" * 16, "22" * 16, "33" * 16)]
+    free = list(zip(draw(st.permutations(range(1, 5))), names, nguids, strict=False))
     for nqn in draw(st.sets(st.sampled_from(NQNS))):
         anybody = draw(st.booleans())
+        count = draw(st.integers(0, len(free)))
         spaces = [
             {"nsid": nsid, "bdev": bdev} | ({"nguid": nguid} if nguid else {})
-            for nsid, (bdev, nguid) in draw(_NAMESPACES).items()
+            for nsid, bdev, nguid in free[:count]
         ]
-        used |= {str(space["bdev"]) for space in spaces}
+        del free[:count]
         hosts = [{"nqn": f"nqn.{each}"} for each in draw(st.sets(st.sampled_from("pqr")))]
         subsystems.append(
             {"nqn": nqn, "serial": "S", "namespaces": spaces}
             | ({"allow_any_host": True} if anybody else {"hosts": hosts})
         )
-    names = used | draw(st.sets(st.sampled_from("XYZ")))
     return parse_description(
         {
             "transports": [{"type": "tcp"}],

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.enclosure_control import rpc_client
 from agent.enclosure_control.rpc_client import RpcClient
@@ -181,6 +183,9 @@ def test_a_late_answer_is_not_taken_for_the_next_one(target: ScriptedTarget, cli
         (b'{"id":1,"result":"\xff"}\n', "UTF-8"),
         (b"[" * 200_000 + b"\n", "nested"),
         (b'{"id":1,"result":"' + b"x" * 70_000, "longer"),
+        (b'{"id":1,"result":' + b"9" * 5000 + b"}\n", "no JSON"),
+        (b"220 mail.example.com ESMTP", "no JSON"),
+        (b'{"id":1 "result":2}\n', "no JSON"),
     ],
 )
 def test_an_answer_that_is_none_is_the_peers_fault(
@@ -197,6 +202,27 @@ def test_an_answer_that_is_none_is_the_peers_fault(
     with pytest.raises(RpcAnswerError, match=part) as caught:
         client.call("m")
     assert caught.value.fault is Fault.PEER
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ),
+    indent=st.sampled_from([None, 1]),
+    escaped=st.booleans(),
+)
+def test_what_may_go_on_is_not_taken_for_no_json(value: Any, indent: int | None, escaped: bool) -> None:
+    text = json.dumps({"result": value}, indent=indent, ensure_ascii=escaped)
+    for end in range(1, len(text) + 1):
+        if text[end - 1] in "}]\n":
+            assert not rpc_client._is_no_json(text[:end])
+
+
+def test_a_refusal_cannot_write_to_the_terminal(target: ScriptedTarget, client: RpcClient) -> None:
+    target.script = refusing(-5, "\x1b[31mred\nand \ud800")
+    with pytest.raises(RpcError, match=r"\\x1b\[31mred\\x0aand \\xd800"):
+        client.call("m")
 
 
 def test_a_connection_that_ends_is_told_and_made_anew(target: ScriptedTarget, client: RpcClient) -> None:

@@ -54,7 +54,7 @@ class TwoTenants:
         self.enclosures[number].stop()
         self.enclosures[number] = self._start(number, f"--port={port}")
 
-    def configure(self, *of_the_mount: str) -> None:
+    def configure(self, *of_the_mount: str, more: str = "") -> None:
         lines = [
             "[agent]", f'mount = "{self.mount}"', f'state = "{self.folder / "state"}"',
             f'key_file = "{self.folder / "root.key"}"', "read_deadline_ms = 2000", *of_the_mount,
@@ -69,7 +69,10 @@ class TwoTenants:
             lines += [
                 "[[volumes]]", f'name = "{name}"', f'tenant = "{name}"', 'value_size = "64K"', "share = 0.3",
             ]  # fmt: skip
-        lines += ["[[volumes]]", 'name = "green"', 'tenant = "green"', 'value_size = "64K"', "share = 0.2"]
+        for name in ("green", more):
+            if name:
+                lines += ["[[volumes]]", f'name = "{name}"', f'tenant = "{name}"', 'value_size = "64K"']
+                lines.append("share = 0.2")
         self.config.write_text("\n".join(lines) + "\n")
 
     def g35(self, *words: str) -> tuple[int, str]:
@@ -177,14 +180,18 @@ def test_erase_under_a_serving_agent(two_tenants: TwoTenants) -> None:
     assert agent.stop(30) == 0
     assert "volume blue was erased" in agent.output
 
-    # Back with a fresh key: the same place, nothing of what was.
-    code, said = two_tenants.tenant("add", "blue")
-    assert code == 0, said
+    # Back with a fresh key: the same place, nothing of what was. And somebody new.
+    two_tenants.configure(more="violet")
+    for name in ("blue", "violet"):
+        code, said = two_tenants.tenant("add", name)
+        assert code == 0, said
+        assert "1 new volume(s)" in said
     agent = two_tenants.serve()
     with Pool(two_tenants.mount) as pool:
         assert [pool.volume("blue").get(key) for key in KEYS] == [None] * len(KEYS)
         assert pool.volume("blue").put(KEYS[0], b"new")
         assert pool.volume("blue").get(KEYS[0]) == b"new"
+        assert pool.volume("violet").put(KEYS[0], b"violet's")
         assert pool.volume("red").get(KEYS[1]) == value_of("red", KEYS[1])
     assert agent.stop(30) == 0
 

@@ -91,7 +91,6 @@ def test_apply_makes_it_so_and_a_second_one_writes_nothing(
         ({"hosts": [{"nqn": HOST, "key": "key-1"}]}, ["SetKeys"]),
         ({"hosts": [{"nqn": HOST}, {"nqn": "nqn.more"}]}, ["AddHost"]),
         ({"listeners": [{"address": "10.0.0.7"}, {"address": "fd00::7"}]}, ["AddListener"]),
-        ({"hosts": [], "allow_any_host": True}, ["SetAllowAnyHost"]),
     ],
 )
 def test_a_change_of_one_thing(
@@ -108,7 +107,7 @@ def test_keys_are_the_contents_of_their_files_and_are_not_shown(
 ) -> None:
     hosts = [{"nqn": HOST, "key": "key-1", "controller_key": "key-c"}]
     wanted = described(tmp_path, hosts=hosts)
-    shown = "\n".join(target.show(step) for step in planned(target, wanted).steps)
+    shown = "\n".join(target.show(planned(target, wanted).steps))
     assert f"echo (the key in {tmp_path / 'key-1'}) > {nvmet.root}/hosts/{HOST}/dhchap_key" in shown
     assert "DHHC-1" not in shown
     apply(target, wanted)
@@ -137,7 +136,7 @@ def test_prune_takes_away_what_is_not_described_and_no_more(
     nvmet: FakeNvmet, target: ConfigfsTarget, tmp_path: Path
 ) -> None:
     both = document(tmp_path)
-    both["subsystems"].append(both["subsystems"][0] | {"nqn": OTHER})
+    both["subsystems"].append(both["subsystems"][0] | {"nqn": OTHER, "namespaces": []})
     apply(target, parse_description(both, "test"))
     found = planned(target, described(tmp_path))
     assert (found.steps, found.left_alone) == ((), (f"subsystem {OTHER}",))
@@ -192,7 +191,7 @@ def test_what_nvmet_has_not_is_said_before_anything_is_done(
 def test_one_host_has_one_key(target: ConfigfsTarget, tmp_path: Path) -> None:
     whole = document(tmp_path)
     whole["subsystems"].append(
-        whole["subsystems"][0] | {"nqn": OTHER, "hosts": [{"nqn": HOST, "key": "key-1"}]}
+        whole["subsystems"][0] | {"nqn": OTHER, "namespaces": [], "hosts": [{"nqn": HOST, "key": "key-1"}]}
     )
     with pytest.raises(UserError, match="has two"):
         apply(target, parse_description(whole, "test"))
@@ -211,3 +210,50 @@ def test_a_device_that_is_not_there_is_told(target: ConfigfsTarget, tmp_path: Pa
     with pytest.raises(ApplyFailed, match="ENOENT") as caught:
         apply(target, described(tmp_path))
     assert isinstance(caught.value.failed, AddNamespace)
+
+
+def test_named_hosts_end_for_any_host_with_prune_alone(target: ConfigfsTarget, tmp_path: Path) -> None:
+    apply(target, described(tmp_path))
+    anybody = described(tmp_path, hosts=[], allow_any_host=True)
+    with pytest.raises(UserError, match="named hosts"):
+        apply(target, anybody)
+    assert len(apply(target, anybody, prune=True).done) == 2
+    assert apply(target, anybody, prune=True).done == ()
+
+
+def test_a_key_is_not_dropped_while_another_subsystem_keeps_the_host(
+    target: ConfigfsTarget, tmp_path: Path
+) -> None:
+    both = document(tmp_path, hosts=[{"nqn": HOST, "key": "key-1"}])
+    both["subsystems"].append(both["subsystems"][0] | {"nqn": OTHER, "namespaces": []})
+    apply(target, parse_description(both, "test"))
+    with pytest.raises(UserError, match="keeps its key"):
+        apply(target, described(tmp_path))
+    apply(target, described(tmp_path), prune=True)
+    assert apply(target, described(tmp_path), prune=True).done == ()
+
+
+def test_what_is_shown_is_what_is_done(nvmet: FakeNvmet, target: ConfigfsTarget, tmp_path: Path) -> None:
+    """Each step after those before it: two new listeners get two ports, a host is made once."""
+    places = [{"address": "10.0.0.7"}, {"address": "10.0.0.8"}]
+    hosts = [{"nqn": HOST, "key": "key-1"}]
+    both = document(tmp_path, listeners=places, hosts=hosts)
+    both["subsystems"].append(both["subsystems"][0] | {"nqn": OTHER, "namespaces": []})
+    for changed in (both, document(tmp_path), {}, both):
+        wanted = parse_description(changed, "test")
+        shown = "; ".join(target.show(planned(target, wanted, prune=True).steps))
+        nvmet.done.clear()
+        apply(target, wanted, prune=True)
+        assert shown == "; ".join(str(each) for each in nvmet.done)
+    assert len(list((nvmet.root / "ports").iterdir())) == 2
+
+
+def test_a_name_with_a_slash_is_no_folder(target: ConfigfsTarget, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="slash"):
+        apply(target, described(tmp_path, nqn="nqn.2026-01.io.g35:../../x"))
+
+
+def test_an_attribute_that_the_kernel_lacks_is_told(tmp_path: Path, nvmet: FakeNvmet) -> None:
+    with pytest.raises(ConfigfsError, match="ENOENT") as caught:
+        nvmet.carry_out([Write(nvmet.root / "hosts" / "dhchap_key", "x")])
+    assert "has no dhchap_key" in caught.value.advice

@@ -56,6 +56,7 @@ HOST = "nqn.2026-01.io.g35:host-1"
 NGUID = "0123456789abcdef0123456789abcdef"
 
 UUID = "00000000-0000-4000-8000-000000000001"
+EXCHANGED = ["AddKey", "SetKeys", "RemoveKey", "AddKey", "SetKeys", "RemoveKey"]
 REPLACED = ["RemoveNamespace", "AddNamespace"]
 
 TEXT = f"""
@@ -149,19 +150,21 @@ def test_a_bare_target_gets_everything_and_its_listeners_last() -> None:
     ("old", "new", "expected"),
     [
         ('nguid = "', f'uuid = "{UUID}"\nnguid = "', REPLACED),
-        ('nsid = 2\nbdev = "Aio0"', 'nsid = 2\nbdev = "Malloc0"', REPLACED),
+        ('nsid = 2\nbdev = "Aio0"', 'nsid = 2\nbdev = "Spare"', REPLACED),
         ("nsid = 2", "nsid = 3", ["AddNamespace"]),
         ('"10.0.0.7"', '"10.0.0.8"', ["AddListener"]),
         (f'nqn = "{HOST}"', f'nqn = "{HOST}0"', ["AddHost"]),
         ('key = "host-1"', "", ["RemoveHost", "AddHost"]),
-        ('key = "host-1"', 'key = "host-1"\ncontroller_key = "c"', ["SetKeys"]),
-        ('file = "/etc/keys/host-1"', 'file = "/etc/keys/host-2"', ["RemoveKey", "AddKey", "SetKeys"]),
+        ('key = "host-1"', 'key = "host-1"\ncontroller_key = "host-1"', ["SetKeys"]),
+        ('file = "/etc/keys/host-1"', 'file = "/etc/keys/host-2"', EXCHANGED),
         ("[[aio]]", '[[aio]]\nname = "Aio1"\nfile = "/srv/more"\n[[aio]]', ["CreateAio"]),
     ],
 )
 def test_a_change_of_one_thing_takes_the_fewest_steps(old: str, new: str, expected: list[str]) -> None:
     assert TEXT.count(old) >= 1
-    steps = steps_of(TEXT.replace(old, new, 1), AS_DESCRIBED)
+    spare = dataclasses.replace(MALLOC, name="Spare", kind="other", uuid="")
+    there = dataclasses.replace(AS_DESCRIBED, bdevs=(*AS_DESCRIBED.bdevs, spare))
+    steps = steps_of(TEXT.replace(old, new, 1), there)
     assert [type(step).__name__ for step in steps] == expected
 
 
@@ -202,8 +205,8 @@ def test_what_is_not_described_is_left_alone_unless_pruned() -> None:
     pruned = plan(described(), beyond, prune=True)
     assert pruned.left_alone == ()
     assert pruned.steps == (
-        RemoveNamespace(NQN, 7),
         RemoveHost(NQN, "nqn.stranger"),
+        RemoveNamespace(NQN, 7),
         RemoveListener(NQN, Address("TCP", "10.0.0.9", "4420")),
         DeleteSubsystem("nqn.2026-01.io.g35:other"),
         DeleteBdev("nvme", "N0"),
@@ -227,6 +230,10 @@ def test_what_the_description_builds_on_is_not_pruned() -> None:
 
 FAR = Address("TCP", "10.0.0.9", "4420")
 VOLUMES = """
+[[keys]]
+name = "k"
+file = "/etc/keys/k"
+
 [[aio]]
 name = "Base"
 file = "/srv/base"
@@ -254,6 +261,7 @@ thin = true
 def test_new_bdevs_are_examined_before_a_store_is_made() -> None:
     """What they carry is then found and not overwritten: the plan is made anew after the examination."""
     assert steps_of(VOLUMES, Present()) == (
+        AddKey("k", "/etc/keys/k"),
         CreateAio("Base", "/srv/base", 4096),
         AttachNvme("N3", FAR, "nqn.2026-01.io.g35:far", "nqn.2026-01.io.g35:me", "k", None),
         WaitForExamine(),
@@ -263,10 +271,11 @@ def test_new_bdevs_are_examined_before_a_store_is_made() -> None:
     base = (Bdev("Base", "aio", 4096, 1 << 20, filename="/srv/base"),)
     controller = (NvmeController("N3", FAR),)
     store = (LvolStore("lvs", "Base", 4 << 20),)
-    empty = Present(bdevs=base, nvme=controller)
+    keys = (Key("k", "/etc/keys/k"),)
+    empty = Present(keys=keys, bdevs=base, nvme=controller)
     assert [type(step) for step in steps_of(VOLUMES, empty)] == [CreateLvolStore, CreateLvol]
     volume = Bdev("uuid-of-it", "lvol", 4096, (12 << 20) // 4096, aliases=("lvs/one",))
-    found = Present(bdevs=(*base, volume), nvme=controller, lvol_stores=store)
+    found = Present(keys=keys, bdevs=(*base, volume), nvme=controller, lvol_stores=store)
     assert steps_of(VOLUMES, found) == ()
     assert steps_of(VOLUMES.replace("10M", "20M"), found) == (ResizeLvol("lvs/one", 20),)
     with pytest.raises(PlanConflict, match="shrink"):
@@ -356,10 +365,11 @@ def test_a_secret_in_the_place_of_a_name_is_not_repeated() -> None:
 
 
 _NAMES = st.sampled_from(["A", "B", "C"])
+_BDEVS = tuple(Bdev(name, "other", 512, 8) for name in "ABC")
 
 
 @given(
-    namespaces=st.dictionaries(st.integers(1, 4), _NAMES),
+    namespaces=st.lists(_NAMES, unique=True).map(lambda names: dict(enumerate(names, 1))),
     present_namespaces=st.dictionaries(st.integers(1, 4), _NAMES),
     hosts=st.sets(_NAMES),
     present_hosts=st.sets(_NAMES),
@@ -389,7 +399,7 @@ def test_a_plan_carried_out_leaves_nothing_to_do(
         namespaces=tuple(Namespace(nsid, bdev) for nsid, bdev in present_namespaces.items()),
         hosts=tuple(Host(f"nqn.{each}") for each in sorted(present_hosts)),
     )
-    steps = plan(wanted, Present(subsystems=(there,)), prune=prune).steps
+    steps = plan(wanted, Present(bdevs=_BDEVS, subsystems=(there,)), prune=prune).steps
     served, allowed = dict(present_namespaces), {f"nqn.{each}" for each in present_hosts}
     for step in steps:
         match step:
@@ -415,4 +425,4 @@ def test_a_plan_carried_out_leaves_nothing_to_do(
         namespaces=tuple(Namespace(nsid, bdev) for nsid, bdev in served.items()),
         hosts=tuple(Host(nqn) for nqn in sorted(allowed)),
     )
-    assert plan(wanted, Present(subsystems=(now,)), prune=prune).steps == ()
+    assert plan(wanted, Present(bdevs=_BDEVS, subsystems=(now,)), prune=prune).steps == ()

@@ -18,6 +18,10 @@ from agent.inline.secrets import Purpose, SecretKey, WrongKey, unwrap_secret
 from agent.inline.suites import Place
 from agent.map_watch import EVERY_SECONDS, MapWatch
 from agent.pool.directory_cache import DirectoryCache
+from agent.pool.kv_reading import KvReading
+from agent.pool.kv_room import RESERVED_KEY
+from agent.pool.kv_volume import KvVolume
+from agent.pool.kv_writing import KvWriting
 from agent.pool.opening import inspect, newest_map
 from agent.pool.pool_map import (
     MapTenant,
@@ -38,8 +42,10 @@ from agent.pool.tenants import replace_map, with_tenant, without_key
 from agent.pool.upkeep import delete
 from agent.pool.volume import Timing, Volume
 from agent.pool.writing import PutRefused, Writing
+from tests.support.kv_flash import SimKvLanes, SimKvNamespace
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
+from tests.support.step_scheduler import StepScheduler
 
 ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
 SIZE = 32 << 20
@@ -362,7 +368,8 @@ def test_an_agent_drops_what_was_erased_and_nothing_else() -> None:
     assert lanes.run(half_read.read(lanes, 0, into, lanes.now() + 1)) == 64
     lanes.run(half_written.write(lanes, 0, memoryview(VALUE)[:100], lanes.now() + 1))
 
-    watch = MapWatch(flash.pool_map, list(flash.volumes.values()), prestage)
+    remembered: list[PoolMap] = []
+    watch = MapWatch(flash.pool_map, list(flash.volumes.values()), prestage, remembered.append)
     before = sum(each.reads for each in flash.namespaces)
     lanes.run(watch.look(lanes))
     lanes.run(watch.look(lanes))
@@ -373,6 +380,7 @@ def test_an_agent_drops_what_was_erased_and_nothing_else() -> None:
     assert blue.erased
     assert not flash.volumes["red"].erased
     assert watch.pool_map.tenants[0].is_erased
+    assert remembered == [without_key(flash.pool_map, "blue")]
 
     assert flash.get("blue", key_of(1)) is MissCause.WRONG_KEY
     assert lanes.run(half_read.read(lanes, 64, into, lanes.now() + 1)) == 0
@@ -400,6 +408,37 @@ def test_a_foreign_or_older_map_is_not_followed() -> None:
         setattr(flash.namespaces[0], fault, True)
         flash.lanes.clock += 2 * EVERY_SECONDS
         flash.lanes.run(watch.look(flash.lanes))
+
+
+@pytest.mark.expects_log("volume kv was erased")
+def test_on_kv_namespaces() -> None:
+    """The map is one value there, and a Store replaces it."""
+    scheduler, namespace = StepScheduler(1), SimKvNamespace(16 << 20)
+    lanes = SimKvLanes(scheduler, [namespace], "one")
+    nguid = nguid_of(0)
+    pool_map = plan_pool([], [wish("kv", "blue", 1.0)], ROOT, [(nguid, 16 << 20)])
+    assert scheduler.finish(replace_map(lanes, pool_map, {nguid.hex(): 0})) == {}
+    volume = KvVolume(
+        pool_map.settings(pool_map.volumes[0]), pool_map.secret(pool_map.volumes[0], ROOT), Timing()
+    )
+    writing = KvWriting(volume, key_of(1), length=len(VALUE))
+    assert scheduler.finish(writing.write(lanes, 0, memoryview(VALUE), lanes.now() + 5))
+    half_read, into = KvReading(volume, key_of(1)), memoryview(bytearray(64))
+    assert scheduler.finish(half_read.read(lanes, 0, into, lanes.now() + 5)) == 64
+
+    wrapped = pool_map.tenants[0].wrapped_key.encode()
+    assert wrapped in namespace.values[RESERVED_KEY]
+    assert scheduler.finish(replace_map(lanes, without_key(pool_map, "blue"), {nguid.hex(): 0})) == {}
+    assert not any(wrapped in bytes(value) for value in namespace.values.values())
+    watch = MapWatch(pool_map, [volume], PrestageCache(0))
+    scheduler.finish(watch.look(lanes))
+    assert volume.erased
+    for reading in (half_read, KvReading(volume, key_of(1))):
+        assert scheduler.finish(reading.read(lanes, 0, into, lanes.now() + 5)) == 0
+        assert reading.cause is MissCause.WRONG_KEY
+    refused = KvWriting(volume, key_of(2), length=len(VALUE))
+    with pytest.raises(PutRefused, match="erased"):
+        scheduler.finish(refused.write(lanes, 0, memoryview(VALUE), lanes.now() + 5))
 
 
 def test_an_erased_row_is_one_without_a_key() -> None:

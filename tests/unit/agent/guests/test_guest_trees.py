@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -159,3 +160,17 @@ def test_a_file_in_the_way_of_a_folder(pool: Pool) -> None:
     settle(everything.create(ROOT, find(everything, b"fs"), b"file", 0o644, os.O_RDWR), RUN)
     with pytest.raises(ConfigError, match="cannot be had"):
         guest(pool, subtree="/file/below")
+
+
+def test_the_status_of_a_guest_that_sees_all_says_nothing_of_the_machine(pool: Pool) -> None:
+    view = guest(pool)
+    node = find(view, b".g35", b"status.json")
+    handle = settle(view.open(ROOT, node, 0), RUN).handle
+    room = memoryview(bytearray(1 << 16))
+    status = json.loads(bytes(room[: settle(view.read(node, handle, 0, room), RUN)]))
+    assert "pid" not in status
+    assert status["mount"] == ""
+    assert (status["memory"], status["files"], status["doors"]) == (None, None, {})
+    assert not [name for name in status["totals"] if name.startswith("flash_bytes")]
+    assert [each["name"] for each in status["volumes"]] == ["v"]
+    assert [each["name"] for each in status["enclosures"]] == ["shelf"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -19,13 +20,15 @@ from agent.fs.interface import (
     Attributes,
     Caller,
     Entry,
+    FileSystem,
     FsError,
     Opened,
     RefusesAll,
 )
+from agent.fs.virtiofs import guest_view
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.guest_view import GuestView
-from agent.pool.steps import Outcome, settle
+from agent.pool.steps import Outcome, Runner, settle
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_filesystem import MemoryFileSystem
 
@@ -134,6 +137,96 @@ class Values(RefusesAll):
         part = self.content[offset : offset + len(into)]
         into[: len(part)] = part
         return len(part)
+
+
+class SlowFlush:
+    """Another file system whose flush waits once."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+        self.flushed: list[int] = []
+
+    def flush(self, ino: int, handle: int) -> Generator[str, None, None]:
+        yield "sealing"
+        self.flushed.append(ino)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class SlowWrite(SlowFlush):
+    """Whose writes wait, too, before their data are where a flush finds them."""
+
+    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Generator[str, None, int]:
+        yield "waiting for a block"
+        return len(data)
+
+
+def ended(steps: Any) -> Any:
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    return end.value.value
+
+
+class TestFlushes:
+    def test_a_write_during_a_flush_is_not_settled_by_it(self, tmp_path: Path) -> None:
+        tree = SlowFlush(MemoryFileSystem())
+        view = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+        ino, handle = made(view, b"file", b"first")
+        flushing: Any = view.flush(ino, handle)
+        next(flushing)
+        settle(view.write(ino, handle, 5, memoryview(b"second")), RUN)
+        ended(flushing)
+        again = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+        refused(errno.EIO, lambda: again.fsync(ino, handle, False))
+
+    def test_nor_one_that_had_begun_before_and_ended_after(self, tmp_path: Path) -> None:
+        tree = SlowWrite(MemoryFileSystem())
+        view = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+        ino, handle = made(view, b"file")
+        writing: Any = view.write(ino, handle, 0, memoryview(b"data"))
+        next(writing)
+        flushing: Any = view.flush(ino, handle)
+        next(flushing)
+        ended(flushing)
+        assert ended(writing) == 4
+        again = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+        refused(errno.EIO, lambda: again.fsync(ino, handle, False))
+
+    def test_an_orderly_end_completes_no_value(self, tmp_path: Path) -> None:
+        """A flush is a value's end: half of one would be there as a whole."""
+        tree = SlowFlush(Values(70_000))
+        books = books_at(tmp_path / "books")
+        value, file = FACE_KV << FACE_SHIFT | 70_000, FACE_FILES << FACE_SHIFT | 5
+        view = GuestView(cast(FileSystem, tree), books)
+        for ino in (value, file):
+            books.told(ino, 1, b"key")
+            books.opened(ino, 1, os.O_WRONLY | os.O_CREAT)
+            books.wrote(ino, 1)
+            view._open[ino, 1] = (ino, 1)
+        view.settle_everything(cast(Runner, Finishing()))
+        assert tree.flushed == [file]
+        again = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+        refused(errno.EIO, lambda: again.write(value, 1, 4, memoryview(b"more")))
+
+
+class Finishing:
+    """A runner for steps that need nothing done."""
+
+    def run(self, steps: Any) -> Any:
+        for _ in steps:
+            pass
+
+
+def test_a_folder_counts_as_often_as_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guest_view, "HANDLES_MAX", 3)
+    view = GuestView(MemoryFileSystem())
+    view.books.opened(1, 0, 0, is_folder=True)
+    for _ in range(2):
+        view.books.opened(1, 0, 0, is_folder=True)
+    refused(errno.ENFILE, lambda: view.opendir(ROOT, 1, 0))
+    view.books.closed(1, 0)
+    settle(view.opendir(ROOT, 1, 0), RUN)
 
 
 class TestAfterAKill:

@@ -8,7 +8,7 @@ import pytest
 
 from agent.fs.fuse_abi import InHeader, Opcode, OutHeader
 from agent.fs.fuse_requests import Rename2In
-from agent.fs.virtiofs.served_again import as_done_before, refused_again
+from agent.fs.virtiofs.served_again import acknowledged, as_done_before, is_given_back, refused_again
 
 
 def message(opcode: Opcode, body: bytes = b"name\0") -> memoryview:
@@ -45,3 +45,14 @@ def test_short_ones_are_left_to_the_session() -> None:
     assert refused_again(memoryview(bytes(8)), 8) is None
     short = message(Opcode.RENAME2, b"")
     assert refused_again(short, len(short)) is None
+
+
+@pytest.mark.parametrize(
+    ("opcode", "given_back"),
+    [(Opcode.FORGET, True), (Opcode.BATCH_FORGET, True), (Opcode.RELEASEDIR, True), (Opcode.RELEASE, False)],
+)
+def test_references_are_not_given_back_twice(opcode: Opcode, given_back: bool) -> None:
+    asked = message(opcode, bytes(16))
+    assert is_given_back(asked, len(asked)) is given_back
+    assert not is_given_back(asked, 8)
+    assert error_of(acknowledged(asked)) == 0

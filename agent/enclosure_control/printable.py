@@ -1,0 +1,8 @@
+"""An enclosure's words for a terminal: names and messages are its own, and a terminal obeys some characters."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """The text, with control characters and halves of characters as numbers."""
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)

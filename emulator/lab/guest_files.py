@@ -1,0 +1,177 @@
+"""Reading, on this machine, files that a guest writes.
+
+The guest is root in its exchange folder, and through QEMU's 9p server its links, pipes and device nodes there
+are real ones here. So a file is opened without following a link, looked at before anything else is done with
+it, and read up to a bound. What the guest may make this machine keep has a bound as well.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from emulator.lab.errors import ExchangeMisusedError, GuestTookTooMuchError
+
+MIB = 1 << 20
+PIECE_BYTES = 64 << 10
+STATUS_BYTES_MAX = 16
+PRINTED_BYTES_MAX = 64 * MIB
+"""What a command may print, and what a guest's kernel may say on its console: a file here for each."""
+EXCHANGE_BYTES_MAX = 1024 * MIB
+"""All files of the exchange folder together, those that are open and have no name any more included."""
+EXCHANGE_ENTRIES_MAX = 10_000
+
+
+@contextmanager
+def plain_file(path: Path) -> Iterator[int]:
+    """A descriptor to read the plain file `path`. Never waits, and has no effect on whatever else is there.
+
+    Raises FileNotFoundError, OSError, and ExchangeMisusedError for a link, a pipe, a device or a folder.
+    """
+    # O_PATH opens nothing yet: a device node of the guest's choice would notice an open.
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(place).st_mode):
+            raise ExchangeMisusedError(path.name)
+        descriptor = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def tail_of(path: Path, limit: int) -> str:
+    """The last `limit` bytes of a text file; nothing where there is no plain file. For messages."""
+    with suppress(OSError, ExchangeMisusedError), plain_file(path) as descriptor:
+        start = max(0, os.fstat(descriptor).st_size - limit)
+        return os.pread(descriptor, limit, start).decode(errors="replace")
+    return ""
+
+
+def status_in(path: Path) -> int:
+    """The exit status that a guest has left. Raises OSError, ValueError, ExchangeMisusedError."""
+    with plain_file(path) as descriptor:
+        status = int(os.pread(descriptor, STATUS_BYTES_MAX, 0))
+    if not 0 <= status <= 0xFF:
+        raise ValueError(f"{status} is no exit status")
+    return status
+
+
+def copy_plain_files(source: Path, destination: Path) -> None:
+    """Copy the plain files of a folder of the guest's, EXCHANGE_BYTES_MAX of them at most.
+
+    Links and all else are left out. Raises GuestTookTooMuchError, ExchangeMisusedError (`source` is no
+    folder), OSError.
+    """
+    destination.mkdir(parents=True, exist_ok=True)
+    try:
+        folder = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (NotADirectoryError, FileNotFoundError):
+        raise ExchangeMisusedError(source.name) from None
+    left = EXCHANGE_BYTES_MAX
+    try:
+        for name in os.listdir(folder):
+            with suppress(FileNotFoundError, ExchangeMisusedError):
+                with plain_file(Path(f"/proc/self/fd/{folder}", name)) as file:
+                    left -= _copy(file, destination / name, left)
+    finally:
+        os.close(folder)
+
+
+def _copy(descriptor: int, destination: Path, limit: int) -> int:
+    """Copy at most `limit` bytes. A file of holes has its size in bytes here: it counts as it reads."""
+    if os.fstat(descriptor).st_size > limit:
+        raise GuestTookTooMuchError("the results", EXCHANGE_BYTES_MAX // MIB)
+    copied = 0
+    with destination.open("wb") as file:
+        while piece := os.pread(descriptor, min(PIECE_BYTES, limit - copied), copied):
+            file.write(piece)
+            copied += len(piece)
+    return copied
+
+
+class Follower:
+    """Hands on what has been appended to a growing text file since the last time, piece by piece.
+
+    It stops at PRINTED_BYTES_MAX; characters that come in two parts are handed on whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def pass_on(self, receive: Callable[[str], None]) -> None:
+        """Hand on what is there by now. Raises ExchangeMisusedError where the file was replaced."""
+        try:
+            with plain_file(self._path) as descriptor:
+                # Not to its end: a guest that writes as fast as we read would keep us here.
+                until = min(os.fstat(descriptor).st_size, PRINTED_BYTES_MAX)
+                while self._offset < until:
+                    piece = os.pread(descriptor, min(PIECE_BYTES, until - self._offset), self._offset)
+                    if not piece:
+                        return
+                    self._offset += len(piece)
+                    if text := self._decoder.decode(piece):
+                        receive(text)
+        except FileNotFoundError:
+            return
+
+
+class Allowance:
+    """Whether a guest makes this machine keep more than it may.
+
+    `exchange` is the folder that it writes to, `printed` are files that grow by what it says.
+    """
+
+    def __init__(self, exchange: Path, *printed: Path) -> None:
+        self._exchange = exchange
+        self._printed = printed
+
+    def check_printed(self) -> None:
+        """Quick. Raises GuestTookTooMuchError."""
+        for path in self._printed:
+            with suppress(FileNotFoundError):
+                if path.lstat().st_size > PRINTED_BYTES_MAX:
+                    raise GuestTookTooMuchError(f"its {path.name}", PRINTED_BYTES_MAX // MIB)
+
+    def check_exchange(self, server: int) -> None:
+        """Walks through the folder. `server` is the process that serves it. Raises GuestTookTooMuchError."""
+        taken = unnamed_bytes(server, self._exchange.stat().st_dev)
+        for entries, size in enumerate(_sizes_below(self._exchange)):
+            taken += size
+            if taken > EXCHANGE_BYTES_MAX:
+                raise GuestTookTooMuchError("/run/g35", EXCHANGE_BYTES_MAX // MIB)
+            if entries >= EXCHANGE_ENTRIES_MAX:
+                raise GuestTookTooMuchError("/run/g35", EXCHANGE_ENTRIES_MAX, "files")
+
+
+def unnamed_bytes(process: int, device: int) -> int:
+    """Bytes on the file system `device` of files that a process has open and that have no name any more."""
+    taken = 0
+    with suppress(OSError):  # it has ended
+        for name in os.listdir(f"/proc/{process}/fd"):
+            with suppress(OSError):
+                found = os.stat(f"/proc/{process}/fd/{name}")
+                if stat.S_ISREG(found.st_mode) and found.st_nlink == 0 and found.st_dev == device:
+                    taken += found.st_blocks * 512
+    return taken
+
+
+def _sizes_below(folder: Path) -> Iterator[int]:
+    """Bytes of every entry below it; no link is followed. A folder that is too deep to be named is left out,
+    with what is in it: only QEMU, whose 9p server goes step by step, gets there."""
+    waiting = [str(folder)]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    yield entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)

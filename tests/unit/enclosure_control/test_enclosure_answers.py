@@ -1,0 +1,100 @@
+"""Descriptions and answers that no honest end sends: each is refused by name, none is a bug of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.enclosure_control import records
+from agent.enclosure_control.description import load_description
+from agent.enclosure_control.rpc_errors import RpcAnswerError, RpcError
+from agent.enclosure_control.rpc_target import RpcTarget
+from agent.enclosure_control.steps import AddListener, AttachNvme, CreateSubsystem
+from agent.errors import ConfigError, UserError
+
+BDEV = {"name": "M", "block_size": 512, "num_blocks": 8}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("a = " + "[" * 100_000, "nested"), ("a = " + "9" * 5000, "too long")],
+    ids=["nested", "digits"],
+)
+def test_a_file_that_python_chokes_on(tmp_path: Path, text: str, part: str) -> None:
+    (tmp_path / "shelf.toml").write_text(text)
+    with pytest.raises(ConfigError, match=part):
+        load_description(tmp_path / "shelf.toml")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"aliases": 7}, {"aliases": ["\ud800"]}, {"name": "\udfff"}, {"num_blocks": 1 << 64}],
+)
+def test_a_bdev_that_is_none(change: dict[str, Any]) -> None:
+    with pytest.raises(RpcAnswerError):
+        records.decode_all("bdev_get_bdevs", [BDEV | change], records.bdev)
+
+
+@pytest.mark.parametrize("ticks", [10**400, -(10**400)], ids=["most", "least"])
+def test_counters_beyond_all_measure(ticks: int) -> None:
+    counters = dict.fromkeys(
+        ("num_read_ops", "bytes_read", "num_write_ops", "bytes_written", "write_latency_ticks"), 1
+    )
+    answer = {"tick_rate": 1, "bdevs": [{"name": "M", "read_latency_ticks": ticks} | counters]}
+    with pytest.raises(RpcAnswerError, match="out of range"):
+        records.bdev_stats(answer)
+
+
+class Answering:
+    """Answers by method; a refusal is raised."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    def call(self, method: str, _params: dict[str, Any] | None = None) -> Any:
+        self.asked.append(method)
+        answer = self.answers[method]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_key_that_was_removed_is_not_there_although_it_is_listed() -> None:
+    key = {"name": "k", "removed": True}
+    caller = Answering(
+        keyring_get_keys=[key, key | {"removed": False, "path": "/k"}],
+        nvmf_get_subsystems=[],
+        nvmf_get_transports=[],
+        bdev_get_bdevs=[],
+        bdev_nvme_get_controllers=[],
+        bdev_lvol_get_lvstores=[],
+    )
+    assert RpcTarget(caller).read().keys == (records.Key("k", "/k"),)
+
+
+def test_a_method_that_is_not_there_is_said_before_the_first_step() -> None:
+    steps = [
+        CreateSubsystem("nqn.s", None, None, None, False),
+        AttachNvme("N", records.Address("PCIE", "0000:3b:00.0"), None, None, None, None),
+    ]
+    target = RpcTarget(Answering(rpc_get_methods=["nvmf_create_subsystem"]))
+    target.vet(steps[:1])
+    with pytest.raises(UserError, match=r"attach NVMe controller N .* no method bdev_nvme_attach_controller"):
+        target.vet(steps)
+    RpcTarget(Answering(rpc_get_methods=RpcError("m", -32601, "Method not found"))).vet(steps)
+    with pytest.raises(RpcAnswerError):
+        RpcTarget(Answering(rpc_get_methods=7)).vet(steps)
+
+
+def test_a_listener_that_is_refused_has_a_hint_of_its_own() -> None:
+    refusal = RpcError("nvmf_subsystem_add_listener", -32602, "Invalid parameters")
+    target = RpcTarget(Answering(nvmf_subsystem_add_listener=refusal))
+    with pytest.raises(RpcError) as caught:
+        target.perform(AddListener("nqn.s", records.Address("TCP", "10.0.0.7", "4420")))
+    assert "port free" in caught.value.advice
