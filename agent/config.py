@@ -246,10 +246,10 @@ class VirtioFsSection(_Section):
     @classmethod
     def _can_be_listened_at(cls, path: Path) -> Path:
         if not path.is_absolute():
-            raise ValueError(f"a socket wants an absolute path, and {str(path)!r} is none")
+            raise ValueError("a socket wants an absolute path, /run/g35/gpu0.sock for example")
         if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
             raise ValueError(f"a socket's path has {SOCKET_PATH_BYTES_MAX} bytes at the most")
-        return Path(os.path.normpath(path))
+        return path
 
     @field_validator("subtree")
     @classmethod
@@ -295,7 +295,8 @@ class Configuration(_Section):
                 raise ValueError("controller_secret_file wants a host_secret_file beside it")
         if self.agent.mount is None and not self.virtiofs:
             raise ValueError("neither agent.mount nor a virtiofs.socket says how the pool is reached")
-        sockets = [device.socket for device in self.virtiofs]
+        # However they are spelled: two slashes at the beginning are kept by realpath, and mean one.
+        sockets = ["/" + os.path.realpath(device.socket).lstrip("/") for device in self.virtiofs]
         if len(set(sockets)) != len(sockets):
             raise ValueError("two guests have one virtiofs.socket")
         names = [enclosure.name for enclosure in self.enclosures]

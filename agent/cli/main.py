@@ -9,20 +9,25 @@ Exit codes: 0 it worked, 1 it did not, 2 the arguments are wrong, 130 Ctrl-C.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import os
 import sys
-import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import typer
-
-from agent.errors import Fault, G35Error, UserError
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
+
+try:
+    import importlib
+    import importlib.util
+    import os
+    import traceback
+    from collections.abc import Sequence
+    from dataclasses import dataclass
+
+    import typer
+
+    from agent.errors import Fault, G35Error, UserError
+except KeyboardInterrupt:
+    # These take a while, and who presses Ctrl-C meanwhile need not see where we were.
+    sys.exit(EXIT_INTERRUPTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ VERBS: dict[str, Verb] = {
 PASSED_ON: dict[str, tuple[str, str]] = {
     "jbof": ("emulator.jbof", "An enclosure: drives served over NVMe-oF."),
     "lab": ("emulator.lab", "A kernel in QEMU that judges our NVMe-oF."),
-    "host": ("emulator.lab.host_cli", "The GPU host: a kernel in QEMU that mounts the agent's device."),
+    "host": ("emulator.lab.host_main", "The GPU host: a kernel in QEMU that mounts the agent's device."),
 }
 """Verbs that are programs of the emulator. The agent never imports it; it becomes it."""
 

@@ -1,4 +1,4 @@
-"""An enclosure's words for a terminal: names and messages are its own, and a terminal obeys some characters."""
+"""An enclosure's words for a terminal, which obeys some characters: names and messages are not ours."""
 
 from __future__ import annotations
 

@@ -67,6 +67,8 @@ class Opcode(enum.IntEnum):
     READ = 15
     WRITE = 16
     RELEASE = 18
+    FSYNC = 20
+    FLUSH = 25
     INIT = 26
     OPENDIR = 27
     READDIR = 28

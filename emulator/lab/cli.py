@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -20,10 +20,12 @@ import typer
 from rich.console import Console
 
 from emulator.lab.accelerator import choose_accelerator
+from emulator.lab.booting import wait_on_terminal
 from emulator.lab.cache import REPOSITORY
-from emulator.lab.errors import GuestDiedError, GuestTimedOutError, LabError, LabUnavailableError
+from emulator.lab.errors import LabError, LabUnavailableError
 from emulator.lab.image import LabImage, prepare
 from emulator.lab.machine import Guest, run_in_guest
+from emulator.lab.start_folder import start_folder
 
 app = typer.Typer(
     help="Run things on Debian's stock 6.12 kernel in a virtual machine (QEMU), where the kernel's own NVMe "
@@ -35,6 +37,8 @@ app = typer.Typer(
 )
 
 told = Console(stderr=True)
+
+FOLDER_HELP = "Folder of this machine to start in; not below /tmp, /var/tmp or /run: the guest has its own."
 
 
 @app.callback(invoke_without_command=True)
@@ -69,7 +73,7 @@ def prepare_lab(
 def run(
     command: Annotated[list[str], typer.Argument(help="The command and its arguments, after --")],
     timeout: Annotated[float, typer.Option(help="Seconds until the guest is ended.", min=1)] = 300.0,
-    folder: Annotated[Path, typer.Option(help="Folder of this machine to run it in.")] = REPOSITORY,
+    folder: Annotated[Path, typer.Option(help=FOLDER_HELP)] = REPOSITORY,
     results: Annotated[
         Path | None, typer.Option(help="Folder for the files that it leaves in /run/g35/results.")
     ] = None,
@@ -78,32 +82,40 @@ def run(
 
     Prints what it prints and exits with its status. Example: g35 lab run -- nvme list
     """
+    start = checked_folder(folder)
     with failures_told():
         prepared_image()
-        result = run_in_guest(
-            command, timeout, folder=folder.absolute(), on_output=print_raw, results=results
-        )
+        result = run_in_guest(command, timeout, folder=start, on_output=print_raw, results=results)
         raise typer.Exit(result.status)
 
 
 @app.command("shell")
 def shell(
-    folder: Annotated[Path, typer.Option(help="Folder of this machine to start in.")] = REPOSITORY,
+    folder: Annotated[Path, typer.Option(help=FOLDER_HELP)] = REPOSITORY,
 ) -> None:
     """Open a shell in the guest.
 
     `exit` powers the guest off; Ctrl-A X ends QEMU.
     """
+    start = checked_folder(folder)
     with failures_told():
         image = prepared_image()
         with Guest(
             "exec /bin/bash --login",
             image=image,
             accelerator=choose_accelerator(image),
-            folder=folder.absolute(),
+            folder=start,
             interactive=True,
         ) as guest:
-            guest.wait_on_terminal()
+            wait_on_terminal(guest, "the guest")
+
+
+def checked_folder(folder: Path) -> Path:
+    """As `start_folder`; the words of a wrong argument are typer's to print."""
+    try:
+        return start_folder(folder)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--folder") from None
 
 
 def run_tests(*pytest_arguments: str) -> NoReturn:
@@ -126,25 +138,31 @@ def run_tests(*pytest_arguments: str) -> NoReturn:
 
 @contextmanager
 def failures_told() -> Iterator[None]:
-    """Turn the lab's errors into a message and an exit code; a SIGTERM unwinds like Ctrl-C."""
+    """Turn the lab's errors into a message and an exit code; SIGTERM and SIGHUP unwind like Ctrl-C."""
 
     def unwind(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, unwind)
+    before = {
+        number: signal.signal(number, unwind)
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN  # nohup
+    }
     try:
         yield
     except LabUnavailableError as error:
         told.print(f"The lab cannot run here: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
-    except (GuestDiedError, GuestTimedOutError, LabError) as error:
+    except LabError as error:
         told.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        told.print("Interrupted; the guest has been ended.")
+        with suppress(OSError):  # the terminal may be gone
+            told.print("Interrupted; the guest has been ended.")
         raise typer.Exit(130) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def prepared_image(*, refresh: bool = False) -> LabImage:

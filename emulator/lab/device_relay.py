@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from emulator.lab.device_setup import DeviceSetup
-from emulator.lab.errors import LabError
+from emulator.lab.device_socket import cannot_connect, connected, hung_up, no_device, silent
 from emulator.lab.vhost_messages import (
     INFLIGHT,
     PROTOCOL_INFLIGHT,
@@ -35,23 +35,13 @@ from emulator.lab.vhost_messages import (
 )
 
 RETRY_S = 0.1
-ANSWER_S = 10.0
-"""An agent that does not answer for so long counts as gone."""
 TURNED_AWAY_S = 1.0
-HUNG_UP = "it hangs up; has another guest the device?"
 RINGS_MIN = 2
 """One for urgent requests, one for the others."""
 
 
-class NoDeviceError(LabError):
-    """Nobody serves a virtio-fs device where one was expected."""
-
-    @classmethod
-    def at(cls, path: Path, why: str) -> NoDeviceError:
-        return cls(
-            f"no agent serves a virtio-fs device at {path}: {why}\n"
-            "start one with: g35 up --virtiofs, or with [virtiofs] in the configuration of g35 agent"
-        )
+class HungUp(MalformedMessage):
+    """Who listens has ended the connection where an answer was due."""
 
 
 class DeviceRelay:
@@ -105,17 +95,20 @@ class DeviceRelay:
         until = time.monotonic() + TURNED_AWAY_S
         while True:
             try:
-                self._agent = self._connected()
+                self._agent = connected(self._path)
+            except OSError as error:
+                raise cannot_connect(self._path, error) from None
+            try:
                 return self._offered_queues()
             except (OSError, MalformedMessage) as error:
-                if self._agent is None:
-                    why = (isinstance(error, OSError) and error.strerror) or str(error)
-                    raise NoDeviceError.at(self._path, why) from None
                 self._agent.close()
                 self._agent = None
+                if isinstance(error, TimeoutError):
+                    raise silent(self._path) from None
+                if isinstance(error, MalformedMessage) and not isinstance(error, HungUp):
+                    raise no_device(self._path, f"it answers otherwise: {error}") from None
                 if time.monotonic() > until:
-                    why = HUNG_UP if isinstance(error, OSError) else str(error)
-                    raise NoDeviceError.at(self._path, why) from None
+                    raise hung_up(self._path) from None
             time.sleep(RETRY_S)
 
     def _offered_queues(self) -> int:
@@ -188,8 +181,11 @@ class DeviceRelay:
         if not message.wants_answer:
             return None
         answer = receive_message(self._agent)
-        if answer is None or answer.request != message.request:
-            raise MalformedMessage(HUNG_UP)
+        if answer is None:
+            raise HungUp("it hangs up; has another guest the device?")
+        if answer.request != message.request:
+            answer.close()
+            raise MalformedMessage(f"request {answer.request} where {message.request} was to be answered")
         return answer
 
     def _take_inflight_area(self) -> None:
@@ -217,7 +213,7 @@ class DeviceRelay:
             return
         self._next_try = time.monotonic() + RETRY_S
         try:
-            self._agent = self._connected()
+            self._agent = connected(self._path)
         except OSError:
             return
         try:
@@ -238,13 +234,3 @@ class DeviceRelay:
         self._complaint = ""
         self._setup.wake_everybody()
         self._tell("the agent is back; the guest goes on")
-
-    def _connected(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.settimeout(ANSWER_S)
-            connection.connect(str(self._path))
-        except BaseException:
-            connection.close()
-            raise
-        return connection

@@ -37,10 +37,10 @@ class GuestTimedOutError(LabError):
 
 
 class ExchangeMisusedError(LabError):
-    """The guest has put something else where a plain file of its own is expected: a link, a pipe, a device."""
+    """Where a plain file of the guest's is expected there is a link, a pipe or a device."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"the guest has made /run/g35/{name} something other than it was; it is not trusted")
+        super().__init__(f"the guest has replaced /run/g35/{name}; what is there now is not read")
 
 
 class GuestTookTooMuchError(LabError):
@@ -48,8 +48,8 @@ class GuestTookTooMuchError(LabError):
 
     def __init__(self, what: str, limit: int, unit: str = "MiB") -> None:
         super().__init__(
-            f"{what} of the guest would be more than {limit} {unit}, and it has been ended\n"
-            "let the command print less, or write to files: the mount, or folders of the guest's own"
+            f"the guest has been ended: {what} came to more than {limit} {unit}, which this machine keeps\n"
+            "let the command print less, or write to the mount, or to a folder of the guest's own: /tmp"
         )
 
 

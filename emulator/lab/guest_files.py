@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import codecs
 import os
+import shutil
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +26,8 @@ PRINTED_BYTES_MAX = 64 * MIB
 EXCHANGE_BYTES_MAX = 1024 * MIB
 """All files of the exchange folder together, those that are open and have no name any more included."""
 EXCHANGE_ENTRIES_MAX = 10_000
+PATH_CHARACTERS_MAX = 3000
+"""The kernel takes 4096 bytes, and what is below cannot be counted."""
 
 
 @contextmanager
@@ -77,9 +81,9 @@ def copy_plain_files(source: Path, destination: Path) -> None:
     left = EXCHANGE_BYTES_MAX
     try:
         for name in os.listdir(folder):
-            with suppress(FileNotFoundError, ExchangeMisusedError):
-                with plain_file(Path(f"/proc/self/fd/{folder}", name)) as file:
-                    left -= _copy(file, destination / name, left)
+            place = Path(f"/proc/self/fd/{folder}", name)
+            with suppress(FileNotFoundError, ExchangeMisusedError), plain_file(place) as file:
+                left -= _copy(file, destination / name, left)
     finally:
         os.close(folder)
 
@@ -165,13 +169,31 @@ def unnamed_bytes(process: int, device: int) -> int:
 
 
 def _sizes_below(folder: Path) -> Iterator[int]:
-    """Bytes of every entry below it; no link is followed. A folder that is too deep to be named is left out,
-    with what is in it: only QEMU, whose 9p server goes step by step, gets there."""
+    """Bytes of every entry below it; no link is followed. Raises GuestTookTooMuchError where paths get so
+    long that this machine cannot name them, ExchangeMisusedError for a folder that cannot be looked into."""
     waiting = [str(folder)]
     while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
+        place = waiting.pop()
+        try:
+            entries = os.scandir(place)
+        except PermissionError:
+            raise ExchangeMisusedError(os.path.relpath(place, folder)) from None
+        except OSError:
+            continue  # it has just been removed
+        with entries:
             for entry in entries:
                 with suppress(OSError):
                     yield entry.stat(follow_symlinks=False).st_blocks * 512
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
+                if len(entry.path) > PATH_CHARACTERS_MAX:
+                    raise GuestTookTooMuchError("a path in /run/g35", PATH_CHARACTERS_MAX, "characters")
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder that a guest has written to, whatever it has made of it."""
+    with suppress(RecursionError):  # thousands of folders in one another
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        for words in (("chmod", "-R", "u+rwX"), ("rm", "-rf")):
+            subprocess.run([*words, "--", folder], stderr=subprocess.DEVNULL, check=False)

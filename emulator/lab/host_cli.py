@@ -14,9 +14,10 @@ from typing import Annotated
 import typer
 
 from emulator.lab.accelerator import choose_accelerator
+from emulator.lab.booting import wait_on_terminal
 from emulator.lab.cache import REPOSITORY
-from emulator.lab.cli import failures_told, prepared_image, print_raw, told
-from emulator.lab.device_relay import NoDeviceError
+from emulator.lab.cli import FOLDER_HELP, checked_folder, failures_told, prepared_image, print_raw, told
+from emulator.lab.device_socket import require_socket
 from emulator.lab.gpu_host import GpuHost, GpuHostShape
 
 MEMORY_MIB_MIN = 512
@@ -24,6 +25,8 @@ MEMORY_MIB_MAX = 64 << 10
 CORES_MAX = 64
 TAG_BYTES_MAX = 36
 """In the device's configuration space (virtio 1.2, 5.11.4)."""
+
+THE_GUEST = "the GPU host"
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -60,7 +63,7 @@ def host(
     timeout: Annotated[
         float, typer.Option(help="With a command: seconds until the guest is ended.", min=1)
     ] = (3600.0),
-    folder: Annotated[Path, typer.Option(help="Folder of this machine to start in.")] = REPOSITORY,
+    folder: Annotated[Path, typer.Option(help=FOLDER_HELP)] = REPOSITORY,
     results: Annotated[
         Path | None, typer.Option(help="Folder for the files that the command leaves in /run/g35/results.")
     ] = None,
@@ -78,9 +81,9 @@ def host(
         raise typer.BadParameter("name the one or the other", param_hint="--socket, --config")
     place = socket or (socket_of(config) if config else default_socket())
     shape = GpuHostShape(memory, cpus, tag, mount)
+    start = checked_folder(folder)
     with failures_told():
-        if not place.is_socket():
-            raise NoDeviceError.at(place, "there is no such socket")
+        require_socket(place)
         image = prepared_image()
         accelerator = choose_accelerator(image)
         with GpuHost(
@@ -89,13 +92,15 @@ def host(
             image=image,
             accelerator=accelerator,
             shape=shape,
-            folder=folder.absolute(),
+            folder=start,
             interactive=not command,
             tell=_tell,
         ) as gpu_host:
             if not command:
-                gpu_host.guest.wait_on_terminal()
+                wait_on_terminal(gpu_host.guest, THE_GUEST)
                 return
+            if told.is_terminal:
+                told.print(f"booting {THE_GUEST}")
             try:
                 status = gpu_host.guest.wait(timeout, print_raw).status
             finally:
@@ -114,21 +119,24 @@ def socket_of(config: Path) -> Path:
     """The socket that an agent's configuration names; of several one has to be chosen."""
     try:
         with config.open("rb") as file:
-            found = tomllib.load(file)["virtiofs"]
-        sockets = [device["socket"] for device in (found if isinstance(found, list) else [found])]
+            found = tomllib.load(file)
     except OSError as error:
         raise typer.BadParameter(f"{config}: {error.strerror}", param_hint="--config") from None
-    except (tomllib.TOMLDecodeError, KeyError, TypeError):
-        raise typer.BadParameter(f"{config} names no socket in [virtiofs]", param_hint="--config") from None
+    except ValueError as error:  # tomllib's own, and bytes that are no UTF-8
+        raise typer.BadParameter(f"{config} is no TOML: {error}", param_hint="--config") from None
+    devices = found.get("virtiofs")
+    sockets = [
+        device["socket"]
+        for device in (devices if isinstance(devices, list) else [devices])
+        if isinstance(device, dict) and isinstance(device.get("socket"), str)
+    ]
+    if not sockets:
+        raise typer.BadParameter(f"{config} names no socket in [virtiofs]", param_hint="--config")
     if len(sockets) != 1:
-        names = ", ".join(map(str, sockets))
+        names = ", ".join(sockets)
         raise typer.BadParameter(f"{config} has {names}: choose one by --socket", param_hint="--config")
     return Path(sockets[0])
 
 
 def _tell(sentence: str) -> None:
     told.print(sentence, markup=False, highlight=False, soft_wrap=True, end="\r\n")
-
-
-if __name__ == "__main__":
-    app(prog_name="g35 host")

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
+import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from types import TracebackType
 from emulator.lab.accelerator import ACCELERATOR_OPTIONS, ENDS_WITH_US, QEMU, choose_accelerator
 from emulator.lab.cache import REPOSITORY
 from emulator.lab.errors import GuestDiedError, GuestTimedOutError
-from emulator.lab.guest_files import Allowance, Follower, copy_plain_files, status_in, tail_of
+from emulator.lab.guest_files import Allowance, Follower, copy_plain_files, remove_folder, status_in, tail_of
 from emulator.lab.image import LabImage, prepare
 
 EXCHANGE_IN_GUEST = Path("/run/g35")
@@ -111,6 +112,8 @@ class Guest:
         self._allowance = Allowance(self.exchange, self._output, self._console, said_by_qemu)
         self._exchange_checked = 0.0
         self._started = time.monotonic()
+        # QEMU puts the terminal into raw mode, and does not put it back when it is killed.
+        self._terminal = termios.tcgetattr(sys.stdin) if interactive and sys.stdin.isatty() else None
         try:
             (self.exchange / "results").mkdir(parents=True)
             for name, text in (files or {}).items():
@@ -132,7 +135,7 @@ class Guest:
                     pass_fds=[device.descriptor for device in hardware.devices],
                 )
         except BaseException:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            remove_folder(self._scratch)
             raise
 
     def __enter__(self) -> Guest:
@@ -232,11 +235,13 @@ class Guest:
     def _end(self) -> None:
         self._qemu.kill()
         self._qemu.wait()
+        if self._terminal is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, self._terminal)
 
     def close(self) -> None:
         """End the machine if it still runs, and remove its files. Nothing of it is left afterwards."""
         self._end()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        remove_folder(self._scratch)
 
 
 def run_in_guest(
@@ -324,7 +329,7 @@ def remove_left_overs(temporary: Path) -> None:
     for folder in temporary.glob(f"{SCRATCH_PREFIX}*-*"):
         owner = folder.name.removeprefix(SCRATCH_PREFIX).split("-")[0]
         if owner.isdecimal() and not Path("/proc", owner).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder)
 
 
 def _share(path: Path, tag: str) -> str:

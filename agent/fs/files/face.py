@@ -122,11 +122,10 @@ class FilesFace(RefusesAll):
                 database, options.root_mode, options.root_uid, options.root_gid, self._wall_ns()
             )
             self._reclaimer.start()
-        except FsError as refusal:
+        except BaseException as failure:
             database.close()
-            raise MetadataUnusable(f"{metadata}: {refusal}") from refusal
-        except BaseException:
-            database.close()
+            if isinstance(failure, FsError):
+                raise MetadataUnusable(f"{metadata}: {failure}") from failure
             raise
 
     # For the agent, beside the doors.

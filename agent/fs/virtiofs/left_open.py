@@ -35,6 +35,19 @@ def _steps_of(outcome: Outcome[T]) -> Steps[T]:
     return cast(T, outcome)
 
 
+def _with_lost_data(books: GuestBooks) -> set[Handle]:
+    """Every file that was open at a node to which data had been written and not flushed, by whichever of
+    its handles: as fsync(2) does, each of them tells it once. The books remember that it is still to be
+    told, so after another kill meanwhile all tell it again."""
+    files = {place: file for place, file in books.files.items() if not file.is_folder}
+    nodes = {ino for (ino, _), file in files.items() if file.dirty}
+    lost = {place for place in files if place[0] in nodes}
+    for place in lost:
+        if not files[place].dirty:
+            books.wrote(*place)
+    return lost
+
+
 class LeftOpen:
     """The part of a guest's books that an earlier process had written."""
 
@@ -48,9 +61,7 @@ class LeftOpen:
         self.reading: dict[Handle, int | None] = {}
         """Values opened again by the tree's node and handle: bytes of the value, None until it is read
         from its beginning."""
-        self._lost: set[Handle] = {
-            place for place, file in books.files.items() if file.dirty and not file.is_folder
-        }
+        self._lost = _with_lost_data(books)
         self._sizes: dict[int, int] = {}
 
     def clear(self) -> tuple[dict[int, int], set[int]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from emulator.lab.device_relay import DeviceRelay, NoDeviceError
+from emulator.lab import device_relay, device_socket
+from emulator.lab.device_relay import DeviceRelay
+from emulator.lab.device_socket import NoDeviceError
 from emulator.lab.vhost_messages import (
     FLAG_NEED_REPLY,
     INFLIGHT,
@@ -253,10 +257,86 @@ def test_garbage_of_qemu_ends_the_device(stage: Stage, garbage: bytes) -> None:
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
-    with pytest.raises(NoDeviceError, match="No such file"):
+    with pytest.raises(NoDeviceError, match=r"No such file[^$]*g35 up --virtiofs"):
         DeviceRelay(tmp_path / "socket", request_queues=1, queue_size=QUEUE_SIZE)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "stale"))
     listener.close()
-    with pytest.raises(NoDeviceError, match="refused"):
+    with pytest.raises(NoDeviceError, match=r"its agent has ended[^$]*g35 up --virtiofs"):
         DeviceRelay(tmp_path / "stale", request_queues=1, queue_size=QUEUE_SIZE)
+    with pytest.raises(NoDeviceError, match="too long"):
+        DeviceRelay(tmp_path / ("x" * 200), request_queues=1, queue_size=QUEUE_SIZE)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_relay, "TURNED_AWAY_S", 0.0)
+    monkeypatch.setattr(device_socket, "SILENCE_S", 0.2)
+
+
+@contextmanager
+def listening(path: Path, treat: Callable[[socket.socket], None]) -> Iterator[None]:
+    """Somebody at `path` who treats every connection so, and then ends it."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    treat(connection)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_device_that_another_guest_has(tmp_path: Path) -> None:
+    with (
+        listening(tmp_path / "socket", lambda connection: None),
+        pytest.raises(NoDeviceError, match="another guest has the device") as caught,
+    ):
+        DeviceRelay(tmp_path / "socket", request_queues=1, queue_size=QUEUE_SIZE)
+    assert "end that one" in str(caught.value)
+    assert f"process {os.getpid()}" in str(caught.value)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("answer", [b"", b'{"error": "no JSON"}'])
+def test_a_socket_of_something_else(tmp_path: Path, answer: bytes) -> None:
+    def reads_and_complains(connection: socket.socket) -> None:
+        if connection.recv(4096):
+            connection.sendall(answer)
+
+    with (
+        listening(tmp_path / "socket", reads_and_complains),
+        pytest.raises(NoDeviceError, match="that is no vhost-user device") as caught,
+    ):
+        DeviceRelay(tmp_path / "socket", request_queues=1, queue_size=QUEUE_SIZE)
+    assert "--config" in str(caught.value)
+    assert "another guest" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_socket_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_socket, "ANSWER_S", 0.2)
+
+    def waits_for_more(connection: socket.socket) -> None:
+        while connection.recv(4096):
+            pass
+
+    with (
+        listening(tmp_path / "socket", waits_for_more),
+        pytest.raises(NoDeviceError, match="an agent that hangs, or no vhost-user device") as caught,
+    ):
+        DeviceRelay(tmp_path / "socket", request_queues=1, queue_size=QUEUE_SIZE)
+    assert "g35 status" in str(caught.value)
+    assert "--socket" in str(caught.value)

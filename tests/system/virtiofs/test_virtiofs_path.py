@@ -6,7 +6,9 @@ area, and connects again. Its rings judge what comes back (each request once), t
 
 from __future__ import annotations
 
+import errno
 import random
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.bench.virtiofs_files import VirtiofsFiles
+from agent.virtio_driver.fuse_wire import Opcode
 from agent.virtio_driver.machine import Machine, queues_offered
 from host_shim.pool import Pool
 from tests.support.pool_up import PoolUp
@@ -147,6 +150,35 @@ def killed_and_back(pool_up: PoolUp, machine: Machine, meanwhile: Callable[[], N
     meanwhile()
     pool_up.wait_restarted("agent-process", old)
     machine.start(patience=30)
+
+
+def test_an_orderly_stop_stores_no_half_of_a_value(pool_up: PoolUp, machine: Machine) -> None:
+    """A guest is at writing a value and a file when its agent is told to end, and another takes its place."""
+    client = machine.client
+    room = machine.memory.room(1 << 16)
+    room.view[:] = content(b"half", 1 << 16)
+    volume, folder = client.walk("kv/kv").number, client.walk("fs").number
+    value, writing = client.create(volume, b"half")
+    assert client.write_from(value.number, writing, 0, room) == 1 << 16
+    file, handle = client.create(folder, b"half")
+    assert client.write_from(file.number, handle, 0, room) == 1 << 16
+    whole, storing = client.create(volume, b"whole")
+    assert client.write_from(whole.number, storing, 0, room) == 1 << 16
+    client.start(Opcode.FLUSH, whole.number, struct.pack("<QIIQ", storing, 0, 0, 0), 0).finish()
+    client.release(whole.number, storing)
+    pool_up.down()
+    machine.lose()
+    pool_up.start_again()
+    machine.start(patience=30)
+    with pytest.raises(OSError) as lost:
+        client.write_from(value.number, writing, 1 << 16, room)
+    assert lost.value.errno == errno.EIO
+    with pytest.raises(FileNotFoundError):
+        client.lookup(volume, b"half")
+    assert client.lookup(volume, b"whole").size == 1 << 16
+    room.view[:] = bytes(1 << 16)
+    assert client.read_into(file.number, handle, 0, room) == 1 << 16
+    assert room.view == content(b"half", 1 << 16)
 
 
 def test_an_agent_killed_under_load(pool_up: PoolUp, machine: Machine, seed: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.cli.enclosure_verb import _row
 from agent.enclosure_control import records
 from agent.enclosure_control.description import load_description
 from agent.enclosure_control.rpc_errors import RpcAnswerError, RpcError
@@ -98,3 +99,9 @@ def test_a_listener_that_is_refused_has_a_hint_of_its_own() -> None:
     with pytest.raises(RpcError) as caught:
         target.perform(AddListener("nqn.s", records.Address("TCP", "10.0.0.7", "4420")))
     assert "port free" in caught.value.advice
+
+
+def test_a_latency_that_was_not_measured_is_not_shown_as_none() -> None:
+    counted = records.BdevStats("M", 2, 8192, 2, 8192, 0.0, 0.000_04, 0)
+    assert _row(counted)[3] == "-"
+    assert _row(counted)[6] == "20"

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
+import sqlite3
 
 import pytest
 
+from agent.errors import Fault
+from agent.fs.files import inodes, schema
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.schema import MetadataUnusable
+from agent.fs.interface import FsError
 from tests.unit.files.conftest import BLOCK, World, refused
 
 # Extended attributes.
@@ -63,6 +68,34 @@ def test_a_metadata_file_of_a_later_version_is_refused(world: World) -> None:
     world.face.close()
     with pytest.raises(MetadataUnusable, match="schema 99"):
         world.start()
+
+
+def test_a_full_disk_is_the_worlds_fault(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the WAL's fsync, in SQLite, and once the metadata are open."""
+    world.face.close()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def no_room(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    for where, what, failing in (
+        (os, "fsync", full),
+        (schema.Database, "_prepare", no_room),
+        (inodes, "ensure_root", lambda *_: full_refusal()),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(where, what, failing)
+            with pytest.raises(MetadataUnusable) as told:
+                world.start()
+        assert told.value.fault is Fault.WORLD
+        assert "full" in told.value.advice
+    world.start()
+
+
+def full_refusal() -> None:
+    raise FsError(errno.ENOSPC, "no room")
 
 
 def test_impossible_options_are_refused(world: World) -> None:

@@ -38,7 +38,7 @@ def test_the_default_is_the_same(monkeypatch: pytest.MonkeyPatch, base: str) -> 
     [
         ("[agent]", "names no socket"),
         ("virtiofs = 3", "names no socket"),
-        ("not toml", "names no socket"),
+        ("not toml", "is no TOML"),
         ('[[virtiofs]]\nsocket = "/a"\n[[virtiofs]]\nsocket = "/b"', "has /a, /b: choose one by --socket"),
     ],
 )

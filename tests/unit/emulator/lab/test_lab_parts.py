@@ -18,7 +18,6 @@ from emulator.lab.image import LabImage
 from emulator.lab.kernel import kernel_package, require_programs
 from emulator.lab.machine import (
     FileSystemDevice,
-    Follower,
     Hardware,
     guest_script,
     qemu_command,
@@ -122,6 +121,9 @@ def test_the_guests_script_is_safe_for_the_shell() -> None:
     assert "cd '/some folder' || exit 125\n" in script
     assert "export NAME='a b'\n" in script
     assert guest_script("exit 3", Path("/"), {}).endswith("\nexit 3\n")
+    assert "begun" not in script
+    told = guest_script("exit 3", Path("/"), {}, interactive=True)
+    assert told.startswith(": > /run/g35/begun; echo\n"), "before anything of it can be seen"
 
 
 def test_the_machines_root_is_shared_read_only() -> None:
@@ -182,18 +184,6 @@ def test_folders_of_dead_owners_are_removed(tmp_path: Path) -> None:
         folder.mkdir()
     remove_left_overs(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([alive, other])
-
-
-def test_a_follower_hands_on_what_is_new(tmp_path: Path) -> None:
-    file, heard = tmp_path / "output", list[str]()
-    follower = Follower(file)
-    follower.pass_on(heard.append)
-    for text in ("one", "two"):
-        with file.open("a") as output:
-            output.write(text)
-        follower.pass_on(heard.append)
-        follower.pass_on(heard.append)
-    assert heard == ["one", "two"]
 
 
 def test_kvm_is_tried_once_and_its_verdict_kept(

@@ -193,6 +193,23 @@ class TestFlushes:
         again = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
         refused(errno.EIO, lambda: again.fsync(ino, handle, False))
 
+    def test_whoever_had_the_file_open_hears_of_lost_data_once(self, tmp_path: Path) -> None:
+        tree = MemoryFileSystem()
+        view = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+        ino, writer = made(view, b"file", b"flushed")
+        settle(view.fsync(ino, writer, False), RUN)
+        other = settle(view.open(Caller(), ino, os.O_RDWR), RUN).handle
+        clean, its_own = made(view, b"another", b"flushed")
+        settle(view.fsync(clean, its_own, False), RUN)
+        settle(view.write(ino, writer, 0, memoryview(b"lost")), RUN)
+        again = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+        refused(errno.EIO, lambda: again.fsync(ino, writer, False))
+        settle(again.fsync(ino, writer, False), RUN)
+        settle(again.fsync(clean, its_own, False), RUN)
+        third = GuestView(cast(FileSystem, tree), books_at(tmp_path / "books"))
+        refused(errno.EIO, lambda: third.fsync(ino, other, False))
+        settle(third.fsync(ino, other, False), RUN)
+
     def test_an_orderly_end_completes_no_value(self, tmp_path: Path) -> None:
         """A flush is a value's end: half of one would be there as a whole."""
         tree = SlowFlush(Values(70_000))

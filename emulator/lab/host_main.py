@@ -1,0 +1,13 @@
+"""`python -m emulator.lab.host_main` is `g35 host`."""
+
+from __future__ import annotations
+
+import sys
+
+try:
+    from emulator.lab.host_cli import app
+except KeyboardInterrupt:  # Ctrl-C while Python is still loading
+    sys.exit(130)
+
+if __name__ == "__main__":
+    app(prog_name="g35 host")

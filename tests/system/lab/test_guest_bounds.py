@@ -1,0 +1,118 @@
+"""A guest is ended whatever it does; a program that writes to the exchange folder stands in for QEMU."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from emulator.lab import guest_files, machine
+from emulator.lab.booting import wait_on_terminal
+from emulator.lab.cli import failures_told
+from emulator.lab.errors import ExchangeMisusedError, GuestTimedOutError, GuestTookTooMuchError
+from emulator.lab.image import LabImage
+from emulator.lab.machine import Guest
+
+IMAGE = LabImage("6.12.1+deb12-amd64", Path("/k/vmlinuz"), Path("/k/initramfs"))
+LONG_S = 60.0
+
+Start = Callable[..., Guest]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
+    """A guest whose root does what a shell script says in its exchange folder."""
+    monkeypatch.setattr(machine.tempfile, "tempdir", str(tmp_path))
+
+    def started(script: str, *, interactive: bool = False) -> Guest:
+        def command(_image: object, _accelerator: object, exchange: Path, *_rest: object) -> list[str]:
+            return ["sh", "-c", f"cd {exchange}; {script}"]
+
+        monkeypatch.setattr(machine, "qemu_command", command)
+        return Guest("", image=IMAGE, interactive=interactive)
+
+    return started
+
+
+def test_an_honest_guest(start: Start, tmp_path: Path) -> None:
+    heard: list[str] = []
+    with start("echo words > output; echo found > results/file; echo 3 > status") as guest:
+        result = guest.wait(LONG_S, heard.append)
+        guest.copy_results(tmp_path / "results")
+    assert (result.status, result.output, "".join(heard)) == (3, "words\n", "words\n")
+    assert (tmp_path / "results/file").read_text() == "found\n"
+    assert not guest.exchange.exists()
+
+
+@pytest.mark.parametrize("name", ["output", "status"])
+def test_a_link_to_endless_zeros(start: Start, name: str) -> None:
+    heard: list[str] = []
+    with (
+        start(f"rm -f {name}; ln -s /dev/zero {name}; sleep 0.2") as guest,
+        pytest.raises(ExchangeMisusedError, match=name),
+    ):
+        guest.wait(LONG_S, heard.append)
+    assert heard == []
+
+
+def test_the_deadline_holds_while_nobody_takes_the_words(start: Start) -> None:
+    stuck = threading.Event()
+
+    def full(_text: str) -> None:
+        """As a pipe whose reader does not read; it goes on when the guest has been ended."""
+        guest._qemu.wait(LONG_S)
+        stuck.set()
+
+    with start("echo words > output; exec sleep 1000") as guest:
+        with pytest.raises(GuestTimedOutError) as caught:
+            guest.wait(0.5, full)
+        assert stuck.is_set()
+    assert caught.value.output == "words\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "what"),
+    [
+        ("truncate -s 1T output", "its output"),
+        ("truncate -s 1T ../console", "its console"),
+        ("head -c 3M /dev/zero > file", "/run/g35"),
+        ("exec 9> file; rm file; head -c 3M /dev/zero >&9", "/run/g35"),
+    ],
+)
+def test_a_guest_that_fills_the_disk(
+    start: Start, monkeypatch: pytest.MonkeyPatch, script: str, what: str
+) -> None:
+    monkeypatch.setattr(guest_files, "EXCHANGE_BYTES_MAX", 2 * guest_files.MIB)
+    monkeypatch.setattr(machine, "EXCHANGE_POLL_S", 0.0)
+    with start(f"{script}; exec sleep 1000") as guest, pytest.raises(GuestTookTooMuchError, match=what):
+        guest.wait(LONG_S)
+    assert not guest.running()
+
+
+def test_a_shell_says_that_it_boots_until_the_guest_speaks(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with start("sleep 1.2; touch begun; sleep 1.1", interactive=True) as guest:
+        wait_on_terminal(guest, "the GPU host")
+    said = capsys.readouterr().err
+    assert said == "\rbooting the GPU host (0 s)\rbooting the GPU host (1 s)", "then the guest's line begins"
+
+
+def test_where_there_is_no_terminal_it_is_said_once(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    with start("sleep 1.2", interactive=True) as guest:
+        wait_on_terminal(guest, "the GPU host")
+    assert capsys.readouterr().err == "booting the GPU host\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminal_that_is_closed_unwinds_like_ctrl_c(how: signal.Signals) -> None:
+    with pytest.raises(typer.Exit) as caught, failures_told():
+        signal.raise_signal(how)
+    assert caught.value.exit_code == 130
+    assert signal.getsignal(how) is signal.SIG_DFL
