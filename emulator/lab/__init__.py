@@ -6,4 +6,5 @@ the guest has this Python, this virtual environment and this checkout, and canno
 Read `machine.py` first (what a test calls), then `init.sh` (what happens inside, in order), then
 `kernel.py`, `image.py` and `accelerator.py` for where the pieces come from. `gpu_host.py` is the guest that
 mounts an agent's virtio-fs device; `device_relay.py` keeps that device alive while the agent is restarted.
+`guest_files.py` is how this machine reads what a guest's root has written.
 """
