@@ -1,7 +1,8 @@
 """The changes that make an enclosure what its description says. No I/O.
 
-A step says what is to change, not how: `rpc_calls.py` makes one call of SPDK's RPC of it, `configfs.py` some
-writes below /sys/kernel/config/nvmet. `str(step)` is for people. No step carries a secret.
+A step says what is to change, not how: `rpc_calls.py` makes one call of SPDK's RPC of it,
+`configfs_target.py` some writes below /sys/kernel/config/nvmet. `str(step)` is for people. No step carries
+a secret.
 """
 
 from __future__ import annotations

@@ -6,18 +6,15 @@ most, each client one request after the other. `apply` is what a request does, w
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import signal
 import socket
-import stat
-import threading
-import time
 from pathlib import Path
 from typing import Any, Final
 
+from emulator.jbof.client_server import ClientServer
 from emulator.jbof.control_requests import (
     MAX_LINE_BYTES,
     AddRequest,
@@ -46,9 +43,6 @@ log = logging.getLogger(__name__)
 
 MAX_CLIENTS: Final = 16
 CLIENT_IDLE_S: Final = 60.0
-
-ACCEPT_AGAIN_S: Final = 0.05
-"""How soon after a client could not be taken the next is tried."""
 
 
 def apply(enclosure: Enclosure, request: Any) -> dict[str, Any]:
@@ -138,98 +132,21 @@ def answer(enclosure: Enclosure, line: bytes) -> tuple[dict[str, Any], bool]:
         return {"ok": False, "error": f"a bug: {error!r}"}, False
 
 
-class ControlServer:
+class ControlServer(ClientServer):
     """Listens at `path` from construction to `close`. EnclosureError if it cannot."""
 
     def __init__(self, enclosure: Enclosure, path: Path) -> None:
-        self.path = path
         self._enclosure = enclosure
-        self._slots = threading.BoundedSemaphore(MAX_CLIENTS)
-        self._clients: set[socket.socket] = set()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._listener = listen_at(path, MAX_CLIENTS)
-        self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
-        self._thread.start()
+        super().__init__("control", path, MAX_CLIENTS)
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError as error:
-                if self._closed:
+    def converse(self, client: socket.socket) -> None:
+        client.settimeout(CLIENT_IDLE_S)
+        with client.makefile("rb") as lines:
+            while line := lines.readline(MAX_LINE_BYTES + 1):
+                if len(line) > MAX_LINE_BYTES:
+                    client.sendall(b'{"ok": false, "error": "the line is too long"}\n')
                     return
-                # Out of descriptors, or a client that was gone before we took it: go on, but not hot.
-                log.warning("control: accept: %s", error)
-                time.sleep(ACCEPT_AGAIN_S)
-                continue
-            if not self._slots.acquire(blocking=False):
-                client.close()
-                continue
-            with self._lock:
-                self._clients.add(client)
-            threading.Thread(target=self._serve, args=(client,), name="control-client", daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        try:
-            client.settimeout(CLIENT_IDLE_S)
-            with client, client.makefile("rb") as lines:
-                while line := lines.readline(MAX_LINE_BYTES + 1):
-                    if len(line) > MAX_LINE_BYTES:
-                        client.sendall(b'{"ok": false, "error": "the line is too long"}\n')
-                        return
-                    reply, kill = answer(self._enclosure, line)
-                    client.sendall(json.dumps(reply).encode() + b"\n")
-                    if kill:
-                        os.kill(os.getpid(), signal.SIGKILL)
-        except OSError as error:
-            log.debug("control client: %s", error)
-        finally:
-            with self._lock:
-                self._clients.discard(client)
-            self._slots.release()
-
-    def close(self) -> None:
-        """Stop listening and remove the socket. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        with self._lock:
-            clients = list(self._clients)
-        for client in clients:
-            with contextlib.suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
-        self._thread.join(5)
-        self.path.unlink(missing_ok=True)
-
-
-def listen_at(path: Path, backlog: int) -> socket.socket:
-    """A socket that only its owner may use. One left behind by a killed enclosure is replaced."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
-            if _answers(path):
-                raise EnclosureError(f"another enclosure listens at {path}")
-            path.unlink()
-        listener.bind(str(path))
-        os.chmod(path, 0o600)  # Nobody can connect before listen, so there is no gap.
-        listener.listen(backlog)
-    except OSError as error:
-        listener.close()
-        raise EnclosureError(f"cannot listen at {path}: {error}") from error
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
+                reply, kill = answer(self._enclosure, line)
+                client.sendall(json.dumps(reply).encode() + b"\n")
+                if kill:
+                    os.kill(os.getpid(), signal.SIGKILL)

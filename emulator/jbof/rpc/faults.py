@@ -10,7 +10,6 @@ import errno
 import os
 from typing import Final
 
-PARSE_ERROR: Final = -32700
 INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMETERS: Final = -32602

@@ -1,0 +1,129 @@
+"""A Unix socket of mode 0600 with a thread for each client, a few at most: of control and RPC alike.
+
+What is said on it is for whoever derives from `ClientServer`, by `converse`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Final
+
+from emulator.jbof.enclosure import EnclosureError
+
+log = logging.getLogger(__name__)
+
+ACCEPT_AGAIN_S: Final = 0.05
+"""How soon after a client could not be taken the next is tried."""
+
+STOP_S: Final = 5.0
+"""How long `close` waits for each thread."""
+
+
+class ClientServer(ABC):
+    """Listens at `path` from construction to `close`. EnclosureError if it cannot."""
+
+    def __init__(self, name: str, path: Path, clients_max: int) -> None:
+        self.path = path
+        self._name = name
+        self._slots = threading.BoundedSemaphore(clients_max)
+        self._clients: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._listener = listen_at(path, clients_max)
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def converse(self, client: socket.socket) -> None:
+        """Serve one client to its end, in a thread of its own. OSError ends it, too."""
+
+    def make_room(self) -> bool:
+        """Asked when there are as many clients as may be: whether one has gone, and its slot been taken."""
+        return False
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError as error:
+                if self._closed:
+                    return
+                # Out of descriptors, or a client that was gone before we took it: go on, but not hot.
+                log.warning("%s: accept: %s", self._name, error)
+                time.sleep(ACCEPT_AGAIN_S)
+                continue
+            if not self._slots.acquire(blocking=False) and not self.make_room():
+                log.debug("%s: there are as many clients as may be", self._name)
+                client.close()
+                continue
+            name = f"{self._name}-client"
+            thread = threading.Thread(target=self._serve, args=(client,), name=name, daemon=True)
+            with self._lock:
+                self._clients[client] = thread
+            thread.start()
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            with client:
+                self.converse(client)
+        except OSError as error:
+            log.debug("%s client: %s", self._name, error)
+        finally:
+            with self._lock:
+                self._clients.pop(client, None)
+            self._slots.release()
+
+    def close(self) -> None:
+        """Stop listening, hang up on everybody, and remove the socket. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(STOP_S)
+        with self._lock:
+            clients = dict(self._clients)
+        for client in clients:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        for thread in clients.values():
+            thread.join(STOP_S)
+        self.path.unlink(missing_ok=True)
+
+
+def listen_at(path: Path, backlog: int) -> socket.socket:
+    """A socket that only its owner may use. One left behind by a killed enclosure is replaced."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.stat().st_mode):
+            if _answers(path):
+                raise EnclosureError(f"another enclosure listens at {path}")
+            path.unlink()
+        listener.bind(str(path))
+        os.chmod(path, 0o600)  # Nobody can connect before listen, so there is no gap.
+        listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        raise EnclosureError(f"cannot listen at {path}: {error}") from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
