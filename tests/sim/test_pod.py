@@ -77,9 +77,10 @@ def test_the_same_seed_is_the_same_run(seed: int) -> None:
     assert PodSimulation((seed, 0)).run() != PodSimulation((seed, 1)).run()
 
 
-@pytest.mark.parametrize("number", REGRESSIONS)
-def test_a_seed_that_found_something_once(number: tuple[int, int]) -> None:
-    played(number)
+def test_seeds_that_found_something_once() -> None:
+    # One test for all: an empty parameter list would be a skip that names nothing missing here.
+    for seed in REGRESSIONS:
+        played(seed)
 
 
 # -- gray failure ---------------------------------------------------------------------------------------
