@@ -34,8 +34,11 @@ OUTPUT_LIMIT = 4 << 20
 POLL_S = 0.05
 # To look through a folder takes longer than to look at a file.
 EXCHANGE_POLL_S = 1.0
-# An interactive guest makes this file as it begins to speak.
+# The guest's script makes this file before anything else.
 BEGUN = "begun"
+# Under emulation a kernel sometimes dies of its own boot (`kernel_line`). That says nothing about us.
+BOOTS = 3
+PANIC = "Kernel panic"
 SCRATCH_PREFIX = "g35-lab-"
 
 # The guest starts with nothing; these make it look like the shell that started it.
@@ -122,21 +125,28 @@ class Guest:
             (self.exchange / "script").write_text(
                 guest_script(command, folder, environment or {}, interactive=interactive)
             )
-            with said_by_qemu.open("wb") as said:
-                self._qemu = subprocess.Popen(
-                    qemu_command(
-                        image, accelerator, self.exchange, None if interactive else self._console, hardware
-                    ),
-                    stdin=None if interactive else subprocess.DEVNULL,
-                    stdout=None if interactive else said,
-                    stderr=None if interactive else said,
-                    # Ctrl-C is for us to act on: QEMU must not end before its output has been read.
-                    start_new_session=not interactive,
-                    pass_fds=[device.descriptor for device in hardware.devices],
-                )
+            self._command = qemu_command(
+                image, accelerator, self.exchange, None if interactive else self._console, hardware
+            )
+            self._descriptors = [device.descriptor for device in hardware.devices]
+            # A device of ours ends with the QEMU that it was made for.
+            self._boots_left = 0 if interactive or hardware.devices else BOOTS - 1
+            self._qemu = self._boot(interactive)
         except BaseException:
             remove_folder(self._scratch)
             raise
+
+    def _boot(self, interactive: bool) -> subprocess.Popen[bytes]:
+        with (self._scratch / "qemu").open("wb") as said:
+            return subprocess.Popen(
+                self._command,
+                stdin=None if interactive else subprocess.DEVNULL,
+                stdout=None if interactive else said,
+                stderr=None if interactive else said,
+                # Ctrl-C is for us to act on: QEMU must not end before its output has been read.
+                start_new_session=not interactive,
+                pass_fds=self._descriptors,
+            )
 
     def __enter__(self) -> Guest:
         return self
@@ -164,8 +174,17 @@ class Guest:
         return tail_of(self._console, OUTPUT_LIMIT) + tail_of(self._scratch / "qemu", OUTPUT_LIMIT)
 
     def running(self) -> bool:
-        """Whether the guest is on. It powers off when its script has ended."""
-        return self._qemu.poll() is None
+        """Whether the guest is on. It powers off when its script has ended.
+
+        One whose kernel died before the script began is booted again, BOOTS times in all.
+        """
+        if self._qemu.poll() is None:
+            return True
+        if not self._boots_left or self.has_begun() or PANIC not in self.console():
+            return False
+        self._boots_left -= 1
+        self._qemu = self._boot(interactive=False)
+        return True
 
     def result(self) -> GuestResult:
         """The outcome of a guest that no longer runs. Raises GuestDiedError if it left none,
@@ -229,7 +248,7 @@ class Guest:
         copy_plain_files(self.exchange / "results", folder)
 
     def has_begun(self) -> bool:
-        """Whether the script of an interactive guest is about to run."""
+        """Whether the guest's script has begun."""
         return os.path.lexists(self.exchange / BEGUN)
 
     def _end(self) -> None:
@@ -277,9 +296,9 @@ def guest_script(
 ) -> str:
     """The script that the guest runs: environment, working folder, then the command.
 
-    An interactive one first says that it is there (`booting.py`), and begins a line of its own.
+    It first says that it is there (`running`, `booting.py`). An interactive one begins a line of its own.
     """
-    lines = [f": > {EXCHANGE_IN_GUEST / BEGUN}; echo"] if interactive else []
+    lines = [f": > {EXCHANGE_IN_GUEST / BEGUN}" + ("; echo" if interactive else "")]
     lines += [
         f"export {name}={shlex.quote(value)}" for name, value in {**GUEST_ENVIRONMENT, **environment}.items()
     ]
@@ -292,18 +311,33 @@ def qemu_command(
     image: LabImage, accelerator: str, exchange: Path, console: Path | None, hardware: Hardware
 ) -> list[str]:
     """QEMU's arguments. `console` is the file for the serial console; None means this terminal."""
-    kernel_line = "console=ttyS0 quiet panic=-1" + ("" if console else " lab.shell")
     return [
         *(*ENDS_WITH_US, str(os.getpid()), QEMU, *ACCELERATOR_OPTIONS[accelerator]),
         *("-nodefaults", "-no-user-config", "-display", "none", "-net", "none"),
         *(() if hardware.reboots else ("-no-reboot",)),
         *("-m", f"{hardware.memory_mib}M", "-smp", str(hardware.cores)),
-        *("-kernel", str(image.kernel), "-initrd", str(image.initramfs), "-append", kernel_line),
+        *("-kernel", str(image.kernel), "-initrd", str(image.initramfs)),
+        *("-append", kernel_line(hardware.cores, shell=console is None)),
         *("-serial", f"file:{console}" if console else "mon:stdio"),
         *("-virtfs", _share(Path("/"), "machine") + ",readonly=on"),
         *("-virtfs", _share(exchange, "exchange")),
         *_devices(hardware),
     ]
+
+
+def kernel_line(cores: int, *, shell: bool) -> str:
+    """The kernel's command line.
+
+    The kernel boots on one core; init.sh brings the others in when the modules are loaded. A booting kernel
+    patches its own code, for which it puts a breakpoint there for a moment, and QEMU's emulation can show
+    another core that breakpoint once the kernel no longer expects it: "Oops: int3".
+    """
+    words = ["console=ttyS0", "quiet", "panic=-1"]
+    if cores > 1:
+        words += ["maxcpus=1", "noreplace-smp"]
+    if shell:
+        words.append("lab.shell")
+    return " ".join(words)
 
 
 def _devices(hardware: Hardware) -> list[str]:

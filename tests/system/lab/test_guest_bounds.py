@@ -14,7 +14,12 @@ import typer
 from emulator.lab import guest_files, machine
 from emulator.lab.booting import wait_on_terminal
 from emulator.lab.cli import failures_told
-from emulator.lab.errors import ExchangeMisusedError, GuestTimedOutError, GuestTookTooMuchError
+from emulator.lab.errors import (
+    ExchangeMisusedError,
+    GuestDiedError,
+    GuestTimedOutError,
+    GuestTookTooMuchError,
+)
 from emulator.lab.image import LabImage
 from emulator.lab.machine import Guest
 
@@ -47,6 +52,29 @@ def test_an_honest_guest(start: Start, tmp_path: Path) -> None:
     assert (result.status, result.output, "".join(heard)) == (3, "words\n", "words\n")
     assert (tmp_path / "results/file").read_text() == "found\n"
     assert not guest.exchange.exists()
+
+
+PANIC = "echo panic >> boots; echo '[    2.07] Kernel panic - not syncing: Fatal exception' > ../console"
+
+
+def test_a_kernel_that_dies_of_its_boot_is_booted_again(start: Start) -> None:
+    with start(f"[ -e boots ] && echo 0 > status && exit; {PANIC}") as guest:
+        assert guest.wait(LONG_S).status == 0
+
+
+def test_but_not_for_ever(start: Start) -> None:
+    with start(PANIC) as guest:
+        with pytest.raises(GuestDiedError, match="without an exit status"):
+            guest.wait(LONG_S)
+        assert (guest.exchange / "boots").read_text().count("panic") == machine.BOOTS
+
+
+@pytest.mark.parametrize("script", [f"touch begun; {PANIC}", "touch boots"])
+def test_a_death_that_may_be_the_scripts_doing_stands(start: Start, script: str) -> None:
+    with start(script) as guest:
+        with pytest.raises(GuestDiedError):
+            guest.wait(LONG_S)
+        assert (guest.exchange / "boots").read_text() in ("panic\n", "")
 
 
 @pytest.mark.parametrize("name", ["output", "status"])

@@ -20,6 +20,7 @@ from emulator.lab.machine import (
     FileSystemDevice,
     Hardware,
     guest_script,
+    kernel_line,
     qemu_command,
     remove_left_overs,
 )
@@ -115,13 +116,16 @@ def test_the_cached_kernel_needs_no_apt(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_guests_script_is_safe_for_the_shell() -> None:
     script = guest_script(["printf", "%s", "a'b $x"], Path("/some folder"), {"NAME": "a b"})
     done = subprocess.run(
-        ["sh", "-c", script.replace("/some folder", "/")], capture_output=True, text=True, check=True
+        ["sh", "-c", script.replace("/some folder", "/").replace("/run/g35/begun", "/dev/null")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout == "a'b $x"
     assert "cd '/some folder' || exit 125\n" in script
     assert "export NAME='a b'\n" in script
     assert guest_script("exit 3", Path("/"), {}).endswith("\nexit 3\n")
-    assert "begun" not in script
+    assert script.startswith(": > /run/g35/begun\n"), "so that a kernel's death can be told from its own"
     told = guest_script("exit 3", Path("/"), {}, interactive=True)
     assert told.startswith(": > /run/g35/begun; echo\n"), "before anything of it can be seen"
 
@@ -133,6 +137,11 @@ def test_the_machines_root_is_shared_read_only() -> None:
         "local,path=/,mount_tag=machine,security_model=none,multidevs=remap,readonly=on",
         "local,path=/tmp/a,,b,mount_tag=exchange,security_model=none,multidevs=remap",
     ]
+
+
+def test_the_kernel_boots_on_one_core() -> None:
+    assert kernel_line(2, shell=False) == "console=ttyS0 quiet panic=-1 maxcpus=1 noreplace-smp"
+    assert kernel_line(1, shell=True) == "console=ttyS0 quiet panic=-1 lab.shell"
 
 
 def test_a_file_system_device_gets_a_socket_and_memory_that_can_be_shared() -> None:
