@@ -3,7 +3,7 @@
 
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench lab soak nightly arm64 deploy fmt lint types rooms clean wheels
+.PHONY: help setup run test bench lab soak nightly arm64 deploy engines fmt lint types rooms clean wheels
 .PHONY: set-up-to-run set-up-to-test set-up-to-deploy
 
 help: ## this list
@@ -34,6 +34,9 @@ endif
 bench: set-up-to-test ## the numbers, with their floors, into build/bench.json
 	@mkdir -p build
 	@.venv/bin/g35 bench --json build/bench.json $(ARGS)
+ifndef ARGS
+	@$(PYTHON) -m tests.support.bench_more build/bench.json
+endif
 
 lab: set-up-to-test ## boot a Debian kernel in QEMU and let it judge (tests/lab)
 	@.venv/bin/g35 lab $(ARGS)
@@ -49,6 +52,9 @@ arm64: set-up-to-deploy ## unit and pair tests on a Debian of aarch64, emulated;
 
 deploy: set-up-to-deploy ## the container file step by step, the systemd units under a systemd of their own
 	@$(PYTHON) -m tests.support.deploy_trial $(ARGS)
+
+engines: ## engines for tests/system/engines into .cache/engines, gigabytes each; ENGINES='vllm nixl' for some
+	@.ci/engines $(ENGINES)
 
 fmt: set-up-to-test ## format the code
 	@.venv/bin/ruff format .

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 LOOKS_MAX = 512
 _PAGE_BYTES = resource.getpagesize()
@@ -64,6 +65,21 @@ class ResourceTrend:
                 f"{grown:+.1f} in the last {minutes:.1f} min of its {lives}. life"
             )
         return found
+
+    def growth_percent(self, name: str) -> float | None:
+        """How much the resident memory of a process grew in its last life, once its caches had filled.
+
+        The first third of that life is left out; of the rest, the median of the last fifth is held against
+        that of the first. None where there were too few looks.
+        """
+        looks = self._looks[name]
+        life = [look for look in looks if look.process_id == looks[-1].process_id]
+        settled = [look.resident for look in life[len(life) // 3 :]]
+        fifth = len(settled) // 5
+        if not fifth:
+            return None
+        first, last = median(settled[:fifth]), median(settled[-fifth:])
+        return 100 * (last - first) / first
 
     def complaints(self, resident_max: Mapping[str, int], log_bytes_max: int) -> list[str]:
         """What has outgrown its bound."""

@@ -1,8 +1,10 @@
 """`make soak`: the whole path for as long as one likes, with something going wrong all the time.
 
 A pool is brought up as a user does it; a generated trace is replayed through its mount over and over, with
-other keys each time; meanwhile a seeded dice breaks one part after the other, and heals it. At the end all is
-healed, and what was stored then must be served. What was checked is printed, and how memory and logs went.
+other keys each time; meanwhile a seeded dice breaks one part after another, and heals it. In the second half
+the agent is no longer killed, so that its memory can be watched over one long life. At the end all is healed,
+and what was stored then must be served. What was checked is printed, and how memory and logs went; `--json`
+writes the growth as the record `soak_rss_growth_percent`, in the shape of `g35 bench --json`.
 
 The exit code is 1 where anything was not as it must be. `--seed` repeats the faults, though not their timing.
 """
@@ -10,6 +12,7 @@ The exit code is 1 where anything was not as it must be. `--seed` repeats the fa
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -39,6 +42,10 @@ AGENT_BYTES_MAX = (300 + 64 + 256 + 256) << 20
 LOG_BYTES_MAX = 256 << 10
 LOG_BYTES_EACH_FAULT = 8 << 10
 """What may be said of one fault; all that is said more often than faults happen would fill a disk."""
+AGENT_KILLED = "agent killed"
+GROWTH_PERCENT_MAX = 5.0
+GROWTH_JUDGED_SECONDS = 300.0
+"""In a shorter run the caches are still filling, and growth says nothing."""
 HELD_SECONDS = 0.4
 QUIET_SECONDS = 0.3
 
@@ -60,10 +67,15 @@ class Faults:
             "full drive": lambda at: self._for_a_while(at, "full", drive=1),
             "drive removed": self._remove_and_add,
             "enclosure killed": lambda at: self._kill(f"jbof-{at}"),
-            "agent killed": lambda _: self._kill("agent-process"),
+            AGENT_KILLED: lambda _: self._kill("agent-process"),
         }
         # Every kind once, in some order, before any comes again: a short run has seen many.
         self._next: list[str] = []
+
+    def spare_the_agent(self) -> None:
+        """From now on the agent is not killed."""
+        self._kinds.pop(AGENT_KILLED, None)
+        self._next = [kind for kind in self._next if kind != AGENT_KILLED]
 
     def one(self, stop: threading.Event) -> None:
         """The next fault, from its beginning to its end."""
@@ -151,8 +163,11 @@ class Soak:
         timer = threading.Timer(seconds, stop.set)
         player.start()
         timer.start()
+        half = time.monotonic() + seconds / 2
         try:
             while not stop.is_set():
+                if time.monotonic() > half:
+                    self.faults.spare_the_agent()
                 self.faults.one(stop)
                 trend.look()
         finally:
@@ -184,7 +199,7 @@ class Soak:
             self.wrong.append("the agent's miss causes do not add up to its misses")
 
 
-def soak(seconds: float, seed: int, folder: Path) -> int:
+def soak(seconds: float, seed: int, folder: Path, json_file: Path | None = None) -> int:
     """The whole run, in `folder`; the exit code."""
     mark = mark_this_run()
     before = strays(mark).keys()
@@ -196,8 +211,11 @@ def soak(seconds: float, seed: int, folder: Path) -> int:
         trend.look()
         run = Soak(pool_up, folder, seed)
         run.run(seconds, trend)
+        growth = trend.growth_percent("agent-process")
         run.recover()
         trend.look()
+        if seconds >= GROWTH_JUDGED_SECONDS and (growth is None or growth > GROWTH_PERCENT_MAX):
+            run.wrong.append(f"the agent's memory is not flat: {_shown(growth)}")
         allowed = LOG_BYTES_MAX + LOG_BYTES_EACH_FAULT * run.faults.counts.total()
         run.wrong += trend.complaints({"agent-process": AGENT_BYTES_MAX}, allowed)
         if pool_up.down() != 0:
@@ -208,7 +226,18 @@ def soak(seconds: float, seed: int, folder: Path) -> int:
         processes.end_all()
         unmount_below(folder)
     _report(run, trend, allowed)
+    print(f"trend: agent-process: {_shown(growth)}")
+    if json_file is not None:
+        record = {"name": "soak_rss_growth_percent", "value": growth, "unit": "%", "seconds": seconds}
+        record |= {"faults": run.faults.counts.total(), **run.sums}
+        json_file.write_text(json.dumps([record], indent=1) + "\n")
     return 1 if run.wrong else 0
+
+
+def _shown(growth: float | None) -> str:
+    if growth is None:
+        return "too short a life to tell its growth"
+    return f"grew by {growth:+.1f} % once its caches had filled"
 
 
 def _report(run: Soak, trend: ResourceTrend, log_bytes_allowed: int) -> None:
@@ -240,12 +269,13 @@ def main(words: list[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="how long faults go on (default: 60)")
     parser.add_argument("--seed", type=int, default=35, help="of keys and faults (default: 35)")
+    parser.add_argument("--json", type=Path, help="where to write the record")
     chosen = parser.parse_args(words)
     if not 1 <= chosen.seconds <= 7 * 86_400:
         parser.error("argument --seconds: from 1 second to a week")
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="g35-soak-") as folder:
-        code = soak(chosen.seconds, chosen.seed, Path(folder))
+        code = soak(chosen.seconds, chosen.seed, Path(folder), chosen.json)
     print(f"soak: {time.monotonic() - began:.1f} s in all")
     return code
 

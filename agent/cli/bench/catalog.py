@@ -14,6 +14,7 @@ SIZES = MappingProxyType({"64k": 1 << 16, "1m": 1 << 20, "4m": 1 << 22})
 RATE, LATENCY, MICROSECONDS, RATIO, MEMORY = "GiB/s", "ms", "us", "ratio", "MiB"
 CPU_COST = "s/GiB"
 COPIES = "bytes/byte"
+SECONDS = "s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Entry:
     door: str = "fuse"
     tls: bool = False
     transport: str = "tcp"
+    alone: bool = False
+    """Measured once, on a pool of its own."""
 
     @property
     def value_bytes(self) -> int:
@@ -37,7 +40,7 @@ class Entry:
     @property
     def in_rounds(self) -> bool:
         """Whether it is a speed, taken in rounds among the others, rather than a count taken once."""
-        return self.unit in (RATE, LATENCY, MICROSECONDS, CPU_COST) and self.kind != "tenants"
+        return self.unit in (RATE, LATENCY, MICROSECONDS, CPU_COST) and not self.alone
 
 
 def _entries() -> Iterable[Entry]:
@@ -107,9 +110,25 @@ def _entries() -> Iterable[Entry]:
         )
     yield Entry("write_amplification", "write_amplification", RATIO, "bytes to the drives / of values", "1m")
     yield Entry("agent_rss_mib", "agent_rss", MEMORY, "resident memory of the agent after the gets and puts")
-    yield Entry("tenant_erase_ms", "tenants", LATENCY, "a tenant with 100,000 slots made unreadable")
     yield Entry(
-        "tenant_timing_auc", "tenants", RATIO, "by time: another's keys among unknown ones; 0.5: none"
+        "tenant_erase_ms", "tenants", LATENCY, "a tenant with 100,000 slots made unreadable", alone=True
+    )
+    yield Entry(
+        "tenant_timing_auc",
+        "tenants",
+        RATIO,
+        "by time: another's keys among unknown ones; 0.5: none",
+        alone=True,
+    )
+    yield Entry(
+        "notice_stopped_s", "stopped", SECONDS, "until an enclosure that was stopped is suspected", alone=True
+    )
+    yield Entry(
+        "get_p99_ms_while_stopped",
+        "stopped",
+        LATENCY,
+        "99 of 100 gets within it, an enclosure of 3 stopped",
+        alone=True,
     )
     yield Entry("lru_hit_ratio", "lru_hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
     yield Entry(

@@ -7,12 +7,12 @@ its reason; a part that fails is left out too, and makes the run a failed one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.cli.bench import single_probes, tenant_probes
+from agent.cli.bench import single_probes, stopped_probes, tenant_probes
 from agent.cli.bench.catalog import CATALOG, Entry
 from agent.cli.bench.probing import probe_for
 from agent.cli.bench.records import Figure
@@ -25,6 +25,12 @@ from agent.errors import G35Error
 
 COPIES_BY = {"copies_fuse": MOUNT, "copies_virtiofs": VIRTIOFS}
 """By `Entry.kind`: the way into the pool."""
+
+ON_THEIR_OWN: Mapping[str, tuple[str, Callable[[Path], dict[str, Counted]]]] = {
+    "tenants": ("two tenants", tenant_probes.measure),
+    "stopped": ("an enclosure that stops", stopped_probes.measure),
+}
+"""By `Entry.kind`: what is measured once, on a pool of its own in a folder that is made for it."""
 
 Said = Callable[[str, float], None]
 """Hears what is being done, and which part of the run is behind us (0 to 1)."""
@@ -77,13 +83,14 @@ def run(wishes: Wishes, folder: Path, said: Said) -> Results:
                 results.add("agent_rss_mib", single_probes.agent_rss(sites))
         for site in sites.pools.values():
             results.troubles += site.complaints()
-    if "tenants" in kinds:
-        said("two tenants", 0.87)
-        with _explained(results, "tenants"):
-            wanted = {entry.name for entry in wishes.entries}
-            for name, counted in tenant_probes.measure(folder / "tenants").items():
-                if name in wanted:
-                    results.add(name, counted)
+    wanted = {entry.name for entry in wishes.entries}
+    for number, (kind, (what, measure)) in enumerate(ON_THEIR_OWN.items()):
+        if kind in kinds:
+            said(what, 0.86 + 0.01 * number)
+            with _explained(results, kind):
+                for name, counted in measure(folder / kind).items():
+                    if name in wanted:
+                        results.add(name, counted)
     if "hit_ratio" in kinds or "lru_hit_ratio" in kinds:
         said("replaying the trace", 0.9)
         with _explained(results, "hit_ratio"), _sites(folder / "trace") as sites:

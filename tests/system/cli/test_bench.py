@@ -67,16 +67,18 @@ def test_every_byte_of_the_values_is_written_once(processes: Processes, tmp_path
     assert record["bytes_of_values"] == record["puts"] << 20
 
 
-def test_tenants(processes: Processes, tmp_path: Path) -> None:
+def test_measured_once_on_pools_of_their_own(processes: Processes, tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
-    names = ["tenant_erase_ms", "tenant_timing_auc"]
+    names = ["tenant_erase_ms", "tenant_timing_auc", "notice_stopped_s", "get_p99_ms_while_stopped"]
     bench = processes.g35("bench", *names, "--json", target, environment={"TMPDIR": str(tmp_path)})
     assert bench.process.wait(180) == 0, bench.output
-    erase, timing = json.loads(target.read_text())
-    assert [erase["name"], timing["name"]] == names
+    erase, timing, notice, p99 = records = json.loads(target.read_text())
+    assert [record["name"] for record in records] == names
     assert erase["value"] > 0
     assert erase["slots"] >= 100_000
     assert 0 <= timing["value"] <= 1
+    assert notice["value"] > 0
+    assert p99["gets"] > p99["misses"] > 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

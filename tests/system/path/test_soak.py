@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Processes
-from tests.support.resource_trend import LOOKS_MAX, ResourceTrend
+from tests.support.resource_trend import LOOKS_MAX, Look, ResourceTrend
 
 needs_fuse = pytest.mark.skipif(not Path("/dev/fuse").exists(), reason="no /dev/fuse: nothing can be mounted")
 
@@ -46,3 +46,12 @@ def test_what_outgrows_its_bound_is_said(tmp_path: Path) -> None:
     assert logs == "the logs have 5,000 bytes; 4,999 are allowed"
     (line,) = trend.lines()
     assert "1. life" in line
+
+
+def test_growth_is_told_of_the_last_life_once_it_has_settled(tmp_path: Path) -> None:
+    trend = ResourceTrend(tmp_path, ("agent",))
+    trend._looks["agent"] = [Look(at, 1, 900) for at in range(50)]
+    trend._looks["agent"] += [Look(at, 2, 10 * at if at < 10 else 100 + at) for at in range(30)]
+    assert trend.growth_percent("agent") == pytest.approx(100 * (127.5 - 111.5) / 111.5)
+    trend._looks["agent"] = [Look(0, 1, 5)]
+    assert trend.growth_percent("agent") is None
