@@ -28,7 +28,7 @@ ifdef RUNG
 	@$(PYTHON) -m pytest tests/$(RUNG) $(ARGS)
 else
 	@$(MAKE) --no-print-directory lint types rooms
-	@$(PYTHON) -m pytest $(ARGS)
+	@$(PYTHON) -m tests.support.all_rungs $(ARGS)
 endif
 
 bench: set-up-to-test ## the numbers, with their floors, into build/bench.json

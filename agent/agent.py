@@ -13,7 +13,6 @@ thread that has ended.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
@@ -40,16 +39,16 @@ from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.guest_doors import make_guest_doors
 from agent.inline.root_keys import RootKey, root_key_in
+from agent.keeping import Keeping
 from agent.map_watch import MapWatch
+from agent.membership import Membership
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.kv_opening import inspect_kv
 from agent.pool.kv_volume import KvVolume
 from agent.pool.opening import Inspection, inspect, newest_map
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import PoolMap
-from agent.pool.prestage import PrestageCache
 from agent.pool.prestager import THREADS as PRESTAGE_THREADS
-from agent.pool.prestager import Prestager
 from agent.pool.tally import Tally
 from agent.pool.volume import Volume
 from agent.remote.fabric import Fabric
@@ -57,10 +56,11 @@ from agent.remote.lanes import WorkerLanes, current_lanes
 from agent.remote.secrets_at_hand import secret_finder
 from agent.remote.supervisor import Supervisor
 from agent.seen_map import refuse_older_map, remember_map
+from agent.serving import Serving, storing_queues
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
 from agent.tenancy import Audience, Members
-from host_shim.control_wire import Outcome
+from agent.tenant_upkeep import TenantUpkeep
 from nvmeof.transport.base import NamespaceInfo
 
 log = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ FIRST_TRY_SECONDS = 5.0
 UPKEEP_SECONDS = 0.5
 LOOK_SECONDS = 0.25
 """How soon an unmount by somebody else is noticed."""
-EXTRA_QUEUES = PRESTAGE_THREADS + 1
-"""Queues beside the workers': the prestagers', and that of upkeep."""
+EXTRA_QUEUES = PRESTAGE_THREADS + 2
+"""Queues beside the workers': the prestagers', upkeep's, and the keeper's, which not every agent has."""
 
 
 Doors = list[tuple[str, Door]]
@@ -115,7 +115,13 @@ async def connected(configuration: Configuration, io_queues: int) -> AsyncIterat
     host_nqn, host_id = host_identity(configuration.agent.state)
     verbs = configuration.fabric.choice
     supervisor = Supervisor(
-        configuration.enclosures, host_nqn, host_id, io_queues, verbs, secret_finder(configuration.fabric)
+        configuration.enclosures,
+        host_nqn,
+        host_id,
+        io_queues,
+        verbs,
+        secret_finder(configuration.fabric),
+        configuration.discovery,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor.run)
@@ -190,20 +196,18 @@ class Agent:
         settings = configuration.agent
         self.lanes = lanes
         self.directories = DirectoryCache(settings.directory_cache)
-        self.prestage = PrestageCache(settings.prestage)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
         self.members = Members.of(pool_map)
-        remember = functools.partial(remember_map, settings.state)
-        self.watch = MapWatch(pool_map, self.volumes, self.prestage, remember)
+        storing_queue = settings.workers + EXTRA_QUEUES + 1
+        self.serving = Serving(configuration, self.volumes, self.lanes.take, storing_queue)
+        self.prestage, self.continuer = self.serving.prestage, self.serving.continuer
+        self.start_prestage = self.serving.start_prestage
+        self.tenants = TenantUpkeep(pool_map, self.volumes, settings.workers, root, settings.state)
+        self.watch = MapWatch(pool_map, self.volumes, self.prestage, self._follow_map, fabric.grow)
+        self.membership = Membership(configuration.pool, self.volumes, fabric)
         self.files: FilesFace | None = None
         first_extra = settings.workers + 1
         self._upkeep_queue = first_extra + PRESTAGE_THREADS
-
-        def prestage_lanes(number: int) -> tuple[WorkerLanes, WorkerLanes]:
-            made = self.lanes.take(first_extra + number)
-            return made, made
-
-        self.prestager = Prestager(self.prestage, prestage_lanes)
         self.sources = snapshot.Sources(
             pool_map.pool_id,
             pool_map.version,
@@ -217,12 +221,24 @@ class Agent:
             self._files_snapshot,
             self._doors_snapshot,
         )
+        self.sources.tenants, self.sources.keys = self.tenants.snapshot, self.tenants.rotation.snapshot
+        keeper_queue = self._upkeep_queue + 1
+        self.keeping = Keeping(
+            configuration.scrub, self.volumes, lambda: lanes.take(keeper_queue), lanes.tallies
+        )
+        self.sources.keeping = self.keeping.snapshot
+        self.sources.membership = self.membership.snapshot
         self.doors: Doors = []
         self._stopping = threading.Event()
         self._upkeep: threading.Thread | None = None
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot.take(self.sources)
+
+    def _follow_map(self, newer: PoolMap) -> None:
+        remember_map(self.configuration.agent.state, newer)
+        self.sources.map_version = newer.version
+        self.tenants.follow(newer)
 
     def _files_snapshot(self) -> dict[str, Any] | None:
         if self.files is None:
@@ -251,7 +267,7 @@ class Agent:
         key_value = audience.key_value(self.volumes)
         blocks = [each for each in self.volumes if isinstance(each, Volume) and each.settings.kind == "files"]
         faces: dict[bytes, tuple[int, FileSystem]] = {
-            b"kv": (KV_ROOT, KvFace(key_value, current_lanes, self.prestage, owner)),
+            b"kv": (KV_ROOT, KvFace(key_value, current_lanes, self.prestage, owner, 0, self.continuer)),
         }
         if blocks:
             options = FilesOptions(
@@ -275,17 +291,10 @@ class Agent:
                 self.start_prestage,
                 self.prestage,
                 owner,
+                self.continuer,
             ),
         )
         return RootFileSystem(faces, owner)
-
-    def start_prestage(self, volume: AnyVolume, key: bytes) -> Outcome:
-        if isinstance(volume, KvVolume):
-            return Outcome.REFUSED
-        started = self.prestager.request(volume, key)
-        if started is None:
-            return Outcome.HIT
-        return Outcome.STARTED if started else Outcome.REFUSED
 
     def _keep_up(self) -> None:
         """Look at the pool map, and delete the blocks that files have given up, a batch at a time; at the
@@ -297,6 +306,9 @@ class Agent:
         while not self._stopping.wait(UPKEEP_SECONDS):
             try:
                 lanes.run(self.watch.look(lanes))
+                lanes.run(self.tenants.look(lanes))
+                lanes.run(self.membership.turn(lanes))
+                lanes.run(self.keeping.look(lanes))
                 while files is not None and lanes.run(files.collect()) and not self._stopping.is_set():
                     lanes.run(self.watch.look(lanes))
             except Exception:
@@ -311,7 +323,8 @@ class Agent:
             log.exception("sealing what is staged failed")
 
     def start(self) -> None:
-        self.prestager.start()
+        self.serving.start()
+        self.keeping.start()
         self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
         self._upkeep.start()
 
@@ -321,7 +334,8 @@ class Agent:
         Sealing takes as long as it takes: what is staged is somebody's file.
         """
         self._stopping.set()
-        self.prestager.stop()
+        self.serving.stop()
+        self.keeping.stop()
         if self._upkeep is not None:
             self._upkeep.join()
         if self.files is not None:
@@ -370,6 +384,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
     """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
     root = root_key_in(configuration.agent.key_file)
     wanted, extra = configuration.agent.worker_count, EXTRA_QUEUES + guest_queues(configuration)
+    extra += storing_queues(configuration.policies)
     async with (
         connected(configuration, wanted + extra) as supervisor,
         AsyncExitStack() as cleanup,
@@ -421,7 +436,7 @@ def _make_doors(agent: Agent, wanted_workers: int) -> Doors:
             MountOptions(allow_other=settings.allow_other or None),
         )
         doors.append((MOUNT_DOOR, door))
-    first = settings.workers + EXTRA_QUEUES + 1
+    first = settings.workers + EXTRA_QUEUES + storing_queues(agent.configuration.policies) + 1
     guests = make_guest_doors(
         agent, agent.configuration.virtiofs, wanted_workers, first, lanes.take, settings.state
     )

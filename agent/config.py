@@ -36,11 +36,15 @@ from agent.pool.pool_map import (
 )
 from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
+from agent.scrub_section import ScrubSection
+from agent.serving_sections import PolicySection, PrestageSection
 from agent.sizes import Size as Size
 from agent.sizes import parse_size as parse_size
 from nvmeof.transport.base import VerbsChoice
 
 FILES_UNIT_BYTES = 256 << 10
+PATHS_MAX = 7
+"""Paths to one enclosure beside the first; each takes a session, and a queue for each worker."""
 SOCKET_PATH_BYTES_MAX = 107
 """sun_path of unix(7), without its zero byte."""
 
@@ -84,7 +88,6 @@ class AgentSection(_Section):
     directory_cache: Size = Field(
         64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."
     )
-    prestage: Size = Field(256 << 20, ge=0, description="Memory for values that were prestaged.")
     allow_other: bool = Field(True, description="Users other than the agent's may enter the mount.")
     tenants: tuple[TenantName, ...] = Field(
         (),
@@ -107,6 +110,18 @@ class AgentSection(_Section):
         )
 
 
+def parse_path(text: str) -> tuple[str, int]:
+    """The address and the port of `ADDRESS:PORT` or `[ADDRESS]:PORT`. ValueError if it is neither."""
+    address, colon, port = text.rpartition(":")
+    bare = address.removeprefix("[").removesuffix("]")
+    right = address == (f"[{bare}]" if ":" in bare else bare)
+    if not colon or not bare or not right or not port.isascii() or not port.isdecimal():
+        raise ValueError(f"{text!r} is no ADDRESS:PORT")
+    if not 1 <= int(port) <= 65_535:
+        raise ValueError(f"{text!r}: a port is between 1 and 65535")
+    return bare, int(port)
+
+
 class EnclosureSection(_Section):
     """One enclosure: where its NVMe-oF subsystem listens."""
 
@@ -114,6 +129,12 @@ class EnclosureSection(_Section):
     transport: Literal["tcp", "rdma"] = Field("tcp", description="The NVMe-oF transport.")
     address: str = Field(description="IP address or host name.")
     port: int = Field(4420, ge=1, le=65_535, description="TCP port, or RDMA service port.")
+    paths: tuple[str, ...] = Field(
+        (),
+        max_length=PATHS_MAX,
+        description="Further ways to the same subsystem, each `ADDRESS:PORT` (IPv6: `[ADDRESS]:PORT`); "
+        "requests go on by another path when one fails (docs/multipath.md).",
+    )
     nqn: str = Field(min_length=4, max_length=223, description="NQN of the subsystem.")
     header_digest: bool = Field(False, description="CRC-32C over PDU headers; TCP only.")
     data_digest: bool = Field(
@@ -125,6 +146,45 @@ class EnclosureSection(_Section):
         "does not count here.",
     )
     controller_secret_file: Path | None = Field(None, description="As in `[fabric]`, for this enclosure.")
+
+    @field_validator("paths")
+    @classmethod
+    def _are_addresses(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            parse_path(path)
+        return paths
+
+    def each_path(self) -> list[EnclosureSection]:
+        """This section once for each path, the first under its own name, the others as `NAME#2` and so on."""
+        sections = [self.model_copy(update={"paths": ()})]
+        for number, path in enumerate(self.paths, start=2):
+            address, port = parse_path(path)
+            changed = {"name": f"{self.name}#{number}", "address": address, "port": port, "paths": ()}
+            sections.append(self.model_copy(update=changed))
+        return sections
+
+
+class DiscoverySection(_Section):
+    """A discovery controller that names enclosures (docs/operating.md).
+
+    The agent stays connected to it, connects to what it lists, and follows when that changes.
+    """
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,53}$",
+        description="Your name for it; the names of its enclosures begin with it.",
+    )
+    transport: Literal["tcp", "rdma"] = Field("tcp", description="The transport to it, not to what it lists.")
+    address: str = Field(description="IP address or host name.")
+    port: int = Field(8009, ge=1, le=65_535, description="TCP port, or RDMA service port.")
+    header_digest: bool = Field(False, description="As of an enclosure; for it and what it lists.")
+    data_digest: bool = Field(False, description="As of an enclosure; for it and what it lists.")
+    host_secret_file: Path | None = Field(
+        None, description="As in `[fabric]`, for it and for the enclosures that it lists."
+    )
+    controller_secret_file: Path | None = Field(
+        None, description="As in `[fabric]`; for the enclosures that it lists."
+    )
 
 
 class FabricSection(_Section):
@@ -181,6 +241,11 @@ class VolumeSection(_Section):
         description="`sets`: in slots on namespaces of logical blocks; `kv`: one volume, whole, on the "
         "namespaces of the KV command set; `auto`: `sets` where there are namespaces of blocks, else `kv`.",
     )
+    copies: Literal[1, 2] = Field(
+        1,
+        description="2: a second copy of each value in another namespace, and gets that ask both where one "
+        "is slow. For `kv` volumes in sets. It halves what the volume holds.",
+    )
 
     def _fitting_unit(self) -> int:
         most = UNIT_BYTES_MAX if self.kind == "kv" else FILES_UNIT_BYTES
@@ -197,6 +262,7 @@ class VolumeSection(_Section):
             share=self.share,
             tenant=self.tenant,
             layout=self.layout,
+            copies=self.copies,
         )
 
 
@@ -266,6 +332,13 @@ class VirtioFsSection(_Section):
 class PoolSection(_Section):
     """Choices that concern the pool as a whole."""
 
+    rebalance: Size = Field(
+        0,
+        ge=0,
+        description="Bytes a second at the most that this agent moves to namespaces that joined the pool; "
+        "0: it moves nothing. Where a pool holds files, set it on the agent that serves them.",
+    )
+
     allow_plain: bool = Field(
         False, description="The second word for `plain+crc64`: without it that suite is refused."
     )
@@ -280,16 +353,25 @@ class Configuration(_Section):
     """The whole file."""
 
     agent: AgentSection
-    enclosures: tuple[EnclosureSection, ...] = Field(min_length=1, max_length=4096)
+    enclosures: tuple[EnclosureSection, ...] = Field((), max_length=4096)
+    discovery: Annotated[tuple[DiscoverySection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
     fabric: FabricSection = Field(default_factory=lambda: FabricSection.model_validate({}))
     volumes: tuple[VolumeSection, ...] = Field((), max_length=64)
     files: FilesSection = Field(default_factory=lambda: FilesSection.model_validate({}))
+    prestage: PrestageSection = Field(default_factory=lambda: PrestageSection.model_validate({}))
+    policies: tuple[PolicySection, ...] = Field((), max_length=64)
     pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
+    scrub: ScrubSection = Field(default_factory=lambda: ScrubSection.model_validate({}))
     virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
 
     @model_validator(mode="after")
     def _holds_together(self) -> Configuration:
-        sections: list[FabricSection | EnclosureSection] = [self.fabric, *self.enclosures]
+        if not self.enclosures and not self.discovery:
+            raise ValueError("neither an enclosure nor a discovery controller says where the pool is")
+        if len({each.name for each in self.discovery}) != len(self.discovery):
+            raise ValueError("two discovery controllers have one name")
+        sections: list[FabricSection | EnclosureSection | DiscoverySection] = [self.fabric]
+        sections += [*self.enclosures, *self.discovery]
         for section in sections:
             if section.controller_secret_file is not None and section.host_secret_file is None:
                 raise ValueError("controller_secret_file wants a host_secret_file beside it")
@@ -299,6 +381,8 @@ class Configuration(_Section):
         sockets = ["/" + os.path.realpath(device.socket).lstrip("/") for device in self.virtiofs]
         if len(set(sockets)) != len(sockets):
             raise ValueError("two guests have one virtiofs.socket")
+        if len({each.volume for each in self.policies}) != len(self.policies):
+            raise ValueError("two policies are for one volume")
         names = [enclosure.name for enclosure in self.enclosures]
         if len(set(names)) != len(names):
             raise ValueError("two enclosures have one name")
@@ -311,13 +395,17 @@ class Configuration(_Section):
         return self
 
 
-SECTIONS: dict[str, type[_Section]] = {
+SECTIONS: dict[str, type[BaseModel]] = {
     "agent": AgentSection,
     "enclosures": EnclosureSection,
+    "discovery": DiscoverySection,
     "fabric": FabricSection,
     "volumes": VolumeSection,
     "files": FilesSection,
+    "prestage": PrestageSection,
+    "policies": PolicySection,
     "pool": PoolSection,
+    "scrub": ScrubSection,
     "virtiofs": VirtioFsSection,
 }
 
@@ -372,7 +460,7 @@ def reference_markdown() -> str:
         "Unknown keys are refused. This page is made by `g35 config reference`.",
     ]
     for name, section in SECTIONS.items():
-        repeated = name in ("enclosures", "volumes", "virtiofs")
+        repeated = name in ("enclosures", "discovery", "volumes", "policies", "virtiofs")
         lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
         lines += [
             (section.__doc__ or "").strip(),

@@ -24,6 +24,7 @@ from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
+from agent.pool.continuing import Continuer
 from agent.pool.operations import AnyVolume
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Runner, settle
@@ -40,6 +41,7 @@ class Pool(Protocol):
 
     files: FilesFace | None
     prestage: PrestageCache
+    continuer: Continuer
     sources: snapshot.Sources
     members: Members
 
@@ -98,7 +100,7 @@ def guest_tree(pool: Pool, wish: VirtioFsSection, runner: Runner, epoch: int = 0
     audience.check(pool.members)
     own = audience.key_value(pool.volumes)
     faces: dict[bytes, tuple[int, FileSystem]] = {
-        b"kv": (KV_ROOT, KvFace(own, current_lanes, pool.prestage, owner, epoch))
+        b"kv": (KV_ROOT, KvFace(own, current_lanes, pool.prestage, owner, epoch, pool.continuer))
     }
     if wish.subtree and pool.files is not None and audience.shows_files(pool.volumes):
         faces[b"fs"] = (folder_of(pool.files, wish.subtree, owner, runner), pool.files)
@@ -114,7 +116,13 @@ def guest_tree(pool: Pool, wish: VirtioFsSection, runner: Runner, epoch: int = 0
         guest=True,
     )
     control = ControlFace(
-        own, current_lanes, lambda: snapshot.take(sources), pool.start_prestage, pool.prestage, owner
+        own,
+        current_lanes,
+        lambda: snapshot.take(sources),
+        pool.start_prestage,
+        pool.prestage,
+        owner,
+        pool.continuer,
     )
     faces[b".g35"] = (CONTROL_ROOT, control)
     return RootFileSystem(faces, owner)

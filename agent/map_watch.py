@@ -2,7 +2,8 @@
 
 Nobody tells an agent, for whoever erases may not know of all. So once a second each reads one block of one
 namespace, of all in turn. A map that is newer takes from it the volumes whose tenant has no key any more,
-and those that are not in it under their id; what is new in it waits for the agent's next start.
+and those that are not in it under their id; namespaces that joined are used from then on. Volumes that are
+new in it wait for the agent's next start.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import PoolMap
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Lanes, Steps
+from agent.pool.volume import Volume
 
 log = logging.getLogger(__name__)
 
@@ -32,9 +34,12 @@ class MapWatch:
         volumes: Sequence[AnyVolume],
         prestage: PrestageCache,
         remember: Callable[[PoolMap], None] = lambda _: None,
+        grow: Callable[[Sequence[bytes]], None] | None = None,
     ) -> None:
-        """`remember` is told of each newer map, once it is followed."""
+        """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
+        where others have followed those that there were. Without it they wait for the next start."""
         self.pool_map = pool_map
+        self._grow = grow
         self._remember = remember
         self._volumes = volumes
         self._prestage = prestage
@@ -48,7 +53,7 @@ class MapWatch:
             return
         self._next_look = now + EVERY_SECONDS
         number = next(self._turn)
-        # Namespaces stay where they were: no verb takes one out of a pool.
+        # Namespaces keep their numbers: no verb takes one out of a pool.
         member = self.pool_map.namespaces[number]
         nguid = bytes.fromhex(member.nguid)
         if member.kind == "kv":
@@ -66,5 +71,28 @@ class MapWatch:
                 volume.forget_secret()
                 self._prestage.discard_volume(volume.settings.volume_id)
                 log.warning("volume %s was erased; it is served no longer", volume.settings.name)
-        self.pool_map = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
+        if not self._follow_members(newer):
+            newer = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
+        self.pool_map = newer
         self._remember(newer)
+
+    def _follow_members(self, newer: PoolMap) -> bool:
+        """Go by the namespaces and extents of a newer map; False where it lists those of before otherwise."""
+        before = [each.nguid for each in self.pool_map.namespaces]
+        now = [each.nguid for each in newer.namespaces]
+        if self._grow is None or now[: len(before)] != before:
+            return False
+        if len(now) > len(before):
+            self._grow([bytes.fromhex(each) for each in now])
+            self._turn = itertools.cycle(range(len(now)))
+            log.info("%d namespaces have joined the pool", len(now) - len(before))
+        entries = {each.volume_id: each for each in newer.volumes}
+        for volume in self._volumes:
+            entry = entries.get(volume.settings.volume_id.hex())
+            if entry is None or not isinstance(volume, Volume) or volume.erased:
+                continue
+            settings, had = newer.settings(entry), volume.settings
+            grown = settings.extents[: len(had.extents)] == had.extents
+            if grown and (settings.extents, settings.settled) != (had.extents, had.settled):
+                volume.follow(settings)
+        return True

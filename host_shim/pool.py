@@ -13,6 +13,13 @@ volume that the pool doesn't have, a value that no slot can hold, a buffer that 
 
 Threads: everything here may be called from any thread. Each call borrows one of at most
 `sessions` control sessions for itself. After a fork the child opens its own.
+
+An event loop must not wait for flash, so it calls from threads:
+
+    length = await asyncio.to_thread(blocks.get_into, key, buffer)
+
+A call spends its time in system calls, which let other threads run: the loop goes on meanwhile. At most
+`sessions` calls are under way; more than that wait in their threads.
 """
 
 from __future__ import annotations
@@ -352,9 +359,26 @@ class Volume:
         """`exists` that also says why a key is not there; None where no agent was there to say."""
         return self._ask_each(Operation.EXISTS, keys)
 
-    def prestage(self, keys: Sequence[bytes]) -> list[bool]:
-        """Ask the agent to bring values into its memory; which it has there or has set out for."""
-        answers = self._ask_each(Operation.PRESTAGE, keys)
+    def longest_prefix(self, keys: Sequence[bytes]) -> int:
+        """How many keys from the first on are there without a hole, in one round trip (per 4,096 keys).
+
+        For chained block hashes (host_shim.block_hashes) that is the prefix that need not be computed.
+        """
+        for start in range(0, len(keys), KEYS_MAX):
+            there = self.exists(keys[start : start + KEYS_MAX])
+            if not all(there):
+                return start + there.index(False)
+        return len(keys)
+
+    def prestage(self, keys: Sequence[bytes], deadline: float | None = None) -> list[bool]:
+        """Ask the agent to bring values into its memory; which it has there or has set out for.
+
+        `deadline`: seconds from now after which that is of no use; what was not begun by then is left.
+        """
+        milliseconds = 0 if deadline is None else max(1, math.ceil(deadline * 1e3))
+        if milliseconds >= 1 << 32:
+            raise ValueError(f"a deadline in {deadline} seconds; None means none")
+        answers = self._ask_each(Operation.PRESTAGE, keys, milliseconds)
         return [one in (Outcome.HIT, Outcome.STARTED) for one in answers]
 
     def pin(self, keys: Sequence[bytes], ttl: float | None = None) -> list[bool]:

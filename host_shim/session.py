@@ -12,7 +12,7 @@ import errno
 import json
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
@@ -47,6 +47,10 @@ ONE_REQUEST_BYTES = (128 << 10) - 4096
 """Reads up to this many bytes are one FUSE request on every kernel; longer ones may be several."""
 
 
+PARTS_MAX = 1000
+"""Parts of one value that one system call takes; Linux allows 1,024 (IOV_MAX)."""
+
+
 class SessionDead(Exception):
     """There is no agent behind this session any more."""
 
@@ -61,6 +65,15 @@ class Files(Protocol):
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int: ...
 
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int: ...
+
+
+@runtime_checkable
+class PartFiles(Files, Protocol):
+    """`Files` that move one value from or to several places by one call."""
+
+    def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int: ...
+
+    def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int: ...
 
 
 class RealFiles:
@@ -78,12 +91,19 @@ class RealFiles:
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
         return os.preadv(descriptor, [into], offset)
 
+    def pwritev(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        return os.pwritev(descriptor, parts, offset)
+
+    def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
+        return os.preadv(descriptor, parts, offset)
+
 
 class Session:
     """Requests, answers and values through one open file. Not thread-safe, except `read` and `write`."""
 
     def __init__(self, path: str, files: Files) -> None:
         self._files = files
+        self._part_files = files if isinstance(files, PartFiles) else None
         self._next_id = 0
         self._room: dict[str, int] | None = None
         self.dead = False
@@ -153,12 +173,54 @@ class Session:
                 return 0  # this value cannot be had; `outcomes` may know why
             raise self._seen(error) from None
 
-    def write(self, ticket: int, data: memoryview) -> None:
-        """Write a whole value; it is stored when this returns. EIO is the agent's, and about this value."""
+    def read_parts(self, ticket: int, parts: Sequence[memoryview]) -> int:
+        """Bytes of the ticket's value that came into the parts, one after another; 0 for a miss."""
+        files, done = self._part_files, 0
+        if files is None:
+            for part in parts:
+                got = self.read(ticket, part, done)
+                done += got
+                if got < len(part):
+                    break
+            return done
+        for start in range(0, len(parts), PARTS_MAX):
+            some = parts[start : start + PARTS_MAX]
+            try:
+                got = files.preadv_parts(self._descriptor, some, data_offset(ticket) + done)
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    return 0
+                raise self._seen(error) from None
+            done += got
+            if got < sum(len(part) for part in some):
+                break
+        return done
+
+    def write_parts(self, ticket: int, parts: Sequence[memoryview]) -> None:
+        """`write` of a value that lies in several places; its length is that of all parts."""
+        files, done = self._part_files, 0
+        if files is not None and len(parts) <= PARTS_MAX:
+            try:
+                done = files.pwritev(self._descriptor, parts, data_offset(ticket))
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    raise
+                raise self._seen(error) from None
+        at = 0
+        for part in parts:
+            if done < at + len(part):  # what the one call did not take
+                self.write(ticket, part[max(0, done - at) :], max(done, at))
+            at += len(part)
+
+    def write(self, ticket: int, data: memoryview, at: int = 0) -> None:
+        """Write a whole value, or the rest of one from `at` on; it is stored when its last byte is.
+
+        EIO is the agent's, and about this value.
+        """
         done = 0
         while done < len(data):
             try:
-                written = self._files.pwrite(self._descriptor, data[done:], data_offset(ticket) + done)
+                written = self._files.pwrite(self._descriptor, data[done:], data_offset(ticket) + at + done)
             except OSError as error:
                 if error.errno == errno.EIO:
                     raise  # this value cannot be stored: its enclosure is away, the agent is not

@@ -10,8 +10,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from agent.cli.doctor_engines import Engine, engine_findings
+from agent.cli.doctor_findings import Finding, Verdict
 from agent.fs.mounting import may_mount
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
 
@@ -26,28 +27,19 @@ _QUEUE_LOCKED_BYTES = 7 << 20
 """Registered for one RDMA queue to one enclosure: 6 MiB of buffers and up to 1 MiB of capsules."""
 
 
-class Verdict(StrEnum):
-    """How a finding counts: only `missing` makes the exit code 1."""
-
-    OK = "ok"
-    WITHOUT = "without"
-    """Something optional is absent; what is lost is said."""
-    MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at; `advice` is empty where nothing is to be done."""
-
-    name: str
-    verdict: Verdict
-    detail: str
-    advice: str = ""
-
-
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False) -> None:
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    engine: Annotated[
+        Engine | None, typer.Option(help="Look at this inference engine and the pool instead (docs/engines).")
+    ] = None,
+    python: Annotated[
+        Path | None, typer.Option(help="With --engine: the interpreter that the engine runs in.")
+    ] = None,
+    mount: Annotated[Path, typer.Option(help="With --engine: where the pool is mounted.")] = Path("/mnt/g35"),
+    volume: Annotated[str, typer.Option(help="With --engine: the volume for its blocks.")] = "kv",
+) -> None:
     """Look at this machine: what the agent needs, what tests and lab would use, what is left over."""
-    findings = list(examine())
+    findings = list(examine() if engine is None else engine_findings(engine, python, mount, volume))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -200,7 +192,7 @@ def _locked_memory() -> Finding:
         name,
         Verdict.WITHOUT,
         detail,
-        "for RDMA devices: LimitMEMLOCK= of the service, ulimit -l; (workers + 3) queues to each enclosure",
+        "for RDMA devices: LimitMEMLOCK= of the service, ulimit -l; (workers + 4) queues to each enclosure",
     )
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from agent.agent import look_round, unreached
+from agent.cli import pool_care, pool_members
 from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
 from agent.config import load_configuration
@@ -22,6 +23,7 @@ from agent.pool.kv_opening import clear_keys, write_kv_superblock
 from agent.pool.opening import Content, Inspection, clear_directories, newest_map, sets_of, write_superblock
 from agent.pool.placement import KEY_BYTES
 from agent.pool.pool_map import PoolMap, plan_pool
+from agent.pool.quarantine import Quarantined
 from agent.pool.slot import HEADER_BYTES
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
@@ -30,6 +32,10 @@ from agent.serving_mark import serving_processes
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 
 app = typer.Typer(no_args_is_help=True, help="The pool on the enclosures' namespaces.")
+app.command()(pool_members.add)
+app.command()(pool_members.settle)
+app.command()(pool_care.scrub)
+app.command()(pool_care.quarantine)
 
 
 @app.command("format")
@@ -92,7 +98,11 @@ def format_pool(
 
 @app.command()
 def show(
-    config: Config, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+    config: Config,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    quarantined: Annotated[
+        bool, typer.Option(help="Also the slots that are set aside, for which all directories are read.")
+    ] = False,
 ) -> None:
     """Show what the namespaces of the configured enclosures carry, and the volumes of their pool."""
     configuration = load_configuration(config)
@@ -111,17 +121,25 @@ def show(
         ]
         inspections = [inspection for _, _, inspection in seen]
         found = any(inspection.content is Content.POOL for inspection in inspections)
-        return {
+        shown = {
             "namespaces": rows,
             "pool": newest_map(inspections).model_dump(mode="json") if found else None,
             "not_connected": unreached(fabric),
         }
+        if found and quarantined:
+            numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
+            aside = pool_care.look_for(newest_map(inspections), lanes, numbers)
+            shown["quarantined"] = {**aside, "slots": [each._asdict() for each in aside["slots"]]}
+        return shown
 
     shown = with_lanes(configuration, work)
     if as_json:
         print(json.dumps(_without_secrets(shown), indent=1))
         return
     _print_tables(shown)
+    if "quarantined" in shown:
+        slots = [Quarantined(**each) for each in shown["quarantined"]["slots"]]
+        pool_care.print_slots({**shown["quarantined"], "slots": slots})
 
 
 def _refuse_foreign(seen: list[tuple[bytes, int, Inspection]], force: bool) -> None:
@@ -180,6 +198,13 @@ def _without_secrets(shown: dict[str, Any]) -> dict[str, Any]:
     return shown
 
 
+def _strange(shown: dict[str, Any]) -> int:
+    """Blank namespaces that could join."""
+    members = {each["nguid"] for each in (shown["pool"] or {}).get("namespaces", [])}
+    blank = [each for each in shown["namespaces"] if each["content"] == Content.BLANK.value]
+    return sum(each["nguid"] not in members for each in blank) if members else 0
+
+
 def _print_tables(shown: dict[str, Any]) -> None:
     console = Console()
     table = folding_table("Namespaces", ("namespace", "enclosure", "carries"), ("GiB",))
@@ -187,6 +212,8 @@ def _print_tables(shown: dict[str, Any]) -> None:
         carries = carried(Content(row["content"]), row["detail"])
         table.add_row(row["nguid"], row["enclosure"], carries, f"{row['bytes'] / 2**30:.2f}")
     console.print(table)
+    if (strange := _strange(shown)) > 0:
+        console.print(f"{strange} blank namespaces do not belong to the pool; g35 pool add takes them in")
     if shown["not_connected"] != "none":
         console.print(f"not connected: {shown['not_connected']}")
     if shown["pool"] is None:
@@ -196,6 +223,9 @@ def _print_tables(shown: dict[str, Any]) -> None:
     table = folding_table(title, ("volume", "kind", "suite"), ("value KiB", "slots"))
     for volume in shown["pool"]["volumes"]:
         slots = str(64 * sum(extent["sets"] for extent in volume["extents"]))
+        if volume["settled"]:
+            joined = 64 * sum(extent["sets"] for extent in volume["extents"][volume["settled"] :])
+            slots += f", {joined} of them joined"
         if volume["kv_namespaces"]:
             slots = f"on {len(volume['kv_namespaces'])} KV namespaces"
         table.add_row(

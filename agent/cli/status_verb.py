@@ -111,6 +111,16 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
             volume["name"], str(volume["gets"]), _percent(volume["hit_ratio"]), str(volume["puts"]),
             str(volume["evictions"]),
         )  # fmt: skip
+    ahead = _prestaged([each for each in found["volumes"] if each["prestaged_bytes"]])
+    quotas = folding_table("Tenants: room", ("tenant", "slots", "bytes of slots"), ("refused",))
+    bandwidths = folding_table("Tenants: bandwidth", ("tenant",), ("bytes/s", "waited", "late"))
+    for each in found["tenants"]:
+        slots, size = (
+            f"{each[f'{key}_known_taken']} of {each[f'{key}_max'] or 'any'}" for key in ("slots", "bytes")
+        )
+        name, most = escape(each["name"]), str(each["bandwidth_max"] or "any")
+        quotas.add_row(name, slots, size, str(each["quota_puts_refused"]))
+        bandwidths.add_row(name, most, str(each["bandwidth_waits"]), str(each["bandwidth_late"]))
     columns = ("namespaces", "paused", "suspect", "reconnects")
     enclosures = folding_table("Enclosures", ("enclosure", "state"), columns)
     for each in found["enclosures"]:
@@ -119,7 +129,19 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
             each["name"], escape(state), str(each["namespaces"]), str(each["namespaces_paused"]),
             str(each["namespaces_suspect"]), str(each["reconnects"]),
         )  # fmt: skip
-    return Group(names, head, misses, rooms, traffic, enclosures)
+    of_tenants = (quotas, bandwidths) if found["tenants"] else ()
+    return Group(names, head, misses, rooms, traffic, *ahead, *of_tenants, enclosures)
+
+
+def _prestaged(volumes: list[dict[str, Any]]) -> list[Table]:
+    """What came of reading ahead; nothing where nobody did."""
+    if not volumes:
+        return []
+    table = folding_table("Volumes: prestaged", ("volume",), ("served gets", "useful", "wasted", "late"))
+    for each in volumes:
+        useful, wasted = (f"{each[f'prestage_{key}_bytes'] / 2**20:.1f} MiB" for key in ("useful", "wasted"))
+        table.add_row(each["name"], str(each["prestage_hits"]), useful, wasted, str(each["prestage_late"]))
+    return [table]
 
 
 def _resident(memory: dict[str, int] | None) -> str:

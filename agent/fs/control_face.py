@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from agent.fs.interface import (
     FACE_CONTROL,
@@ -33,11 +33,13 @@ from agent.fs.interface import (
     StatFs,
 )
 from agent.fs.kv_face import errno_of
+from agent.pool.continuing import INACTIVE, Continuer, Trail
 from agent.pool.operations import (
     AnyReading,
     AnyVolume,
     AnyWriting,
     delete_value,
+    lookup,
     new_reading,
     new_writing,
     pin_value,
@@ -70,7 +72,20 @@ that extends the file, which it would let in only one at a time."""
 STATUS_FILE_BYTES = 64 << 10
 """The size that stat shows: a look at the attributes must not cost a snapshot. Reads end where it ends."""
 
-StartPrestage = Callable[[AnyVolume, bytes], Outcome]
+
+class StartPrestage(Protocol):
+    """Sets out to bring a key into memory. `milliseconds`: of no use any more after that; 0: no such end."""
+
+    def __call__(self, volume: AnyVolume, key: bytes, milliseconds: int = 0) -> Outcome: ...
+
+
+class _Ahead:
+    """What the tickets of one binding share: that reading them leads on, behind the last of their keys."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: bytes) -> None:
+        self.key: bytes | None = key
 
 
 @dataclass(slots=True)
@@ -82,6 +97,7 @@ class _Ticket:
     writing: AnyWriting | None = None
     reading: AnyReading | None = None
     refused: Outcome | None = None
+    ahead: _Ahead | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def outcome(self) -> Outcome:
@@ -100,6 +116,7 @@ class _Ticket:
 class _Session:
     answers: deque[bytes] = field(default_factory=deque)
     tickets: dict[int, _Ticket] = field(default_factory=dict)
+    trail: Trail = field(default_factory=Trail)
 
 
 class ControlFace(RefusesAll):
@@ -113,7 +130,9 @@ class ControlFace(RefusesAll):
         start_prestage: StartPrestage,
         prestage: PrestageCache | None = None,
         owner: tuple[int, int] = (0, 0),
+        continuer: Continuer = INACTIVE,
     ) -> None:
+        self._continuer = continuer
         self._volumes = {volume.settings.name: volume for volume in volumes}
         self._lanes = lanes
         self._stats = stats
@@ -228,7 +247,14 @@ class ControlFace(RefusesAll):
                 if ticket.reading is None:
                     ticket.reading = new_reading(ticket.volume, ticket.key, self._prestage)
                 reading = ticket.reading
+        if ticket.ahead is not None:
+            self._read_ahead(ticket.volume, ticket.ahead)
         return self._get(reading, within, into)
+
+    def _read_ahead(self, volume: AnyVolume, ahead: _Ahead) -> None:
+        key, ahead.key = ahead.key, None
+        if key is not None:
+            self._continuer.reads(volume, key)
 
     def _get(self, reading: AnyReading, within: int, into: memoryview) -> Steps[int]:
         lanes = self._lanes()
@@ -318,10 +344,13 @@ class ControlFace(RefusesAll):
             # A long batch reads its directories a few at a time, and each few has the deadline of one read.
             turns = 1 + 2 * len(request.keys) // LOADS_IN_FLIGHT
             deadline = lanes.now() + turns * volume.timing.read_deadline
-            causes = yield from volume.lookup(lanes, request.keys, deadline)
+            causes = yield from lookup(volume, lanes, request.keys, deadline)
+            if self._continuer.active:
+                there = next((at for at, cause in enumerate(causes) if cause is not None), len(causes))
+                self._continuer.chain(volume, request.keys[:there])
             return bytes(Outcome.HIT if cause is None else Outcome(int(cause)) for cause in causes)
         if operation is Operation.PRESTAGE:
-            return bytes(self._start_prestage(volume, key) for key in request.keys)
+            return bytes(self._start_prestage(volume, key, request.ttl_seconds) for key in request.keys)
         outcomes = bytearray()
         for key in request.keys:
             deadline = lanes.now() + volume.timing.write_deadline
@@ -334,8 +363,12 @@ class ControlFace(RefusesAll):
     def _bind(self, session: _Session, volume: AnyVolume, request: Request) -> Steps[bytes]:
         """Bind tickets. What an earlier binding had under way is given up: its number means another now."""
         replaced = []
+        ahead = None
+        if self._continuer.active and request.keys:
+            self._continuer.chain(volume, request.keys, session.trail)
+            ahead = _Ahead(request.keys[-1]) if request.operation is Operation.GET else None
         for at, key in enumerate(request.keys):
-            ticket = _Ticket(volume, key)
+            ticket = _Ticket(volume, key, ahead=ahead)
             if request.operation is Operation.PUT:
                 try:
                     ticket.writing = new_writing(
@@ -359,7 +392,7 @@ class ControlFace(RefusesAll):
 
     def _delete(self, volume: AnyVolume, lanes: Lanes, key: bytes, deadline: float) -> Steps[int]:
         if self._prestage is not None:
-            self._prestage.discard(volume.settings.volume_id, key)
+            self._prestage.discard(volume.settings.volume_id, volume.placement.pseudonym(key))
         try:
             there = yield from delete_value(volume, lanes, key, deadline)
         except PutRefused as refused:

@@ -20,6 +20,7 @@ import itertools
 import os
 import stat
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ from agent.fs.interface import (
     SetAttributes,
     StatFs,
 )
+from agent.pool.continuing import INACTIVE, Continuer, Trail
 from agent.pool.operations import (
     AnyReading,
     AnyVolume,
@@ -59,6 +61,8 @@ OPEN_VALUES_MAX = 65536
 """Open files of this face; each is a few hundred bytes, and a writer at most one unit more."""
 WRITERS_MAX = 256
 """Values being written through files at once; each may hold one unit, 256 KiB, that is not yet full."""
+TRAILS_MAX = 1024
+"""Processes of which it is remembered which value they opened last, to learn what follows what."""
 READ_BYTES_HINT = 1 << 20
 """st_blksize of a value. A program that reads in small pieces would open the same unit over and over."""
 
@@ -106,6 +110,7 @@ class KvFace(RefusesAll):
         prestage: PrestageCache | None = None,
         owner: tuple[int, int] = (0, 0),
         epoch: int = 0,
+        continuer: Continuer = INACTIVE,
     ) -> None:
         """`epoch`: values have other numbers in each, for a guest that outlives the agent."""
         self._volumes = {_VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
@@ -115,6 +120,8 @@ class KvFace(RefusesAll):
         self._owner = owner
         self._values: dict[int, _Value] = {}
         self._inode_of: dict[tuple[bytes, bytes], int] = {}
+        self._continuer = continuer
+        self._trails: OrderedDict[int, Trail] = OrderedDict()
         self._readers: dict[int, AnyReading] = {}
         self._writers: dict[int, _Writer] = {}
         self._numbers = itertools.count(_VALUES_FROM + (epoch << 32))
@@ -171,7 +178,7 @@ class KvFace(RefusesAll):
     def _unlink(self, volume: AnyVolume, key: bytes) -> Steps[None]:
         lanes = self._lanes()
         if self._prestage is not None:
-            self._prestage.discard(volume.settings.volume_id, key)
+            self._prestage.discard(volume.settings.volume_id, volume.placement.pseudonym(key))
         try:
             there = yield from delete_value(volume, lanes, key, lanes.now() + volume.timing.write_deadline)
         except PutRefused as refused:
@@ -265,7 +272,21 @@ class KvFace(RefusesAll):
             if len(self._readers) >= OPEN_VALUES_MAX:
                 raise FsError(errno.ENFILE)
             self._readers[handle] = new_reading(value.volume, value.key, self._prestage)
+            trail = self._trail(caller.pid) if self._continuer.active else None
+        if trail is not None:
+            self._continuer.chain(value.volume, (value.key,), trail)
+            self._continuer.reads(value.volume, value.key)
         return Opened(handle, direct_io=True, no_flush=True)
+
+    def _trail(self, process: int) -> Trail:
+        trail = self._trails.get(process)
+        if trail is None:
+            trail = self._trails[process] = Trail()
+            if len(self._trails) > TRAILS_MAX:
+                self._trails.popitem(last=False)
+        else:
+            self._trails.move_to_end(process)
+        return trail
 
     def create(
         self, caller: Caller, parent: int, name: bytes, mode: int, flags: int

@@ -64,6 +64,11 @@ class PoolBlockStore:
             # A file is not a cache: its reader waits as long as a writer would.
             deadline = lanes.now() + volume.timing.write_deadline
             count = yield from reading.read(lanes, offset + at, piece, deadline)
+            if reading.cause is MissCause.EVICTED:
+                # Since its header was read, the block was sealed anew, perhaps in another slot.
+                self._forget(block_id)
+                reading = self._reading(volume, block_id)
+                count = yield from reading.read(lanes, offset + at, piece, deadline)
             if reading.cause is not None:
                 self._forget(block_id)
                 if reading.cause in _MAY_COME_BACK:

@@ -8,7 +8,7 @@ Layout of an entry, little-endian:
     36  4  expiry, seconds since the epoch; 0: none
     40  4  pinned until, seconds since the epoch; 0: not pinned
     44  2  hits, saturating
-    46  2  flags, zero
+    46  2  flags: the upper 8 bits are those of the epoch of the data key that the slot is sealed under
     48  8  ghost: the first half of the pseudonym that this slot held before and lost by eviction
     56  4  tag of the identity: it tells a torn mix of two entries from either
     60  4  CRC-32 (IEEE 802.3) of the 60 bytes before
@@ -196,6 +196,10 @@ class Directory:
             _U32.pack_into(body, _CRC_AT, zlib.crc32(body[:_CHECKED_BYTES]))
         self._store(slot, body)
 
+    def free_slots(self) -> set[int]:
+        keys = _PSEUDONYMS.unpack(self.raw)
+        return {slot for slot in _EVERY_SLOT if keys[slot] == _FREE}
+
     def ghost(self, slot: int) -> bytes:
         start = slot * ENTRY_BYTES + _GHOST_AT
         return bytes(self.raw[start : start + _GHOST_BYTES])
@@ -258,6 +262,11 @@ class Directory:
 
 
 _EVERY_SLOT = tuple(range(SLOTS_PER_SET))
+
+
+def taken_in(block: bytes | bytearray | memoryview) -> int:
+    """How many slots are not free in a directory as it lies on flash, damaged entries among them."""
+    return SLOTS_PER_SET - _PSEUDONYMS.unpack(block).count(_FREE)
 
 
 class Choice(NamedTuple):

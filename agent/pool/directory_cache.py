@@ -19,7 +19,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from agent.pool.directory import Directory
-from agent.pool.occupancy import Occupancy
+from agent.pool.occupancy import Occupancy, SetPlace
 
 APPROXIMATE_BYTES = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
@@ -60,6 +60,8 @@ class CachedSet:
             ours = self.directory
             if ours is None:
                 fresh = Directory(block)
+                if self.occupancy is not None:
+                    self.occupancy.note_forgotten((self.namespace, self.offset), 0)
             elif self.writes != writes or (self.writer.locked() and not holds_writer):
                 return 0
             else:
@@ -150,9 +152,30 @@ class DirectoryCache:
             if cached.users == 0:
                 del self._sets[place]
                 if cached.directory is not None:
+                    if cached.occupancy is not None:
+                        cached.occupancy.note_forgotten(place, cached.directory.taken)
                     cached.directory.count_in(None)
                 return True
         return False
+
+    def remembers(self, place: SetPlace) -> bool:
+        """Whether a set is remembered that is not empty."""
+        cached = self._sets.get(place)
+        return cached is not None and cached.directory is not None and cached.directory.taken > 0
+
+    def borrow_remembered(self, place: SetPlace) -> CachedSet | None:
+        """The set, to be given back, where it is remembered; it is not more recently used for that."""
+        with self._lock:
+            cached = self._sets.get(place)
+            if cached is not None:
+                cached.users += 1
+            return cached
+
+    def note_forgotten(self, place: SetPlace, taken: int, occupancy: Occupancy) -> None:
+        """A look at flash found so many slots taken in a set; it counts unless the set is remembered now."""
+        with self._lock:
+            if place not in self._sets:
+                occupancy.note_forgotten(place, taken)
 
     def snapshot(self) -> list[CachedSet]:
         """All that is remembered now."""

@@ -62,6 +62,9 @@ class KvReading:
             if not self._beginning.acquire(blocking=False) and not (yield Acquire(self._beginning, deadline)):
                 return self._lost(lanes, MissCause.LATE)
             try:
+                bandwidth = self.volume.bandwidth if self._open is None else None
+                if bandwidth is not None and not (yield from bandwidth.admit(lanes, deadline)):
+                    return self._lost(lanes, MissCause.LATE)
                 if self._open is None and self.cause is None:
                     return (yield from self._range(lanes, offset, into, deadline))
             finally:
@@ -103,6 +106,8 @@ class KvReading:
                 self._hit = True
                 tally.gets_hit += 1
         tally.bytes_read += count
+        if self.volume.bandwidth is not None:
+            self.volume.bandwidth.charge(lanes, count)
         self.volume.uses.note(self.pseudonym, int(lanes.wall() * 1e6))
         return count
 

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
+from agent.pool.bandwidth import Bandwidth
 from agent.pool.kept_units import KeptUnits
 from agent.pool.kv_steps import KvLanes, KvPending, kv_lanes
 from agent.pool.placement import Extent, Placement
@@ -126,6 +127,8 @@ class KvVolume:
         self.turns = Turns()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
         self.kept_units = KeptUnits(self.unit_buffers)
+        self.bandwidth: Bandwidth | None = None
+        """As of `Volume`."""
         self.erased = False
         """As of `Volume`."""
         self._lba_bytes = lba_bytes
@@ -153,6 +156,13 @@ class KvVolume:
             SecretKey(raw[:32]),
             [Extent(each.namespace, each.nguid, max(1, each.bytes >> 20)) for each in settings.shares],
         )
+
+    @property
+    def refusal(self) -> str:
+        """As of `Volume`."""
+        if self.erased:
+            return "the volume was erased"
+        return "the volume's data key has sealed what one key may" if self.codec.is_used_up else ""
 
     def forget_secret(self) -> None:
         """As of `Volume`: its tenant was erased."""

@@ -82,8 +82,8 @@ class KvWriting:
         if any(start < end and offset < stop for start, stop in self._ranges):
             self._give_up(BadPut("bytes of a value are written once"))
         self._end = max(self._end, end)
-        if self.volume.erased:
-            self._give_up(PutRefused("the volume was erased", MissCause.WRONG_KEY))
+        if refusal := self.volume.refusal:
+            self._give_up(PutRefused(refusal, MissCause.WRONG_KEY))
         if len(data) == self._length:
             yield from self._put(lanes, data, deadline)
             return True
@@ -116,8 +116,8 @@ class KvWriting:
             return
         if self._ranges != [(0, self._end)] or (self._length is not None and self._end != self._length):
             self._give_up(BadPut(f"a value of {self._length or self._end} bytes with a hole in it"))
-        if self.volume.erased:
-            self._give_up(PutRefused("the volume was erased", MissCause.WRONG_KEY))
+        if refusal := self.volume.refusal:
+            self._give_up(PutRefused(refusal, MissCause.WRONG_KEY))
         try:
             yield from self._put(lanes, memoryview(self._pieces), deadline)
         finally:
@@ -160,6 +160,10 @@ class KvWriting:
 
     def _put(self, lanes: Lanes, data: memoryview, deadline: float) -> Steps[None]:
         tally = lanes.tally(self.volume.settings.name)
+        bandwidth = self.volume.bandwidth
+        if bandwidth is not None and not (yield from bandwidth.admit(lanes, deadline)):
+            tally.puts_refused += 1
+            self._give_up(PutRefused("the tenant's bandwidth is used up", MissCause.LATE))
         if not (yield from self.volume.turns.take(self.pseudonym, deadline)):
             tally.puts_refused += 1
             self._give_up(PutRefused("another put of the key does not come to its end", MissCause.LATE))
@@ -177,6 +181,8 @@ class KvWriting:
         self._stored = True
         tally.puts += 1
         tally.bytes_written += len(data)
+        if bandwidth is not None:
+            bandwidth.charge(lanes, len(data))
 
     def _store(self, lanes: Lanes, data: memoryview, deadline: float) -> Steps[None]:
         """Seal, and store until it is in, is found to be there, or is refused. Raises PutRefused."""

@@ -33,6 +33,10 @@ LOOK_SECONDS = 1.0
 """For the look of a serving agent, which comes again."""
 
 
+NOT_BLANK = "it is not blank"
+"""Of a namespace that has data and no superblock, not even a damaged one."""
+
+
 class Content(enum.Enum):
     """What a namespace carries."""
 
@@ -81,7 +85,7 @@ def inspect(lanes: Lanes, namespace: int, nguid: bytes, size: int) -> Steps[Insp
             if cause is not None:
                 return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
             if any(data):
-                return Inspection(namespace, Content.FOREIGN, detail="it is not blank")
+                return Inspection(namespace, Content.FOREIGN, detail=NOT_BLANK)
         return Inspection(namespace, Content.BLANK)
     return Inspection(namespace, Content.FOREIGN, detail=next(each for each in details if each != "blank"))
 

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from agent.pool.kv_reading import KvReading
 from agent.pool.kv_volume import KvVolume
 from agent.pool.kv_writing import KvWriting, delete_key
+from agent.pool.open_waiting import OpenReading, OpenValue
 from agent.pool.prestage import PrestageCache
 from agent.pool.reading import Reading, remembered_length
+from agent.pool.recompute_gate import GatedReading
+from agent.pool.second_use import SecondUseWriting
 from agent.pool.steps import Lanes, Steps
+from agent.pool.tally import MissCause
 from agent.pool.upkeep import delete, pin
 from agent.pool.volume import Volume
+from agent.pool.write_back import BackReading, BackWriting, Waiting
 from agent.pool.writing import Writing
 
 AnyVolume: TypeAlias = Volume | KvVolume
-AnyReading: TypeAlias = Reading | KvReading
-AnyWriting: TypeAlias = Writing | KvWriting
+AnyReading: TypeAlias = Reading | KvReading | BackReading | OpenReading
+AnyWriting: TypeAlias = Writing | KvWriting | BackWriting
 
 
 def new_reading(volume: AnyVolume, key: bytes, prestage: PrestageCache | None = None) -> AnyReading:
     """One value to be read. Values on KV namespaces are not prestaged."""
-    return KvReading(volume, key) if isinstance(volume, KvVolume) else Reading(volume, key, prestage)
+    if isinstance(volume, KvVolume):
+        return KvReading(volume, key)
+    waiting = _waiting(volume, key)
+    if waiting is not None:
+        return BackReading(volume, waiting)
+    if prestage is not None and prestage.waits_open:
+        value = _opened(volume, key, prestage)
+        if value is not None:
+            return OpenReading(volume, key, value)
+    return Reading(volume, key, prestage) if volume.gate is None else GatedReading(volume, key, prestage)
 
 
 def new_writing(
@@ -30,7 +45,43 @@ def new_writing(
     """One value to be written. Raises TooLong."""
     if isinstance(volume, KvVolume):
         return KvWriting(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
-    return Writing(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+    if volume.back is not None and length is not None and 0 < length <= volume.settings.value_bytes:
+        back = BackWriting.begin(volume.back, key, length, ttl_seconds)
+        if back is not None:
+            return back
+    kind = Writing if volume.admission is None else SecondUseWriting
+    return kind(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+
+
+def _opened(volume: Volume, key: bytes, prestage: PrestageCache) -> OpenValue | None:
+    """The value that waits in clear, if a remembered directory names that write of the key."""
+    pseudonym = volume.placement.pseudonym(key)
+    sets = volume.borrow_sets(pseudonym)
+    try:
+        found = volume.find(sets, pseudonym)
+        if not found:
+            return None
+        return prestage.find_open(volume.settings.volume_id, pseudonym, found[0].entry.generation)
+    finally:
+        volume.give_back_sets(sets)
+
+
+def _waiting(volume: Volume, key: bytes) -> Waiting | None:
+    """The value of a key that was acknowledged and is not on flash yet."""
+    if volume.back is None or not len(volume.back):
+        return None
+    return volume.back.find(volume.placement.pseudonym(key))
+
+
+def lookup(
+    volume: AnyVolume, lanes: Lanes, keys: Sequence[bytes], deadline: float
+) -> Steps[list[MissCause | None]]:
+    """For each key None where it is there, else why it is not; a hint, as all such answers."""
+    waiting = isinstance(volume, Volume) and [_waiting(volume, key) is not None for key in keys]
+    causes = yield from volume.lookup(lanes, keys, deadline)
+    if not waiting or not any(waiting):
+        return causes
+    return [None if waits else cause for waits, cause in zip(waiting, causes, strict=True)]
 
 
 def find_length(volume: AnyVolume, lanes: Lanes, key: bytes) -> Steps[int | None]:
@@ -41,6 +92,9 @@ def find_length(volume: AnyVolume, lanes: Lanes, key: bytes) -> Steps[int | None
     if isinstance(volume, KvVolume):
         reading = KvReading(volume, key)
         return (yield from reading.find_length(lanes, lanes.now() + volume.timing.read_deadline))
+    waiting = _waiting(volume, key)
+    if waiting is not None:
+        return len(waiting.data)
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
     try:
@@ -59,11 +113,19 @@ def delete_value(volume: AnyVolume, lanes: Lanes, key: bytes, deadline: float) -
     """Remove a key. True where it was there. Raises PutRefused where an enclosure does not answer."""
     if isinstance(volume, KvVolume):
         return (yield from delete_key(volume, lanes, key, deadline))
-    return (yield from delete(volume, lanes, key, deadline))
+    waiting = _waiting(volume, key)
+    removed = (
+        waiting is not None and volume.back is not None and (yield from volume.back.remove(waiting, deadline))
+    )
+    there = yield from delete(volume, lanes, key, deadline)
+    return removed or there
 
 
 def pin_value(volume: AnyVolume, lanes: Lanes, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
     """Keep a key from eviction; as `pin`. On KV namespaces nothing is pinned: False."""
     if isinstance(volume, KvVolume):
         return False
+    waiting = _waiting(volume, key)
+    if waiting is not None and volume.back is not None:
+        yield from volume.back.store(lanes, waiting, deadline)
     return (yield from pin(volume, lanes, key, until, deadline))

@@ -18,6 +18,7 @@ keys: it enters the first two ranks of 2/N of them and displaces the place where
 
 from __future__ import annotations
 
+import copy
 import math
 import struct
 from collections.abc import Sequence
@@ -69,9 +70,12 @@ class Placement:
     """Candidates of keys in one volume. Immutable; a changed pool map makes a new one."""
 
     def __init__(self, placement_key: SecretKey, extents: Sequence[Extent]) -> None:
+        self._blocks = BlockCipher(placement_key.reveal())
+        self._spread(extents)
+
+    def _spread(self, extents: Sequence[Extent]) -> None:
         if not extents:
             raise ValueError("a volume without an extent has no place for anything")
-        self._blocks = BlockCipher(placement_key.reveal())
         self._extents = tuple(extents)
         self._members = [_member_seed(extent.nguid) for extent in extents]
         self._seeds: NDArray[np.uint64] = np.array(self._members, dtype=np.uint64)
@@ -79,6 +83,12 @@ class Placement:
         most = max(range(len(extents)), key=lambda number: extents[number].sets)
         half = sum(extent.sets for extent in extents) / 2
         self._dominant = most if extents[most].sets > half else -1
+
+    def over(self, extents: Sequence[Extent]) -> Placement:
+        """The placement of the same volume over other extents."""
+        other = copy.copy(self)
+        other._spread(extents)
+        return other
 
     def pseudonym(self, key: bytes) -> bytes:
         """What stands for `key` (16 bytes) on flash."""

@@ -89,9 +89,16 @@ class MapVolume(_Document):
     suite: SuiteName
     ttl_seconds: int = Field(ge=0, lt=1 << 31)
     wrapped_secret: HexBytes
+    earlier_secret: WrappedOrErased = ""
+    """While its data key is rotated, the secret with the key from before; only the data key differs."""
+    key_epoch: int = Field(default=0, ge=0, lt=1 << 31)
+    """How often its data key was rotated."""
     extents: tuple[MapExtent, ...] = Field((), max_length=NAMESPACES_MAX)
     kv_namespaces: tuple[Hex32, ...] = Field((), max_length=NAMESPACES_MAX)
     """The KV namespaces that it has to itself, instead of extents."""
+    settled: int = Field(default=0, ge=0)
+    """Values may still lie where the first so many extents alone would have them (joining.py); 0: none do."""
+    copies: Literal[1, 2] = 1
 
     @model_validator(mode="after")
     def _can_be_sealed(self) -> MapVolume:
@@ -106,8 +113,12 @@ class MapVolume(_Document):
             raise ValueError(f"volume {self.name} lies twice on one namespace")
         if bool(self.extents) == bool(self.kv_namespaces):
             raise ValueError(f"volume {self.name} lies either in extents or on KV namespaces")
+        if self.settled and self.settled >= len(self.extents):
+            raise ValueError(f"of volume {self.name} more extents are settled than there are")
         if self.kv_namespaces and (self.kind != "kv" or self.value_bytes > KV_VALUE_BYTES_MAX):
             raise ValueError(f"volume {self.name} cannot lie on KV namespaces")
+        if self.copies > 1 and (self.kind != "kv" or self.kv_namespaces):
+            raise ValueError(f"volume {self.name} keeps two copies: for key-value volumes in sets only")
         return self
 
 
@@ -117,6 +128,10 @@ class MapTenant(_Document):
     name: TenantName
     tenant_id: Hex32
     wrapped_key: WrappedOrErased
+    quota_slots: int = Field(default=0, ge=0, lt=1 << 63)
+    quota_bytes: int = Field(default=0, ge=0, lt=1 << 63)
+    bandwidth: int = Field(default=0, ge=0, lt=1 << 63)
+    """Bytes a second. 0, and then left out of the map: no limit, as in the two above (docs/tenants.md)."""
 
     @property
     def is_erased(self) -> bool:
@@ -192,6 +207,8 @@ class PoolMap(_Document):
                 KvShare(index[nguid], bytes.fromhex(nguid), self.namespaces[index[nguid]].bytes)
                 for nguid in volume.kv_namespaces
             ),
+            volume.settled,
+            volume.copies,
         )
 
     def tenant_of(self, volume: MapVolume) -> MapTenant | None:
@@ -209,8 +226,15 @@ class PoolMap(_Document):
             raise ConfigError(
                 f"the tenant of volume {volume.name} was erased", "nothing brings back what it held"
             )
+        return self._opened(volume, volume.wrapped_secret, root)
+
+    def earlier_secret(self, volume: MapVolume, root: RootKey) -> SecretKey | None:
+        """The secret from before the rotation that is under way; None where none is. Raises ConfigError."""
+        return self._opened(volume, volume.earlier_secret, root) if volume.earlier_secret else None
+
+    def _opened(self, volume: MapVolume, wrapped_hex: str, root: RootKey) -> SecretKey:
         context = bytes.fromhex(self.pool_id + volume.volume_id)
-        wrapped = bytes.fromhex(volume.wrapped_secret)
+        wrapped = bytes.fromhex(wrapped_hex)
         tenant = self.tenant_of(volume)
         try:
             if tenant is None:
@@ -251,6 +275,7 @@ class VolumeWish(_Document):
     share: float = Field(gt=0, le=1)
     tenant: TenantName = "default"
     layout: Layout = "auto"
+    copies: Literal[1, 2] = 1
 
 
 def tenant_id(name: str) -> str:
@@ -294,7 +319,7 @@ class ExtentLayout:
     def by_share(self, wish: VolumeWish) -> list[MapExtent]:
         """The volume's share of every namespace, in whole sets; none where that is less than one."""
         return [
-            self._take(nguid, wish, sets)
+            self._take(nguid, wish.value_bytes, sets)
             for nguid in self._sizes
             if (sets := min(int((self._sizes[nguid] - DATA_START) * wish.share), self._left(nguid))
                 // set_size(wish.value_bytes)) > 0
@@ -309,14 +334,19 @@ class ExtentLayout:
                 f"({set_size(wish.value_bytes) >> 20} MiB)",
                 "give it a larger share, smaller values, or larger drives",
             )
-        return [self._take(roomiest, wish, 1)]
+        return [self._take(roomiest, wish.value_bytes, 1)]
+
+    def up_to(self, nguid: bytes, value_bytes: int, sets: int) -> MapExtent | None:
+        """So many sets of a namespace, or as many as there is room for; None where that is none."""
+        fit = min(sets, self._left(nguid) // set_size(value_bytes))
+        return self._take(nguid, value_bytes, fit) if fit > 0 else None
 
     def _left(self, nguid: bytes) -> int:
         return self._sizes[nguid] - self._next[nguid]
 
-    def _take(self, nguid: bytes, wish: VolumeWish, sets: int) -> MapExtent:
+    def _take(self, nguid: bytes, value_bytes: int, sets: int) -> MapExtent:
         extent = MapExtent(nguid=nguid.hex(), offset=self._next[nguid], sets=sets)
-        self._skip(nguid, extent, wish.value_bytes)
+        self._skip(nguid, extent, value_bytes)
         return extent
 
 
@@ -404,6 +434,7 @@ def new_volume(
         wrapped_secret=wrapped_new_secret(pool_id, volume_id, key),
         extents=extents,
         kv_namespaces=kv_namespaces,
+        copies=wish.copies,
     )
 
 

@@ -1,11 +1,14 @@
-"""Values waiting in the agent's memory because somebody said that they will be asked for.
+"""Values waiting in the agent's memory because somebody said, or it has learned, that they will be asked for.
 
 They wait sealed, as they came from flash: the memory of the DPU then holds no more plain text than the
-request in hand, erasing a key erases what waits too, and a get opens them by the same code as any other.
-Opening costs about a fifteenth of what fetching does, so the choice is cheap.
+request in hand, erasing a key erases what waits too, and a get opens them by the same code as any other. Or
+opened, where the operator wants that (open_waiting.py; docs/decisions/0032-sealed-or-open.md).
 
-Bounded in bytes; the one asked for longest ago goes first. Bounded in age as well: another agent may delete
+Bounded in bytes; the one asked for longest ago goes first, and what was only guessed has half of the room at
+the most, so that guesses do not push out what was announced. Bounded in age as well: another agent may delete
 the value or its enclosure may go, and nobody tells us, so what waits is not served for longer than that.
+
+Places are (volume id, pseudonym of the key).
 """
 
 from __future__ import annotations
@@ -14,76 +17,213 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent.pool.open_waiting import OpenValue
 
 MAX_AGE_SECONDS = 60.0
 """Counted from the read off flash. A prefix that is announced is asked for within seconds."""
 
+_Place = tuple[bytes, bytes]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
+class PrestageCounts:
+    """What came of prestaging in one volume. Bytes are those of slots, headers included."""
+
+    useful_bytes: int = 0
+    """Served at least once from memory."""
+    wasted_bytes: int = 0
+    """Left memory without having been served."""
+    late: int = 0
+    """Gets of what was announced or guessed and not there yet; they went to flash."""
+    late_bytes: int = 0
+    """Read ahead, for a get that had come before the bytes did; they are not kept."""
+
+
+@dataclass(slots=True)
 class _Staged:
     generation: int
     slot: memoryview
     since: float
+    guessed: bool
+    clear: OpenValue | None = None
+    """Instead of the slot, which is empty then."""
+    used: bool = False
+
+    @property
+    def size(self) -> int:
+        return len(self.slot) if self.clear is None else len(self.clear.data)
 
 
 class PrestageCache:
-    """Sealed slots by volume and key. Safe from any thread. `clock` gives seconds that never go back."""
+    """Sealed slots by volume and pseudonym. Safe from any thread. `clock`: seconds that never go back."""
 
     def __init__(
         self,
         budget_bytes: int,
         max_age: float = MAX_AGE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        waits_open: bool = False,
     ) -> None:
+        """`waits_open`: what was announced waits opened."""
         self.budget_bytes = budget_bytes
+        self.waits_open = waits_open
         self.max_age = max_age
         self._clock = clock
         self.bytes_held = 0
-        self._slots: OrderedDict[tuple[bytes, bytes], _Staged] = OrderedDict()
+        self._guessed: OrderedDict[_Place, int] = OrderedDict()
+        self._guessed_bytes = 0
+        self._slots: OrderedDict[_Place, _Staged] = OrderedDict()
+        self._expected: dict[_Place, bool] = {}
+        """What is to be read, and whether it is only a guess."""
+        self._counts: dict[bytes, PrestageCounts] = {}
         self._lock = threading.Lock()
 
-    def find(self, volume_id: bytes, key: bytes, generation: int) -> memoryview | None:
-        """Header and value as they lie on flash, where this very write of the key is staged."""
+    def find(self, volume_id: bytes, pseudonym: bytes, generation: int) -> memoryview | None:
+        """Header and value as they lie on flash, where this very write of the key is staged.
+
+        One that is only expected is expected no longer: its get has come, and goes to flash.
+        """
+        place = (volume_id, pseudonym)
+        if place not in self._slots and place not in self._expected:
+            return None
         with self._lock:
-            staged = self._slots.get((volume_id, key))
+            staged = self._slots.get(place)
             if staged is None:
+                if self._expected.pop(place, None) is not None:
+                    self._count(volume_id).late += 1
                 return None
             if staged.generation != generation or self._is_old(staged):
-                self._drop((volume_id, key))
+                self._drop(place)
                 return None
-            self._slots.move_to_end((volume_id, key))
-            return staged.slot
+            return None if staged.clear is not None else self._served(place, staged).slot
 
-    def holds(self, volume_id: bytes, key: bytes) -> bool:
-        staged = self._slots.get((volume_id, key))
+    def find_open(self, volume_id: bytes, pseudonym: bytes, generation: int) -> OpenValue | None:
+        """The value in clear, where this very write of the key waits so."""
+        place = (volume_id, pseudonym)
+        with self._lock:
+            staged = self._slots.get(place)
+            if staged is None or staged.clear is None:
+                return None
+            if staged.generation != generation or self._is_old(staged):
+                self._drop(place)
+                return None
+            return self._served(place, staged).clear
+
+    def _served(self, place: _Place, staged: _Staged) -> _Staged:
+        self._slots.move_to_end(place)
+        if not staged.used:
+            staged.used = True
+            self._count(place[0]).useful_bytes += staged.size
+        return staged
+
+    def holds(self, volume_id: bytes, pseudonym: bytes) -> bool:
+        staged = self._slots.get((volume_id, pseudonym))
         return staged is not None and not self._is_old(staged)
 
-    def add(self, volume_id: bytes, key: bytes, generation: int, slot: memoryview) -> bool:
-        """Stage a slot. False where it alone is larger than the budget."""
-        if len(slot) > self.budget_bytes:
+    def expect(self, volume_id: bytes, pseudonym: bytes, *, guessed: bool = False) -> bool | None:
+        """Somebody will read it into here. None: it is here already. False: that is expected already.
+
+        What was guessed and is announced now is expected anew.
+        """
+        place = (volume_id, pseudonym)
+        with self._lock:
+            staged = self._slots.get(place)
+            if staged is not None and not self._is_old(staged):
+                return None
+            if place in self._expected and (guessed or not self._expected[place]):
+                return False
+            self._expected[place] = guessed
+            return True
+
+    def is_expected(self, volume_id: bytes, pseudonym: bytes, *, guessed: bool | None = None) -> bool:
+        """Whether it is; as a guess, or not as one, where that is asked."""
+        expected = self._expected.get((volume_id, pseudonym))
+        return expected is not None and guessed in (None, expected)
+
+    def expect_no_more(self, volume_id: bytes, pseudonym: bytes) -> None:
+        """Nobody will read it into here."""
+        with self._lock:
+            self._expected.pop((volume_id, pseudonym), None)
+
+    def bring(
+        self,
+        volume_id: bytes,
+        pseudonym: bytes,
+        generation: int,
+        slot: memoryview,
+        *,
+        guessed: bool = False,
+        clear: OpenValue | None = None,
+    ) -> bool:
+        """`add` of what was expected, opened where that is given. False where its get came meanwhile: then it
+        is not kept.
+        """
+        with self._lock:
+            if self._expected.pop((volume_id, pseudonym), None) is None:
+                self._count(volume_id).late_bytes += len(slot)
+                return False
+        kept = slot if clear is None else memoryview(b"")
+        return self._add((volume_id, pseudonym), _Staged(generation, kept, self._clock(), guessed, clear))
+
+    def add(
+        self, volume_id: bytes, pseudonym: bytes, generation: int, slot: memoryview, *, guessed: bool = False
+    ) -> bool:
+        """Stage a slot. False where it alone is larger than the room for its kind."""
+        return self._add((volume_id, pseudonym), _Staged(generation, slot, self._clock(), guessed))
+
+    def _add(self, place: _Place, staged: _Staged) -> bool:
+        size, room_for_guesses = staged.size, self.budget_bytes // 2
+        if size > (room_for_guesses if staged.guessed else self.budget_bytes):
             return False
         with self._lock:
-            if (volume_id, key) in self._slots:
-                self._drop((volume_id, key))
-            while self.bytes_held + len(slot) > self.budget_bytes:
+            if place in self._slots:
+                self._drop(place)
+            while staged.guessed and self._guessed_bytes + size > room_for_guesses:
+                self._drop(next(iter(self._guessed)))
+            while self.bytes_held + size > self.budget_bytes:
                 self._drop(next(iter(self._slots)))
-            self._slots[volume_id, key] = _Staged(generation, slot, self._clock())
-            self.bytes_held += len(slot)
+            self._slots[place] = staged
+            self.bytes_held += size
+            if staged.guessed:
+                self._guessed[place] = size
+                self._guessed_bytes += size
         return True
 
-    def discard(self, volume_id: bytes, key: bytes) -> None:
+    def discard(self, volume_id: bytes, pseudonym: bytes) -> None:
         with self._lock:
-            if (volume_id, key) in self._slots:
-                self._drop((volume_id, key))
+            self._expected.pop((volume_id, pseudonym), None)
+            if (volume_id, pseudonym) in self._slots:
+                self._drop((volume_id, pseudonym))
 
     def discard_volume(self, volume_id: bytes) -> None:
         with self._lock:
             for place in [each for each in self._slots if each[0] == volume_id]:
                 self._drop(place)
+            for place in [each for each in self._expected if each[0] == volume_id]:
+                del self._expected[place]
+
+    def counts(self, volume_id: bytes) -> PrestageCounts:
+        """A copy of what came of it so far."""
+        with self._lock:
+            return replace(self._count(volume_id))
+
+    def _count(self, volume_id: bytes) -> PrestageCounts:
+        counts = self._counts.get(volume_id)
+        if counts is None:
+            counts = self._counts[volume_id] = PrestageCounts()
+        return counts
 
     def _is_old(self, staged: _Staged) -> bool:
         return self._clock() - staged.since > self.max_age
 
-    def _drop(self, place: tuple[bytes, bytes]) -> None:
-        self.bytes_held -= len(self._slots.pop(place).slot)
+    def _drop(self, place: _Place) -> None:
+        staged = self._slots.pop(place)
+        self.bytes_held -= staged.size
+        self._guessed_bytes -= self._guessed.pop(place, 0)
+        if not staged.used:
+            self._count(place[0]).wasted_bytes += staged.size

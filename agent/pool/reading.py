@@ -19,15 +19,13 @@ from dataclasses import dataclass
 from agent.inline.scatter import Target
 from agent.inline.suites import Place
 from agent.pool.directory_cache import CachedSet
+from agent.pool.hedging import race
 from agent.pool.prestage import PrestageCache
 from agent.pool.slot import HEADER_BYTES, OpenSlot
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Found, Volume, wait_for
-
-_DOUBTFUL = (MissCause.EVICTED, MissCause.CORRUPT, MissCause.WRONG_KEY)
-"""Causes that say that the entry was wrong, or the slot is; anything else says nothing of either."""
-
+from agent.pool.which_copy import DOUBTFUL, doubt, in_turn, the_other_served
 
 _numbers = itertools.count(1)
 
@@ -114,6 +112,9 @@ class Reading:
     def _begin(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
         if self.cause is not None:
             return 0
+        bandwidth = self.volume.bandwidth
+        if bandwidth is not None and not (yield from bandwidth.admit(lanes, deadline)):
+            return self._lost(lanes, MissCause.LATE)
         served = yield from self._first(lanes, offset, into, deadline)
         if isinstance(served, MissCause):
             return self._lost(lanes, served)
@@ -123,8 +124,13 @@ class Reading:
                 return 0
             self._hit = True
             tally.gets_hit += 1
-        tally.bytes_read += served
-        return served
+        return self._moved(lanes, served)
+
+    def _moved(self, lanes: Lanes, count: int) -> int:
+        lanes.tally(self.volume.settings.name).bytes_read += count
+        if self.volume.bandwidth is not None:
+            self.volume.bandwidth.charge(lanes, count)
+        return count
 
     def _lost(self, lanes: Lanes, cause: MissCause) -> int:
         """The value as a whole is a miss: counted once, and no longer as a hit if its first range was."""
@@ -150,7 +156,7 @@ class Reading:
                 into[:wanted] = kept[within : within + wanted]
                 tally = lanes.tally(self.volume.settings.name)
                 tally.bytes_copied += wanted
-                tally.bytes_read += wanted
+                self._moved(lanes, wanted)
                 if offset + wanted < length and within + wanted < unit_bytes:
                     self.volume.kept_units.keep(self._number, number, kept)
                 else:
@@ -165,61 +171,148 @@ class Reading:
         if isinstance(served, MissCause):
             if served is MissCause.CORRUPT:
                 served = yield from self._reused_or_corrupt(lanes, opened, deadline)
+            if self.volume.hedge is not None:
+                served = yield from self._elsewhere(lanes, opened, offset, into, deadline)
+        if isinstance(served, MissCause):
             return self._lost(lanes, served)
-        lanes.tally(self.volume.settings.name).bytes_read += served
-        return served
+        return self._moved(lanes, served)
 
     def _first(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int | MissCause]:
         volume = self.volume
         sets = volume.borrow_sets(self.pseudonym)
         tried: list[tuple[Found, MissCause]] = []
         try:
-            for found in volume.find(sets, self.pseudonym):
-                served = yield from self._try(lanes, found, offset, into, deadline)
+            for found, spare in in_turn(volume, lanes, volume.find(sets, self.pseudonym)):
+                served = yield from self._try(lanes, found, offset, into, deadline, spare)
                 if not isinstance(served, MissCause):
+                    the_other_served(volume, lanes, tried)
                     return served
-                if served is MissCause.LATE:
+                if served is MissCause.LATE and (spare is None or lanes.now() >= deadline):
                     return served
                 tried.append((found, served))
                 if served is MissCause.EVICTED:
                     lanes.tally(volume.settings.name).stale_hints += 1
-            doubtful = any(cause in _DOUBTFUL for _, cause in tried)
+            doubtful = any(cause in DOUBTFUL for _, cause in tried)
             stale = [cached for cached in sets if doubtful or not volume.is_fresh(cached, lanes)]
-            trouble = (yield from volume.load(lanes, stale, deadline)) if stale else None
-            for found in volume.find(sets, self.pseudonym) if stale else ():
-                if any(_same(found, earlier) for earlier, _ in tried):
-                    continue
-                served = yield from self._try(lanes, found, offset, into, deadline)
+            # Of two copies one is enough: a directory that is late leaves time for what the other names.
+            half = deadline if volume.hedge is None else (lanes.now() + deadline) / 2
+            trouble = (yield from volume.load(lanes, stale, half)) if stale else None
+            fresh = volume.find(sets, self.pseudonym) if stale else []
+            untried = [each for each in fresh if not any(_same(each, earlier) for earlier, _ in tried)]
+            for found, spare in in_turn(volume, lanes, untried):
+                served = yield from self._try(lanes, found, offset, into, deadline, spare)
                 if not isinstance(served, MissCause):
+                    the_other_served(volume, lanes, tried)
                     return served
                 # What the newer directory led to says more than what an old hint led to.
                 tried.insert(0, (found, served))
-            for found, cause in tried:
-                if cause in _DOUBTFUL:
-                    found.cached.disprove(found.slot, found.entry.generation)
+            doubt(volume, tried)
             return tried[0][1] if tried else volume.absence(sets, self.pseudonym, trouble)
         finally:
             volume.give_back_sets(sets)
 
-    def _try(
-        self, lanes: Lanes, found: Found, offset: int, into: Target, deadline: float
+    def _elsewhere(
+        self, lanes: Lanes, opened: OpenSlot, offset: int, into: Target, deadline: float
     ) -> Steps[int | MissCause]:
-        """Read the slot that an entry points at, and serve the range if it proves itself."""
-        volume, entry, cached = self.volume, found.entry, found.cached
+        """A later range, out of the other copy of the very value that was begun."""
+        volume, failed_at = self.volume, self.namespace
+        sets = volume.borrow_sets(self.pseudonym)
+        try:
+            for found in volume.find(sets, self.pseudonym):
+                same = found.entry.generation == opened.identity.generation
+                if same and found.cached.namespace != failed_at:
+                    lanes.tally(volume.settings.name).other_copy_reads += 1
+                    return (yield from self._try(lanes, found, offset, into, deadline))
+            return MissCause.EVICTED
+        finally:
+            volume.give_back_sets(sets)
+
+    def _aim(self, found: Found) -> Place:
+        cached = found.cached
+        self.namespace = cached.namespace
+        self._offset = self.volume.slot_offset(cached, found.slot)
+        self._place = self.volume.place(cached, found.slot)
+        return self._place
+
+    def _hedged(
+        self,
+        lanes: Lanes,
+        found: Found,
+        spare: Found,
+        source: _Source,
+        offset: int,
+        size: int,
+        deadline: float,
+    ) -> Steps[_Source | None]:
+        """Ask the other copy too, if the first takes long; what came of it, where that was first."""
+        volume, tally = self.volume, lanes.tally(self.volume.settings.name)
+        assert volume.hedge is not None
+        assert source.pending is not None
+        asked: list[_Source] = []
+
+        def enough_of(read: _Source) -> int:
+            return read.data_starts_at + min(volume.codec.unit_bytes, len(read.data))
+
+        def ask() -> tuple[Pending, int]:
+            self._aim(spare)
+            other = self._request(
+                lanes, spare.entry.generation, spare.entry.length, offset, size, with_header=True, aside=True
+            )
+            tally.hedged_reads += 1
+            tally.hedge_bytes += HEADER_BYTES + len(other.data)
+            asked.append(other)
+            assert other.pending is not None
+            return other.pending, enough_of(other)
+
+        won = yield from race(lanes, volume.hedge, source.pending, ask, enough_of(source), deadline)
+        if won:
+            tally.hedge_wins += 1
+            self._give_up(lanes, source)
+            return asked[0]
+        if asked:
+            self._aim(found)
+            self._give_up(lanes, asked[0])
+        return None
+
+    def _try(
+        self,
+        lanes: Lanes,
+        found: Found,
+        offset: int,
+        into: Target,
+        deadline: float,
+        spare: Found | None = None,
+    ) -> Steps[int | MissCause]:
+        """Read the slot that an entry points at, and serve the range if it proves itself.
+
+        `spare` is its other copy, which may be asked beside it.
+        """
+        volume, entry = self.volume, found.entry
         if entry.expiry and entry.expiry <= lanes.wall():
             return MissCause.EXPIRED
         if not 0 < entry.length <= volume.settings.value_bytes:
             return MissCause.CORRUPT
-        self.namespace = cached.namespace
-        self._offset = volume.slot_offset(cached, found.slot)
-        self._place = volume.place(cached, found.slot)
+        place = self._aim(found)
         source = self._request(lanes, entry.generation, entry.length, offset, len(into), with_header=True)
-        served = yield from self._prove(lanes, found, self._place, source, offset, into, deadline)
+        if spare is not None and source.pending is not None:
+            other = yield from self._hedged(lanes, found, spare, source, offset, len(into), deadline)
+            if other is not None:
+                place = volume.place(spare.cached, spare.slot)
+                served = yield from self._prove(lanes, spare, place, other, offset, into, deadline)
+                if not isinstance(served, MissCause):
+                    return served
+                if lanes.now() >= deadline:
+                    return MissCause.LATE
+                place = self._aim(found)
+                source = self._request(
+                    lanes, entry.generation, entry.length, offset, len(into), with_header=True
+                )
+        served = yield from self._prove(lanes, found, place, source, offset, into, deadline)
         if isinstance(served, MissCause) and source.pending is None:
             # What waited in memory may have been read before the write was whole: flash decides.
             self._unstage()
             source = self._request(lanes, entry.generation, entry.length, offset, len(into), with_header=True)
-            served = yield from self._prove(lanes, found, self._place, source, offset, into, deadline)
+            served = yield from self._prove(lanes, found, place, source, offset, into, deadline)
         return served
 
     def _prove(
@@ -267,24 +360,36 @@ class Reading:
 
     def _unstage(self) -> None:
         assert self._prestage is not None
-        self._prestage.discard(self.volume.settings.volume_id, self.key)
+        self._prestage.discard(self.volume.settings.volume_id, self.pseudonym)
 
     def _request(
-        self, lanes: Lanes, generation: int, length: int, offset: int, size: int, *, with_header: bool
+        self,
+        lanes: Lanes,
+        generation: int,
+        length: int,
+        offset: int,
+        size: int,
+        *,
+        with_header: bool,
+        aside: bool = False,
     ) -> _Source:
-        """Ask for the units that a range lies in, and for the header with them or beside them."""
+        """Ask for the units that a range lies in, and for the header with them or beside them.
+
+        `aside`: into memory of its own, since the worker's is being received into.
+        """
         codec = self.volume.codec
         first_byte = min(offset, max(length - 1, 0)) // codec.unit_bytes * codec.unit_bytes
         last_unit = -(-min(max(offset + size, 1), length) // codec.unit_bytes)
         last_byte = max(min(last_unit * codec.unit_bytes, codec.padded(length)), first_byte)
-        if self._prestage is not None:
-            staged = self._prestage.find(self.volume.settings.volume_id, self.key, generation)
+        if self._prestage is not None and not aside:
+            staged = self._prestage.find(self.volume.settings.volume_id, self.pseudonym, generation)
             if staged is not None:
                 if with_header:
                     lanes.tally(self.volume.settings.name).prestage_hits += 1
                 return _Source(staged[:HEADER_BYTES], staged[HEADER_BYTES + first_byte :], None, None, 0)
         span = last_byte - first_byte
-        buffer = lanes.receive_buffer(HEADER_BYTES + span)
+        whole_bytes = HEADER_BYTES + span
+        buffer = memoryview(bytearray(whole_bytes)) if aside else lanes.receive_buffer(whole_bytes)
         header, data = buffer[:HEADER_BYTES], buffer[HEADER_BYTES:]
         if with_header and first_byte == 0:
             whole = lanes.read(self.namespace, self._offset, buffer)

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from agent.inline.key_use import KeyUse
 from agent.inline.random_bytes import random_bytes
 from agent.inline.scatter import Target
 from agent.inline.secrets import SecretKey
@@ -94,7 +95,11 @@ class SlotCodec:
         suite: str,
         unit_bytes: int,
         lba_bytes: int = 4096,
+        *,
+        epoch: int = 0,
+        others: Sequence[SlotCodec] = (),
     ) -> None:
+        """`epoch` numbers the volume's data keys. `others` open what was sealed under another one of them."""
         if not UNIT_BYTES_MIN <= unit_bytes <= UNIT_BYTES_MAX or unit_bytes & (unit_bytes - 1):
             raise ValueError(f"a unit of {unit_bytes} bytes is no power of two from 64 KiB to 1 MiB")
         self.tenant = tenant
@@ -103,18 +108,41 @@ class SlotCodec:
         self.lba_bytes = lba_bytes
         self.suite = SUITES[suite](data_key)
         self.fingerprint = data_key.fingerprint()
+        self.epoch = epoch
+        self._others = tuple(others)
+        self._use: KeyUse | None = None
+
+    def count_in(self, use: KeyUse) -> None:
+        """Count there what is sealed from now on."""
+        self._use = use
+
+    @property
+    def is_used_up(self) -> bool:
+        """Its key must not seal any more."""
+        return self._use is not None and self._use.is_used_up
+
+    @property
+    def used_part(self) -> float:
+        """Of what its key may seal, 0 to 1."""
+        return self._use.part if self._use is not None else 0.0
+
+    def opens(self, other: SlotCodec) -> bool:
+        """Whether what `other` seals opens here."""
+        return any(each.fingerprint == other.fingerprint for each in (self, *self._others))
 
     def padded(self, length: int) -> int:
         """How many bytes a value of `length` takes on flash, without its header."""
         return -(-length // self.lba_bytes) * self.lba_bytes
 
     def seal(self, key: bytes, generation: int, place: Place) -> SlotSealer:
+        if self._use is not None:
+            self._use.count()
         return SlotSealer(self, Identity(self.tenant, self.volume, key, generation), place)
 
     def open(
-        self, header: memoryview, key: bytes, place: Place, generation: int | None = None
+        self, header: memoryview, key: bytes | None, place: Place, generation: int | None = None
     ) -> OpenSlot | MissCause:
-        """What the header proves, or why it proves nothing of `key` (and `generation`, where given)."""
+        """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
         magic, suite, unit_log2, zero, fingerprint, salt, zeros = _PRELUDE.unpack_from(header)
         if magic == bytes(8) and not any(header):
             # Freed by a delete, which zeroes the header, or trimmed: an old directory led here.
@@ -122,6 +150,9 @@ class SlotCodec:
         if magic != MAGIC or suite != self.suite.number or 1 << unit_log2 != self.unit_bytes:
             return MissCause.CORRUPT
         if fingerprint != self.fingerprint:
+            for other in self._others:
+                if other.fingerprint == fingerprint:
+                    return other.open(header, key, place, generation)
             return MissCause.WRONG_KEY
         if any(zero) or any(zeros):
             return MissCause.CORRUPT
@@ -132,7 +163,7 @@ class SlotCodec:
         tenant, volume, found, made, stored_us, length, expiry, units, _ = _SEALED.unpack_from(plain)
         if (tenant, volume) != (self.tenant, self.volume):
             return MissCause.CORRUPT
-        if found != key or (generation is not None and made != generation):
+        if (key is not None and found != key) or (generation is not None and made != generation):
             # A slot since reused: the directory that led here was old.
             return MissCause.EVICTED
         if units != -(-length // self.unit_bytes) or units > UNITS_MAX:
@@ -149,7 +180,7 @@ class SlotSealer:
     """One write of one slot: units in any order, then the header."""
 
     def __init__(self, codec: SlotCodec, identity: Identity, place: Place) -> None:
-        self._codec = codec
+        self.codec = codec
         self.identity = identity
         self._salt = random_bytes(SALT_BYTES)
         self._cipher: SlotCipher = codec.suite.slot(self._salt, place)
@@ -162,12 +193,12 @@ class SlotSealer:
         Only the last unit of a value may be short, and is padded. A unit is sealed once: with a fresh
         salt a write, sealing another text under the same number would break GCM.
         """
-        unit_bytes = self._codec.unit_bytes
+        unit_bytes = self.codec.unit_bytes
         done = 0
         number = first_unit
         while done < len(plain):
             part = plain[done : done + unit_bytes]
-            taken = self._codec.padded(len(part))
+            taken = self.codec.padded(len(part))
             if number in self._proofs:
                 raise ValueError(f"unit {number} of this write is sealed already")
             source: Buffer = part
@@ -184,7 +215,7 @@ class SlotSealer:
 
     def header(self, length: int, *, expiry: int, stored_us: int) -> bytes:
         """The header block, once every unit is sealed."""
-        codec = self._codec
+        codec = self.codec
         units = -(-length // codec.unit_bytes)
         if sorted(self._proofs) != list(range(units)):
             raise ValueError(f"{sorted(self._proofs)} are not the units of {length} bytes")

@@ -49,7 +49,26 @@ class Tally:
     corrupt_entries: int = 0
     prestage_hits: int = 0
     prestaged_bytes: int = 0
+    gets_gated: int = 0
+    """Gets that were refused as late, for computing the value again is quicker (recompute_gate.py)."""
+    puts_declined: int = 0
+    """Puts that were taken and forgotten: first uses, in a volume that is full (second_use.py)."""
+    puts_written_back: int = 0
+    """Puts acknowledged before they were on flash (write_back.py); those that got there are `puts`."""
+    puts_lost: int = 0
+    """Of those, values that could not be stored afterwards."""
     bytes_copied: int = 0
+    copies_made: int = 0
+    """Second copies, of a volume that keeps two."""
+    copy_bytes: int = 0
+    hedged_reads: int = 0
+    """Gets that asked both copies."""
+    hedge_wins: int = 0
+    """Of those, where the copy that was asked later was first."""
+    hedge_bytes: int = 0
+    """Asked of flash for that, sealed."""
+    other_copy_reads: int = 0
+    """Gets that the other copy served, because the first was bad, away or late."""
     flash_bytes_read: int = 0
     flash_bytes_written: int = 0
 

@@ -55,7 +55,7 @@ def without_key(pool_map: PoolMap, name: str) -> PoolMap:
     if found.is_erased:
         return pool_map
     erased = found.model_copy(update={"wrapped_key": ""})
-    return _changed(pool_map, [erased if each is found else each for each in pool_map.tenants])
+    return changed_map(pool_map, [erased if each is found else each for each in pool_map.tenants])
 
 
 def with_tenant(
@@ -90,11 +90,12 @@ def with_tenant(
             except ValidationError as error:
                 why = error.errors()[0]["msg"]
                 raise ConfigError(f"that makes no volume: {why}", "change it in the configuration") from None
-        return _changed(pool_map, [*pool_map.tenants, tenant], [*pool_map.volumes, *fresh]), tuple(fresh)
+        return changed_map(pool_map, [*pool_map.tenants, tenant], [*pool_map.volumes, *fresh]), tuple(fresh)
     found = find_tenant(pool_map, name)
     if not found.is_erased:
         return pool_map, ()
-    tenant, key = new_tenant(pool_map.pool_id, name, root)
+    anew, key = new_tenant(pool_map.pool_id, name, root)
+    tenant = found.model_copy(update={"wrapped_key": anew.wrapped_key})
     volumes, fresh = [], []
     for volume in pool_map.volumes:
         if volume.tenant == tenant.tenant_id:
@@ -105,20 +106,44 @@ def with_tenant(
         else:
             volumes.append(volume)
     tenants = [tenant if each is found else each for each in pool_map.tenants]
-    return _changed(pool_map, tenants, volumes), tuple(fresh)
+    return changed_map(pool_map, tenants, volumes), tuple(fresh)
 
 
-def _changed(
+def with_limits(
+    pool_map: PoolMap,
+    name: str,
+    *,
+    quota_slots: int | None = None,
+    quota_bytes: int | None = None,
+    bandwidth: int | None = None,
+) -> PoolMap:
+    """The map in which a tenant has other limits; None leaves one as it is, 0 lifts it.
+
+    Raises ConfigError.
+    """
+    found = find_tenant(pool_map, name)
+    asked = {"quota_slots": quota_slots, "quota_bytes": quota_bytes, "bandwidth": bandwidth}
+    update = {key: value for key, value in asked.items() if value is not None}
+    if (quota_slots or quota_bytes) and any(each.kv_namespaces for each in volumes_of(pool_map, found)):
+        raise ConfigError(
+            f"tenant {name} has a volume on KV namespaces, where slots are not counted",
+            "limit its bandwidth, or give its volumes namespaces of blocks",
+        )
+    limited = found.model_copy(update=update)
+    if limited == found:
+        return pool_map
+    return changed_map(pool_map, [limited if each is found else each for each in pool_map.tenants])
+
+
+def changed_map(
     pool_map: PoolMap, tenants: Sequence[MapTenant], volumes: Sequence[MapVolume] | None = None
 ) -> PoolMap:
+    """The next version of a map, with other tenants or volumes. Raises ConfigError where that makes none."""
+    update: dict[str, object] = {"version": pool_map.version + 1, "tenants": tuple(tenants)}
+    if volumes is not None:
+        update["volumes"] = tuple(volumes)
     try:
-        changed = PoolMap(
-            pool_id=pool_map.pool_id,
-            version=pool_map.version + 1,
-            namespaces=pool_map.namespaces,
-            volumes=pool_map.volumes if volumes is None else tuple(volumes),
-            tenants=tuple(tenants),
-        )
+        changed = PoolMap.model_validate(pool_map.model_copy(update=update).model_dump())
     except ValidationError as error:
         why = error.errors()[0]["msg"]
         raise ConfigError(f"that makes no pool: {why}", "nothing was changed") from None

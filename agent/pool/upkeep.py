@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.directory_cache import CachedSet
+from agent.pool.quarantine import is_quarantined
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
@@ -85,7 +86,7 @@ def pin(volume: Volume, lanes: Lanes, key: bytes, until: int, deadline: float) -
             directory = cached.directory
             if directory is None or directory.find(pseudonym) != found[0].slot:
                 return None
-            pinned = sum(1 for _, entry in directory if entry.pinned_until > wall)
+            pinned = sum(entry.pinned_until > wall and not is_quarantined(entry) for _, entry in directory)
             if until > wall and pinned >= PINNED_SLOTS_MAX and found[0].entry.pinned_until <= wall:
                 return False
             directory.pin(found[0].slot, min(until, TIME_MAX))

@@ -11,20 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
+from agent.pool.bandwidth import Bandwidth
+from agent.pool.damage import Damage
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import CachedSet, DirectoryCache
+from agent.pool.hedging import Hedge
 from agent.pool.kept_units import KeptUnits
 from agent.pool.occupancy import Occupancy
+from agent.pool.owed_copies import OwedCopies
 from agent.pool.placement import Candidate, Extent, Placement
+from agent.pool.quota import Quota
 from agent.pool.slot import HEADER_BYTES, SlotCodec
 from agent.pool.steps import Lanes, Pending, Steps, Wait
 from agent.pool.tally import MissCause
 from agent.pool.turns import Turns
 from agent.pool.unit_buffers import UnitBuffers
+
+if TYPE_CHECKING:
+    from agent.pool.recompute_gate import RecomputeGate
+    from agent.pool.second_use import SecondUse
+    from agent.pool.write_back import WriteBack
 
 LOADS_IN_FLIGHT = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
@@ -64,6 +74,11 @@ class VolumeSettings:
     extents: tuple[VolumeExtent, ...]
     shares: tuple[KvShare, ...] = ()
     """Where it lies on KV namespaces; then it has no extents (kv_volume.py)."""
+    settled: int = 0
+    """Values may still lie where the first so many extents alone would have them: the others joined the pool
+    since (joining.py). 0: all lie where they belong."""
+    copies: int = 1
+    """2: each value in a slot of both its sets (copies.py)."""
 
     @property
     def slot_bytes(self) -> int:
@@ -114,26 +129,69 @@ class Volume:
         self.turns = Turns()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
         self.kept_units = KeptUnits(self.unit_buffers)
+        self.damage = Damage()
+        self.owed = OwedCopies()
+        self.hedge = Hedge() if settings.copies > 1 else None
+        self.quota: Quota | None = None
+        self.bandwidth: Bandwidth | None = None
+        """Those of its tenant; None where nobody has set them up (agent/tenant_upkeep.py)."""
+        self.gate: RecomputeGate | None = None
+        self.admission: SecondUse | None = None
+        self.back: WriteBack | None = None
+        """What this agent's configuration wants of gets and puts; None: nothing (docs/prestaging.md)."""
         self.erased = False
         """Its tenant was erased: what is read is a miss, what is written is refused."""
         self._lba_bytes = lba_bytes
         self._use(secret)
         self._extents = {extent.namespace: extent for extent in settings.extents}
 
-    def _use(self, secret: SecretKey) -> None:
-        settings, raw = self.settings, secret.reveal()
-        self.codec = SlotCodec(
+    def codec_of(self, secret: SecretKey, epoch: int = 0, others: Sequence[SlotCodec] = ()) -> SlotCodec:
+        """Seals with the data key of a secret of this volume."""
+        settings = self.settings
+        return SlotCodec(
             settings.tenant,
             settings.volume_id,
-            SecretKey(raw[32:]),
+            SecretKey(secret.reveal()[32:]),
             settings.suite,
             settings.unit_bytes,
             self._lba_bytes,
+            epoch=epoch,
+            others=others,
         )
-        self.placement = Placement(
-            SecretKey(raw[:32]),
-            [Extent(extent.namespace, extent.nguid, extent.sets) for extent in settings.extents],
-        )
+
+    def _use(self, secret: SecretKey) -> None:
+        settings, raw = self.settings, secret.reveal()
+        self.codec = self.codec_of(secret)
+        self.placement = Placement(SecretKey(raw[:32]), _extents_of(settings.extents))
+        self.earlier = self._earlier(settings)
+        """Where values lay before namespaces joined, until all have moved."""
+
+    def _earlier(self, settings: VolumeSettings) -> Placement | None:
+        if not settings.settled:
+            return None
+        return self.placement.over(_extents_of(settings.extents[: settings.settled]))
+
+    def follow(self, settings: VolumeSettings) -> None:
+        """Go by a newer map of the same volume, in which extents follow those that there were, or in which
+        nothing lies at earlier places any more. One thread does; others may be using the volume.
+
+        The order matters to them: whoever looks in between looks at the places of before and of now, or at
+        more. What is borrowed or reserved stays good, for no extent goes.
+        """
+        self._extents = {extent.namespace: extent for extent in settings.extents}
+        earlier = self._earlier(settings)
+        if earlier is not None:
+            self.earlier = earlier
+        self.placement = self.placement.over(_extents_of(settings.extents))
+        self.earlier = earlier
+        self.settings = settings
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing is sealed for the volume, in a few words; empty where it is."""
+        if self.erased:
+            return "the volume was erased"
+        return "the volume's data key has sealed what one key may: rotate it" if self.codec.is_used_up else ""
 
     def forget_secret(self) -> None:
         """The tenant was erased. A secret that nobody keeps takes the place of the volume's, so that what is
@@ -157,12 +215,27 @@ class Volume:
         return Place(extent.nguid, set_number * SLOTS_PER_SET + slot)
 
     def borrow_sets(self, pseudonym: bytes) -> tuple[CachedSet, ...]:
-        """The one or two sets of a key; give them back with `give_back_sets`."""
-        first, second = self.placement.candidates(pseudonym)
-        borrowed = self.cache.borrow(first.namespace, self.set_offset(first), self.occupancy)
-        if first == second:
-            return (borrowed,)
-        return borrowed, self.cache.borrow(second.namespace, self.set_offset(second), self.occupancy)
+        """The sets that a key may lie in, one or two and those of before a join; give them back with
+        `give_back_sets`."""
+        return tuple(
+            self.cache.borrow(place.namespace, self.set_offset(place), self.occupancy)
+            for place in self.places(pseudonym)
+        )
+
+    def places(self, pseudonym: bytes) -> Sequence[Candidate]:
+        """The sets that a key may lie in, each once; those that it belongs to come first."""
+        earlier, (first, second) = self.earlier, self.placement.candidates(pseudonym)
+        if earlier is None:
+            return (first,) if first == second else (first, second)
+        return list(dict.fromkeys((first, second, *earlier.candidates(pseudonym))))
+
+    def takers(self, pseudonym: bytes, sets: Sequence[CachedSet]) -> Sequence[CachedSet]:
+        """Those of a key's sets that a new value may go to: all, but for earlier places."""
+        if self.earlier is None:
+            return sets
+        wanted = {(each.namespace, self.set_offset(each)) for each in self.placement.candidates(pseudonym)}
+        # None, where the sets were borrowed before a join and are looked at after it.
+        return [cached for cached in sets if (cached.namespace, cached.offset) in wanted] or sets
 
     def give_back_sets(self, sets: Sequence[CachedSet]) -> None:
         for cached in sets:
@@ -266,6 +339,10 @@ class Volume:
     def usage(self) -> tuple[int, int]:
         """Slots in all, and slots taken in the directories that this agent remembers. Costs nothing."""
         return self.settings.slots, self.occupancy.taken
+
+
+def _extents_of(extents: Sequence[VolumeExtent]) -> list[Extent]:
+    return [Extent(extent.namespace, extent.nguid, extent.sets) for extent in extents]
 
 
 def wait_for(

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from agent.inline.random_bytes import random_bytes
 from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
 from agent.pool.directory_cache import CachedSet
+from agent.pool.making_room import Room, room_for
+from agent.pool.resealing import flags_of
 from agent.pool.slot import HEADER_BYTES, SlotSealer
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
@@ -95,6 +97,7 @@ class Writing:
         self._length = length
         self._ttl_seconds = ttl_seconds or volume.settings.ttl_seconds
         self._may_evict = may_evict
+        self._room_set_aside = False
         self._reservation: _Reservation | None = None
         self._units_sealed: set[int] = set()
         self._tail = Tail(volume.unit_buffers)
@@ -128,10 +131,11 @@ class Writing:
             return True
         if not len(data):
             return False
-        if self.volume.erased:
+        if refusal := self.volume.refusal:
             self._end = end
-            yield from self._give_up(lanes, PutRefused("the volume was erased", MissCause.WRONG_KEY))
+            yield from self._give_up(lanes, PutRefused(refusal, MissCause.WRONG_KEY))
         if self._reservation is None and not self.already_there:
+            yield from self._wait_for_bandwidth(lanes, deadline)
             yield from self._take_turn(lanes, deadline)
             try:
                 yield from self._begin(lanes, deadline)
@@ -213,6 +217,12 @@ class Writing:
         tail_fits = not self._tail or self._tail.at + len(self._tail) == length
         return sealed == units and tail_fits
 
+    def _wait_for_bandwidth(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        bandwidth = self.volume.bandwidth
+        if bandwidth is not None and not (yield from bandwidth.admit(lanes, deadline)):
+            lanes.tally(self.volume.settings.name).puts_refused += 1
+            raise PutRefused("the tenant's bandwidth is used up", MissCause.LATE)
+
     def _take_turn(self, lanes: Lanes, deadline: float) -> Steps[None]:
         if (yield from self.volume.turns.take(self.pseudonym, deadline)):
             return
@@ -240,7 +250,9 @@ class Writing:
         volume = self.volume
         sets = volume.borrow_sets(self.pseudonym)
         try:
-            unread = [cached for cached in sets if not volume.is_fresh(cached, lanes, PUT_FRESH_SECONDS)]
+            unread = [
+                each for each in sets if each.fault or not volume.is_fresh(each, lanes, PUT_FRESH_SECONDS)
+            ]
             # Half of the time at most: with one enclosure hung, the other has to take the value in time.
             half = lanes.now() + max(0.0, deadline - lanes.now()) / 2
             trouble = (yield from volume.load(lanes, unread, half)) if unread else None
@@ -251,11 +263,20 @@ class Writing:
                     lanes.tally(self.volume.settings.name).puts_already_there += 1
                     return
                 self._forget(found)
-            usable = [cached for cached in sets if cached.directory is not None and cached.fault is None]
+            takers = volume.takers(self.pseudonym, sets)
+            usable = [cached for cached in takers if cached.directory is not None and cached.fault is None]
             if not usable:
                 lanes.tally(self.volume.settings.name).puts_refused += 1
                 raise PutRefused("no enclosure that this key belongs to answers", trouble)
-            self._reserve(lanes, usable, everywhere=len(usable) == len(sets))
+            everywhere, room = len(usable) == len(takers), Room.SET_ASIDE
+            if volume.quota is not None and volume.quota.limits.of_room:
+                may_evict = everywhere and self._may_evict
+                room = yield from room_for(volume, lanes, usable, may_evict=may_evict, deadline=deadline)
+                if room is Room.NONE:
+                    lanes.tally(volume.settings.name).puts_refused += 1
+                    raise PutRefused(f"the tenant of volume {volume.settings.name} has used up its quota")
+                self._room_set_aside = True
+            self._reserve(lanes, usable, everywhere=everywhere, exchange=room is Room.EXCHANGE)
         finally:
             volume.give_back_sets(sets)
 
@@ -266,8 +287,10 @@ class Writing:
             if directory is not None and directory.entry(found.slot) == found.entry:
                 directory.clear(found.slot)
 
-    def _reserve(self, lanes: Lanes, sets: list[CachedSet], *, everywhere: bool) -> None:
-        """Choose and reserve a slot in the emptier set; evict only where both are full.
+    def _reserve(
+        self, lanes: Lanes, sets: list[CachedSet], *, everywhere: bool, exchange: bool = False
+    ) -> None:
+        """Choose and reserve a slot in the emptier set; evict only where both are full, or for `exchange`.
 
         A namespace that is under suspicion takes what the other one has no room for, and no more.
 
@@ -282,6 +305,8 @@ class Writing:
                 assert cached.directory is not None
                 with cached.guard:
                     taken = cached.unavailable(lanes.now())
+                    if exchange:
+                        taken = taken | cached.directory.free_slots()
                     choice = choose_slot(cached.directory, taken, wall, self.pseudonym[-1] % SLOTS_PER_SET)
                 if choice is None:
                     continue
@@ -297,6 +322,7 @@ class Writing:
                 break
             if self._take(lanes, cached, choice):
                 return
+        self._release()
         lanes.tally(self.volume.settings.name).puts_refused += 1
         raise PutRefused(f"volume {volume.settings.name} has no slot for this key that may be used")
 
@@ -326,6 +352,9 @@ class Writing:
 
     def _release(self) -> None:
         reservation, self._reservation = self._reservation, None
+        if self._room_set_aside and self.volume.quota is not None:
+            self._room_set_aside = False
+            self.volume.quota.give_back(self.volume.settings.slot_bytes)
         if reservation is not None:
             with reservation.cached.guard:
                 reservation.cached.reserved.discard(reservation.slot)
@@ -405,8 +434,11 @@ class Writing:
             int(wall * 1e6),
             length,
             self._expiry(wall),
+            flags=flags_of(reservation.sealer.codec.epoch),
             tag=reservation.sealer.identity.tag(),
         )
+        if not self.volume.codec.opens(reservation.sealer.codec):
+            yield from self._give_up(lanes, PutRefused("its key was dropped meanwhile", MissCause.WRONG_KEY))
         alone = cached.writer.acquire(blocking=False)
         try:
             slot_write = lanes.write(cached.namespace, reservation.offset, parts, more=alone)
@@ -437,6 +469,10 @@ class Writing:
         self.finished = self._stored = True
         lanes.tally(self.volume.settings.name).puts += 1
         lanes.tally(self.volume.settings.name).bytes_written += length
+        if self.volume.settings.copies > 1:
+            self.volume.owed.note(self.pseudonym)
+        if self.volume.bandwidth is not None:
+            self.volume.bandwidth.charge(lanes, length)
 
     def _write_directory(self, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry) -> Pending:
         with cached.guard:
@@ -457,5 +493,7 @@ class Writing:
         if reservation is not None and cause is not MissCause.ENCLOSURE_DOWN:
             with reservation.cached.guard:
                 reservation.cached.shunned[reservation.slot] = lanes.now() + SHUN_SECONDS
+            if cause is MissCause.CORRUPT:
+                self.volume.damage.refused_a_write(reservation.cached, reservation.slot)
         lanes.tally(self.volume.settings.name).puts_refused += 1
         yield from self._give_up(lanes, PutRefused(f"the enclosure did not take it: {why}", cause))

@@ -12,7 +12,7 @@ from agent.remote.health import Health
 
 NOT_ANSWERING = "the namespace has not been answering"
 """Why a request was not sent: `Health.may_ask` said no."""
-_CLOCK_SLACK = 0.001
+CLOCK_SLACK = 0.001
 """A wait may end this much before its deadline, by the rounding of a poll."""
 
 
@@ -45,5 +45,5 @@ class Asked:
     def given_up(self, now: float) -> None:
         """Nobody waits for it any more. That is the namespace's fault only where somebody waited to the end:
         the rest of a value whose header proved wrong is given up as well."""
-        if now + _CLOCK_SLACK >= self._until:
+        if now + CLOCK_SLACK >= self._until:
             self._health.late(now)

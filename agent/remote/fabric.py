@@ -1,25 +1,34 @@
 """Where every namespace of the pool can be reached just now: what the supervisor knows and workers read.
 
-The supervisor (agent/remote/supervisor.py) keeps one session an enclosure and publishes what it finds;
-a worker reads it with every request. Publishing replaces whole tuples, so a reader sees the old or the
+The supervisor (agent/remote/supervisor.py) keeps the sessions to the enclosures and publishes what it finds;
+a worker reads it with every request. Where an enclosure is reached by several paths there is a session for
+each, and a namespace has several ways, the best first (agent/remote/paths.py).
+
+Publishing replaces whole tuples, so a reader sees the old or the
 new state and never half of one; nothing here is locked but the list of complaints.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from agent.remote.fence import Fence
 from agent.remote.health import Health
 from agent.remote.suspicion import Change, Suspicion, Verdict
+from nvmeof.host.access import NO_ACCESS_REPORT, Access
 from nvmeof.transport.base import ControllerInfo, NamespaceInfo
+from nvmeof.wire.ana import AnaState
 from nvmeof.wire.kv import KvFormat
 
 
 @dataclass(slots=True, eq=False)
 class Enclosure:
-    """One enclosure as its session last saw it. Only the supervisor writes; `complain` is for workers."""
+    """One enclosure by one path, as the session there last saw it. Only the supervisor writes; `complain` and
+    `avoid` are for workers."""
 
     name: str
     session: ControllerInfo | None = None
@@ -33,6 +42,39 @@ class Enclosure:
     """Tries of the supervisor that ended because one of the two could not prove itself."""
     complaints: int = 0
     """How often workers lost a queue of it; the supervisor resets the controller when it grows."""
+    nqn: str = ""
+    """Of its subsystem, once it was connected: paths to one subsystem lead to the same namespaces."""
+    access: Access = field(default_factory=lambda: NO_ACCESS_REPORT)
+    """How this path reaches each ANA group of them."""
+    avoided_until: float = 0.0
+    """Other paths go first until then, in seconds of the lanes' clock."""
+    avoided_in_a_row: int = 0
+    has_other_paths: bool = False
+    """Whether this is one of several paths, whatever has become of the others."""
+    sent_elsewhere: int = 0
+    """Requests that this path left without an answer and that went on by another."""
+
+    @property
+    def subsystem(self) -> str:
+        """What paths to one subsystem have in common."""
+        return self.nqn or self.name
+
+    def avoid(self, now: float) -> None:
+        """It did not answer a request that has another way."""
+        pause = min(AVOID_MOST_SECONDS, AVOID_SECONDS * 2 ** min(self.avoided_in_a_row, 8))
+        if now >= self.avoided_until:
+            # Of many requests that it left alone at once, the first counts.
+            self.avoided_in_a_row += 1
+            self.avoided_until = now + pause
+
+    def answered(self, now: float) -> None:
+        """It answered a request that has another way."""
+        if self.avoided_in_a_row and now >= self.avoided_until:
+            self.avoided_in_a_row = 0
+
+    def access_to(self, namespace: NamespaceInfo) -> AnaState:
+        """How this path reaches a namespace."""
+        return self.access.get(namespace.ana_group, AnaState.OPTIMIZED)
 
     def complain(self, epoch: int) -> None:
         """A worker's queue died under it, or would not connect."""
@@ -51,8 +93,13 @@ class Route:
     """Present where it is a namespace of keys and values, which has no blocks."""
     used_bytes: int = 0
     """What a KV namespace took up when the session last looked."""
+    access: AnaState = AnaState.OPTIMIZED
 
 
+AVOID_SECONDS, AVOID_MOST_SECONDS = 0.5, 5.0
+"""A session that is dead in truth is noticed by its keep-alive before the longest of these is over."""
+
+Ways: TypeAlias = tuple[tuple[Route, ...], ...]
 Routes: TypeAlias = tuple[Route | None, ...]
 
 
@@ -63,8 +110,13 @@ class Fabric:
     enclosures: Sequence[Enclosure]
     nguids: tuple[bytes, ...] = ()
     routes: Routes = ()
+    """The best way to each namespace."""
+    ways: Ways = ()
+    """All that serve it, the best first; as many as there are paths to its enclosure."""
+    fence: Fence = field(default_factory=Fence)
     health: tuple[Health, ...] = ()
     suspicion: Suspicion = field(default_factory=lambda: Suspicion(()))
+    _publishing: threading.RLock = field(default_factory=threading.RLock, repr=False)
     strays: dict[str, str] = field(default_factory=dict)
     """Namespaces that an enclosure has and the map does not: NGUID as hex, enclosure."""
 
@@ -75,10 +127,27 @@ class Fabric:
         self.suspicion = Suspicion(self.health)
         self.refresh()
 
+    def grow(self, nguids: Sequence[bytes]) -> None:
+        """Follow a pool map with more namespaces behind those that there were. On any thread."""
+        with self._publishing:
+            # In this order: whoever finds a route finds what belongs to it.
+            self.health += tuple(Health() for _ in nguids[len(self.health) :])
+            self.suspicion.grow(self.health)
+            self.nguids = tuple(nguids)
+            self.refresh()
+
     def look(self, now: float) -> list[Change]:
         """Look for gray failure; the verdicts that changed."""
-        where = [None if route is None else route.enclosure.name for route in self.routes]
-        return self.suspicion.look(now, where)
+        with self._publishing:
+            where = [None if route is None else route.enclosure.subsystem for route in self.routes]
+            return self.suspicion.look(now, where)
+
+    def ways_to(self, member: int, nguid: bytes) -> tuple[Route, ...]:
+        """The ways to a namespace, if it still has this number in the map."""
+        nguids, ways = self.nguids, self.ways
+        if member < min(len(nguids), len(ways)) and nguids[member] == nguid:
+            return ways[member]
+        return ()
 
     def name_of(self, member: int) -> str:
         """A namespace of the map, for people: its enclosure and its NGUID."""
@@ -97,15 +166,38 @@ class Fabric:
 
     def refresh(self) -> None:
         """Publish the routes anew after a session came, went or saw its namespaces change."""
-        found: dict[bytes, Route] = {}
+        with self._publishing:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        found: dict[bytes, list[Route]] = {}
+        paths = Counter(enclosure.nqn for enclosure in self.enclosures if enclosure.nqn)
         for enclosure in self.enclosures:
             if enclosure.session is None:
                 continue
+            enclosure.has_other_paths = enclosure.has_other_paths or paths[enclosure.nqn] > 1
             for namespace in enclosure.namespaces:
-                found[namespace.nguid] = Route(
-                    enclosure, namespace.nsid, namespace.lba_bytes, namespace.kv, namespace.used_bytes
+                route = Route(
+                    enclosure,
+                    namespace.nsid,
+                    namespace.lba_bytes,
+                    namespace.kv,
+                    namespace.used_bytes,
+                    enclosure.access_to(namespace),
                 )
-        self.routes = tuple(found.get(nguid) for nguid in self.nguids)
+                ways = found.setdefault(namespace.nguid, [])
+                if ways and ways[0].enclosure.subsystem != enclosure.subsystem:
+                    # Two enclosures that claim one namespace: no two paths to the same bytes.
+                    ways.clear()
+                ways.append(route)
+        self.ways = tuple(_serving(found.get(nguid, ())) for nguid in self.nguids)
+        self.routes = tuple(ways[0] if ways else None for ways in self.ways)
+        named = set(self.nguids)
         self.strays = {
-            nguid.hex(): route.enclosure.name for nguid, route in found.items() if nguid not in self.nguids
+            nguid.hex(): ways[0].enclosure.name for nguid, ways in found.items() if nguid not in named
         }
+
+
+def _serving(ways: Sequence[Route]) -> tuple[Route, ...]:
+    """Those that serve, optimized ones first, else in the order of the configuration."""
+    return tuple(sorted((way for way in ways if way.access.serves), key=lambda way: way.access))

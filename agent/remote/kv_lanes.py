@@ -70,7 +70,9 @@ class _Starter(Protocol):
     _fabric: Fabric
     tallies: dict[str, Tally]
 
-    def start_kv(self, namespace: int, build: Callable[[int], Command]) -> KvLanePending: ...
+    def start_kv(
+        self, namespace: int, build: Callable[[int], Command], key: bytes = b""
+    ) -> KvLanePending: ...
 
 
 class KvCommands:
@@ -81,14 +83,14 @@ class KvCommands:
     ) -> KvLanePending:
         option = StoreOption.ONLY_IF_ABSENT if only_new else StoreOption.NONE
         self.tallies[""].flash_bytes_written += sum(map(len, parts))
-        return self.start_kv(namespace, lambda nsid: kv_commands.store(nsid, key, parts, options=option))
+        return self.start_kv(namespace, lambda nsid: kv_commands.store(nsid, key, parts, options=option), key)
 
     def kv_retrieve(self: _Starter, namespace: int, key: bytes, into: memoryview) -> KvLanePending:
         self.tallies[""].flash_bytes_read += len(into)
         return self.start_kv(namespace, lambda nsid: kv_commands.retrieve(nsid, key, into))
 
     def kv_delete(self: _Starter, namespace: int, key: bytes) -> KvLanePending:
-        return self.start_kv(namespace, lambda nsid: kv_commands.delete(nsid, key))
+        return self.start_kv(namespace, lambda nsid: kv_commands.delete(nsid, key), key)
 
     def kv_exists(self: _Starter, namespace: int, key: bytes) -> KvLanePending:
         return self.start_kv(namespace, lambda nsid: kv_commands.exist(nsid, key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.remote.asked import Asked
+from agent.remote.paths import Request, left_by_its_path
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue
 
@@ -12,7 +13,7 @@ from nvmeof.transport import HostQueue
 class LanePending:
     """One read or write: a command, or several where the controller's MDTS is short."""
 
-    __slots__ = ("_commands", "_fault", "asked", "queue")
+    __slots__ = ("_commands", "_fault", "asked", "base", "queue", "request")
 
     def __init__(
         self,
@@ -26,6 +27,14 @@ class LanePending:
         self.asked = asked
         """What judges the namespace by its answer; None where nothing was sent."""
         self._fault = fault
+        self.request: Request | None = None
+        """Present where there is more than one path, until it is settled whether another one is taken."""
+        self.base = 0
+        """Bytes that came by an earlier path; the commands are about those behind them."""
+
+    def goes_on(self, queue: HostQueue, commands_sent: Sequence[Command], asked: Asked, base: int) -> None:
+        """It was sent again, by another path, without the `base` bytes at its beginning."""
+        self.queue, self._commands, self.asked, self.base = queue, commands_sent, asked, base
 
     @property
     def commands(self) -> Sequence[Command]:
@@ -35,11 +44,14 @@ class LanePending:
     def done(self) -> bool:
         if self._fault is not None:
             return True
+        if self.request is not None and left_by_its_path(self._commands):
+            # Whoever waits for it has it sent by another path, or is told that there is none.
+            return False
         return all(command.done for command in self._commands)
 
     @property
     def received(self) -> int:
-        total = 0
+        total = self.base
         for command in self._commands:
             total += command.received
             if command.received < command.in_bytes:
@@ -73,6 +85,10 @@ class LanePending:
     def is_error(self, command: Command) -> bool:
         """Whether the answer to a command is an error of the namespace's, which counts against it."""
         return bool(command.status)
+
+    def fail(self, why: str) -> None:
+        """It could not be sent."""
+        self._fault, self.request = why, None
 
     def give_up(self, reason: str) -> None:
         """Abandon what is under way; nothing is written into its buffers from now on."""

@@ -19,11 +19,12 @@ from typing import TypeVar
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Buffer, Pending, Steps
 from agent.pool.tally import Tally
-from agent.remote.asked import NOT_ANSWERING, Asked
+from agent.remote.asked import CLOCK_SLACK, NOT_ANSWERING, Asked
 from agent.remote.connecting import Connecting
 from agent.remote.fabric import Enclosure, Fabric, Route
 from agent.remote.kv_lanes import KvCommands, KvLanePending
 from agent.remote.lane_pending import LanePending
+from agent.remote.paths import Build, Request, in_order, left_by_its_path
 from nvmeof.errors import NvmeofError
 from nvmeof.host import commands
 from nvmeof.host.command import Command
@@ -42,6 +43,9 @@ CONNECT_WAIT_SECONDS = 0.04
 RETRY_CONNECT_SECONDS = 0.5
 COMMAND_SECONDS = 10.0
 """An abandoned command that is older has to be cleared away by resetting the controller."""
+WARM_SECONDS = 0.25
+"""How often the queues of paths that are not in use are looked after."""
+FENCED = "a write that was not answered may still land there"
 
 
 _current = threading.local()
@@ -75,6 +79,7 @@ class WorkerLanes(KvCommands):
         self._lanes: dict[int, _Lane] = {}
         self._receive = memoryview(mmap.mmap(-1, BUFFER_BYTES))
         self._send = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+        self._warm_at = 0.0
 
     # -- Lanes ----------------------------------------------------------------------------------
 
@@ -96,6 +101,7 @@ class WorkerLanes(KvCommands):
         assert isinstance(pending, LanePending)
         if not pending.done and pending.asked is not None:
             pending.asked.given_up(time.monotonic())
+        self._settle(pending)
         pending.give_up("no answer in time")
 
     def receive_buffer(self, size: int) -> memoryview:
@@ -130,44 +136,100 @@ class WorkerLanes(KvCommands):
         parts: Sequence[Buffer],
         more: bool = False,
     ) -> LanePending:
-        now = time.monotonic()
-        way = self._way(namespace, now)
-        if isinstance(way, str):
-            return LanePending(None, (), None, way)
-        route, queue = way
-        if route.kv is not None and size:
-            return LanePending(None, (), None, "a namespace of keys has no blocks")
-        built = _commands(route.nsid, route.lba_bytes, offset, size, into, parts, queue.max_transfer)
-        asked = Asked(self._fabric.health[namespace], now, is_read=into is not None)
-        why = self._submit(route, queue, built, more)
-        if why is not None:
-            return LanePending(None, (), None, why)
-        return LanePending(queue, built, asked)
+        def build(route: Route, queue: HostQueue, base: int) -> Sequence[Command]:
+            left = into[base:] if into is not None else None
+            return _commands(
+                route.nsid, route.lba_bytes, offset + base, size - base, left, parts, queue.max_transfer
+            )
 
-    def start_kv(self, namespace: int, build: Callable[[int], Command]) -> KvLanePending:
-        """Send a command on a key; `build` makes it for a namespace id."""
-        now = time.monotonic()
-        way = self._way(namespace, now)
-        if isinstance(way, str):
-            return KvLanePending(None, (), None, way)
-        route, queue = way
-        command = build(route.nsid)
-        why = self._submit(route, queue, (command,), False)
-        if why is not None:
-            return KvLanePending(None, (), None, why)
-        asked = Asked(self._fabric.health[namespace], now, is_read=command.data_in is not None)
-        return KvLanePending(queue, (command,), asked)
+        pending = LanePending(None, (), None)
+        self._begin(pending, namespace, offset, size, build, is_read=not parts, more=more)
+        return pending
 
-    def _way(self, namespace: int, now: float) -> tuple[Route, HostQueue] | str:
-        """The route to a namespace and a queue to its enclosure, or why there is none."""
-        routes = self._fabric.routes
-        route = routes[namespace] if namespace < len(routes) else None
-        if route is None:
-            return "there is no way to the namespace"
-        if not self._fabric.health[namespace].may_ask(now):
-            return NOT_ANSWERING
-        queue = self._queue(route.enclosure, now)
-        return "there is no queue to the enclosure" if queue is None else (route, queue)
+    def start_kv(self, namespace: int, build: Callable[[int], Command], key: bytes = b"") -> KvLanePending:
+        """Send a command on a key; `build` makes it for a namespace id. `key`: the one that it changes."""
+
+        def built(route: Route, queue: HostQueue, base: int) -> Sequence[Command]:
+            return (build(route.nsid),)
+
+        pending = KvLanePending(None, (), None)
+        at = int.from_bytes(key, "little")
+        self._begin(pending, namespace, at, 1, built, is_read=not key, more=False, of_keys=True)
+        return pending
+
+    def _begin(
+        self,
+        pending: LanePending,
+        namespace: int,
+        at: int,
+        size: int,
+        build: Build,
+        *,
+        is_read: bool,
+        more: bool,
+        of_keys: bool = False,
+    ) -> None:
+        """Send a request by the best path; `pending` has failed where that cannot be done."""
+        now, fabric = time.monotonic(), self._fabric
+        ways = fabric.ways[namespace] if namespace < len(fabric.ways) else ()
+        if not ways:
+            pending.fail("there is no way to the namespace")
+        elif not fabric.health[namespace].may_ask(now):
+            pending.fail(NOT_ANSWERING)
+        elif not is_read and fabric.fence.stands(fabric.nguids[namespace], at, size, now):
+            pending.fail(FENCED)
+        elif size and (ways[0].kv is not None) is not of_keys:
+            pending.fail("a namespace of keys has no blocks, and one of blocks no keys")
+        else:
+            if ways[0].enclosure.has_other_paths:
+                lba_bytes = 0 if of_keys else ways[0].lba_bytes
+                pending.request = Request(
+                    namespace, fabric.nguids[namespace], at, size, lba_bytes, build, is_read=is_read
+                )
+            self._send_by(ways, pending, namespace, build, now, is_read=is_read, more=more)
+
+    def _send_by(
+        self,
+        ways: Sequence[Route],
+        pending: LanePending,
+        namespace: int,
+        build: Build,
+        now: float,
+        *,
+        is_read: bool,
+        more: bool = False,
+        base: int = 0,
+    ) -> bool:
+        """Send by the first of the ways that takes it; whether one did."""
+        request = pending.request
+        why = "there is no queue to the enclosure"
+        ways = in_order(ways, now) if len(ways) > 1 else ways
+        if len(ways) > 1 and now >= self._warm_at:
+            self._warm_at = now + WARM_SECONDS
+            for way in ways:
+                self._queue(way.enclosure, now, 0.0)
+        for number, way in enumerate(ways):
+            if request is not None and way.enclosure in request.tried:
+                continue
+            queue = self._queue(way.enclosure, now, CONNECT_WAIT_SECONDS if number == len(ways) - 1 else 0.0)
+            if queue is None:
+                continue
+            if request is not None:
+                request.tried.append(way.enclosure)
+            built = build(way, queue, base)
+            failed = self._submit(way, queue, built, more)
+            if failed is None:
+                asked = Asked(self._fabric.health[namespace], now, is_read=built[0].data_in is not None)
+                pending.goes_on(queue, built, asked, base)
+                return True
+            why = failed
+            if request is not None and any(command.cid >= 0 for command in built):
+                request.over(built, self._fabric.fence, now)
+                if not is_read:
+                    break
+        if not base and pending.queue is None:
+            pending.fail(why)
+        return False
 
     def _submit(self, route: Route, queue: HostQueue, built: Sequence[Command], more: bool) -> str | None:
         """Send commands; why it could not be done, and nothing is under way then."""
@@ -286,12 +348,67 @@ class WorkerLanes(KvCommands):
             return value
 
     def _wait(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
+        """Wait for a request, by as many paths as it takes; see agent/remote/paths.py."""
+        while (request := pending.request) is not None:
+            now = time.monotonic()
+            ways = self._fabric.ways_to(request.namespace, request.nguid)
+            if not request.has_another(ways):
+                break
+            stop = request.stops_here(now, deadline) if request.is_read else deadline
+            came = self._wait_here(pending, stop, at_least)
+            if came and not left_by_its_path(pending.commands):
+                request.tried[-1].answered(time.monotonic())
+                break
+            if not came and (not request.is_read or time.monotonic() + CLOCK_SLACK < stop):
+                # Writes stay where they are, and a suspect gets no more patience for having two paths.
+                return False
+            if not self._elsewhere(pending, request, ways, deadline):
+                if pending.request is None:
+                    return True
+                break
+        came = self._wait_here(pending, deadline, at_least)
+        if came and (at_least is None or left_by_its_path(pending.commands)):
+            self._settle(pending)
+        return came
+
+    def _elsewhere(
+        self, pending: LanePending, request: Request, ways: Sequence[Route], deadline: float
+    ) -> bool:
+        """Send it again by another path, if that does no harm and there is one."""
+        now = time.monotonic()
+        if now >= deadline or not request.may_go_again(pending.commands):
+            return False
+        patience = min(CONNECT_WAIT_SECONDS, deadline - now)
+        others = [way for way in ways if way.enclosure not in request.tried]
+        if not any(self._queue(way.enclosure, now, patience) is not None for way in others):
+            return False
+        queue, path, base = pending.queue, request.tried[-1], request.resumes_at(pending.received)
+        assert queue is not None
+        path.sent_elsewhere += 1
+        path.avoid(now)
+        # Before another path may write to the buffer, this one may no longer.
+        for command in pending.commands:
+            if not command.done:
+                queue.abandon(command)
+        build, is_read = request.build, request.is_read
+        if self._send_by(ways, pending, request.namespace, build, now, is_read=is_read, base=base):
+            return True
+        pending.fail("no other path takes it")
+        return False
+
+    def _settle(self, pending: LanePending) -> None:
+        """It goes by no other path any more."""
+        request, pending.request = pending.request, None
+        if request is not None:
+            request.over(pending.commands, self._fabric.fence, time.monotonic())
+
+    def _wait_here(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
         queue, asked = pending.queue, pending.asked
         if queue is None:
             return True
         if asked is not None:
             deadline = asked.wait_until(deadline)
-        before = 0
+        before = pending.base
         lost = failed = False
         for command in pending.commands:
             if not command.done:

@@ -6,6 +6,9 @@ queue that died under a session that seems alive means that one of the two ends 
 
 An enclosure is tried for ever, also one that refuses us: its operator may be about to give it the
 subsystem or to allow this host. What keeps it away is logged when it changes, not with every try.
+
+Discovery controllers are stayed connected to as well; what they list is an enclosure like those of the
+configuration for as long as it is listed or connected (agent/remote/discovered.py).
 """
 
 from __future__ import annotations
@@ -13,24 +16,29 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
 
-from agent.config import EnclosureSection
+from agent.config import DiscoverySection, EnclosureSection
+from agent.remote.discovered import Discovered, itself
 from agent.remote.fabric import Enclosure, Fabric
 from agent.remote.secrets_at_hand import SecretFinder, no_secrets
 from agent.remote.suspicion import LOOK_SECONDS, Verdict
 from nvmeof.authentication.secret_files import SecretFileError
-from nvmeof.errors import AuthenticationFailed, ConnectionLost, ConnectRefused
-from nvmeof.host.controller_session import NamespacesChanged
+from nvmeof.errors import AuthenticationFailed, ConnectionLost, ConnectRefused, NvmeofError
+from nvmeof.host.access import Access
+from nvmeof.host.controller_session import AccessChanged, NamespacesChanged
 from nvmeof.host.reconnect import ReconnectPolicy
 from nvmeof.tcp.pdu import Digests
 from nvmeof.transport import VerbsChoice, transport_named
 from nvmeof.transport.base import DEFAULT_PROVIDER
-from nvmeof.transport.keeper import Connected, Disconnected, Keeper, keep_controller
+from nvmeof.transport.discovering import follow_discovery
+from nvmeof.transport.keeper import Connected, Disconnected, Keeper, Opener, keep_controller
+from nvmeof.wire.ana import AnaState
+from nvmeof.wire.log_page import DiscoveryEntry
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +49,7 @@ RECONNECT = ReconnectPolicy(first_s=0.2, most_s=5.0, loss_s=math.inf)
 
 
 class Supervisor:
-    """Keeps every enclosure of the configuration connected while `run` runs."""
+    """Keeps every enclosure connected, of the configuration and of discovery, while `run` runs."""
 
     def __init__(
         self,
@@ -51,7 +59,9 @@ class Supervisor:
         io_queues: int,
         verbs: VerbsChoice | None = None,
         secrets: SecretFinder = no_secrets,
+        discovery: Sequence[DiscoverySection] = (),
     ) -> None:
+        sections = [path for section in sections for path in section.each_path()]
         self._sections = sections
         self._secrets = secrets
         self._verbs = verbs or VerbsChoice(DEFAULT_PROVIDER)
@@ -60,13 +70,22 @@ class Supervisor:
         self._io_queues = io_queues
         self.queues_in_use = 0
         """Queue ids that the agent went on to use; an enclosure that joins later may grant fewer."""
-        self._tried = {section.name: trio.Event() for section in sections}
-        self.fabric = Fabric([Enclosure(section.name) for section in sections])
+        self._discovery = discovery
+        self._tried = {each.name: trio.Event() for each in [*sections, *map(itself, discovery)]}
+        self._ends: dict[str, trio.CancelScope] = {}
+        """Of the enclosures by discovery, by name."""
+        self.discovered = Discovered[Enclosure](sections, self._begin, self._end)
+        self._nursery: trio.Nursery | None = None
+        self._reported: set[str] = set()
+        self.fabric = Fabric([Enclosure(section.name, nqn=section.nqn) for section in sections])
 
     async def run(self) -> None:
         """Until cancelled."""
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             nursery.start_soon(self._look_around)
+            for discovery in self._discovery:
+                nursery.start_soon(self._follow, discovery)
             for section, enclosure in zip(self._sections, self.fabric.enclosures, strict=True):
                 nursery.start_soon(self._keep, section, enclosure)
 
@@ -80,14 +99,63 @@ class Supervisor:
                     log.warning("%s gets no new values for now: %s", name, change.why)
                 else:
                     log.info("%s is %s: %s", name, change.verdict.value, change.why)
+            self.discovered.forget_gone(lambda enclosure: enclosure.session is not None)
+            self._report_newcomers()
+
+    def _report_newcomers(self) -> None:
+        """Say of each namespace that the pool map does not name that it is there, once."""
+        strays = dict(self.fabric.strays) if self.fabric.nguids else {}
+        for nguid in strays.keys() - self._reported:
+            log.info("namespace %s of enclosure %s is not in the pool (g35 pool show)", nguid, strays[nguid])
+        self._reported = set(strays)
+
+    # -- discovery ------------------------------------------------------------------------------
+
+    async def _follow(self, discovery: DiscoverySection) -> None:
+        """Stay connected to a discovery controller and keep to what it lists."""
+        section = itself(discovery)
+        opener = self._opener(section, lambda _: None)
+        await follow_discovery(opener, _Listener(self, discovery), RECONNECT)
+
+    def heard(self, discovery: DiscoverySection, entries: Sequence[DiscoveryEntry] | None) -> None:
+        """A discovery controller lists this now; None: it was not reached."""
+        if entries is not None:
+            self.discovered.listed(discovery, entries)
+        self._tried[discovery.name].set()
+
+    def _begin(self, section: EnclosureSection) -> Enclosure:
+        assert self._nursery is not None
+        enclosure, scope = Enclosure(section.name, nqn=section.nqn), trio.CancelScope()
+        self._ends[section.name] = scope
+        self._tried[section.name] = trio.Event()
+        self.fabric.enclosures = [*self.fabric.enclosures, enclosure]
+
+        async def keep() -> None:
+            with scope:
+                await self._keep(section, enclosure)
+
+        self._nursery.start_soon(keep)
+        return enclosure
+
+    def _end(self, enclosure: Enclosure) -> None:
+        self._ends.pop(enclosure.name).cancel()
+        self._tried.pop(enclosure.name).set()
+        self.fabric.enclosures = [each for each in self.fabric.enclosures if each is not enclosure]
+        self.fabric.refresh()
+
+    # -- one enclosure --------------------------------------------------------------------------
 
     async def all_tried(self, seconds: float) -> None:
-        """Until every enclosure was connected or has failed to be once, or so many seconds."""
-        with trio.move_on_after(seconds):
-            for event in self._tried.values():
-                await event.wait()
+        """Until every enclosure was connected or has failed to be once, or so many seconds.
 
-    async def _keep(self, section: EnclosureSection, enclosure: Enclosure) -> None:
+        Those too that discovery controllers list when they are first reached.
+        """
+        with trio.move_on_after(seconds):
+            while waited_for := [event for event in self._tried.values() if not event.is_set()]:
+                await waited_for[0].wait()
+
+    def _opener(self, section: EnclosureSection, unproven: Callable[[int], None]) -> Opener:
+        """Opens the controller of a section; `unproven` counts tries that failed to authenticate."""
         transport = transport_named(section.transport)
 
         @asynccontextmanager
@@ -106,10 +174,17 @@ class Supervisor:
                 ) as controller:
                     yield controller
             except (ConnectRefused, SecretFileError) as refused:
-                enclosure.authentication_failures += isinstance(refused, AuthenticationFailed)
+                unproven(isinstance(refused, AuthenticationFailed))
                 # A wrong name or secret, a host that is not allowed: a keeper gives up, and we do not.
                 raise ConnectionLost(str(refused)) from refused
 
+        return opener
+
+    async def _keep(self, section: EnclosureSection, enclosure: Enclosure) -> None:
+        def unproven(count: int) -> None:
+            enclosure.authentication_failures += count
+
+        opener = self._opener(section, unproven)
         async with keep_controller(opener, RECONNECT) as keeper, trio.open_nursery() as nursery:
             nursery.start_soon(self._hear_complaints, enclosure, keeper)
             async for event in keeper.events:
@@ -118,8 +193,9 @@ class Supervisor:
                         self._connected(enclosure, controller)
                     case Disconnected(error):
                         self._disconnected(enclosure, str(error or "reset"))
-                    case NamespacesChanged() if keeper.controller is not None:
+                    case NamespacesChanged() | AccessChanged() if keeper.controller is not None:
                         enclosure.namespaces = tuple(keeper.controller.namespaces())
+                        self._note_access(enclosure, keeper.controller.access)
                         self.fabric.refresh()
                     case _:
                         pass
@@ -132,12 +208,20 @@ class Supervisor:
             return {"verbs": self._verbs}
         return {"digests": Digests(section.header_digest, section.data_digest)}
 
+    def _note_access(self, enclosure: Enclosure, access: Access) -> None:
+        before, enclosure.access = enclosure.access, access
+        for group, state in sorted(access.items()):
+            if before.get(group, AnaState.OPTIMIZED) is not state:
+                log.info("enclosure %s: ANA group %d is %s", enclosure.name, group, state.name.lower())
+
     def _connected(self, enclosure: Enclosure, controller: Any) -> None:
         enclosure.namespaces = tuple(controller.namespaces())
         enclosure.complaints = 0
         enclosure.reconnects += enclosure.epoch > 0
         enclosure.epoch += 1
         enclosure.session = controller.info
+        enclosure.nqn = controller.info.subsystem_nqn
+        self._note_access(enclosure, controller.access)
         enclosure.fault = ""
         self.fabric.refresh()
         log.info("enclosure %s: connected, %d namespaces", enclosure.name, len(enclosure.namespaces))
@@ -167,3 +251,22 @@ class Supervisor:
                 enclosure.complaints = 0
                 log.info("enclosure %s: a worker lost its queue; resetting the controller", enclosure.name)
                 await keeper.reset()
+
+
+class _Listener:
+    """What one discovery controller tells the supervisor, and the log where it goes and comes."""
+
+    def __init__(self, supervisor: Supervisor, discovery: DiscoverySection) -> None:
+        self._supervisor, self._discovery = supervisor, discovery
+        self._fault: str | None = None
+
+    def listed(self, entries: Sequence[DiscoveryEntry]) -> None:
+        self._fault = None
+        self._supervisor.heard(self._discovery, entries)
+
+    def unreachable(self, error: NvmeofError | None) -> None:
+        fault = str(error or "reset")
+        if fault != self._fault:
+            log.warning("discovery %s: not connected, and tried again: %s", self._discovery.name, fault)
+        self._fault = fault
+        self._supervisor.heard(self._discovery, None)

@@ -200,6 +200,11 @@ class Suspicion:
         self._shelves: dict[Hashable, _Shelf] = {}
         """By enclosure, of which there are as many as in the configuration."""
 
+    def grow(self, health: Sequence[Health]) -> None:
+        """Namespaces follow those that there were; what is known of these stays. Not during a look."""
+        self._records += [_Member() for _ in health[len(self._records) :]]
+        self._health = health
+
     def verdict(self, member: int) -> Verdict:
         return self._records[member].verdict
 

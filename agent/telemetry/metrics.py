@@ -32,7 +32,32 @@ VOLUME_COUNTERS = {
     "corrupt_entries": "Directory entries that were damaged.",
     "prestage_hits": "Gets served from memory.",
     "prestaged_bytes": "Bytes brought into memory ahead of a get.",
+    "prestage_useful_bytes": "Of those, bytes that were served from memory at least once.",
+    "prestage_wasted_bytes": "Of those, bytes that left memory without having been served.",
+    "prestage_late": "Gets of what was announced or guessed and not in memory yet.",
+    "prestage_late_bytes": "Bytes that were read ahead for such a get, and not kept.",
+    "gets_gated": "Gets refused as late, because computing the value again is quicker; among the misses.",
+    "puts_declined": "Puts taken and not stored, because their keys were new and the volume is full.",
+    "puts_written_back": "Puts acknowledged before they were on flash.",
+    "puts_lost": "Of those, values that could not be stored afterwards.",
     "bytes_copied": "Bytes that were copied once more than needed.",
+    "copies_made": "Second copies, of a volume that keeps two.",
+    "copy_bytes": "Bytes of values in second copies.",
+    "hedged_reads": "Gets that asked both copies, because the first was slow.",
+    "hedge_wins": "Of those, where the copy that was asked later came first.",
+    "hedge_bytes": "Bytes that hedged gets asked for in addition.",
+    "other_copy_reads": "Gets that the other copy served, because the first was bad, away or late.",
+}
+
+
+SCRUB_COUNTERS = {
+    "bytes_read": "Bytes that scrub has read.",
+    "slots_checked": "Slots that scrub has opened.",
+    "slots_bad": "Slots that did not prove themselves, and whose entries were removed.",
+    "slots_stale": "Entries that were removed because their slots held something else.",
+    "slots_quarantined": "Slots that were set aside because their medium is bad.",
+    "sets_skipped": "Sets that scrub left out: away, under suspicion, or nothing in them opened.",
+    "passes": "Passes over all that is stored.",
 }
 
 
@@ -41,6 +66,22 @@ DOOR_COUNTERS = {
     "bytes_written": "Bytes that writes through the door brought.",
     "bytes_copied": "Bytes copied between a buffer of the agent and the reader's or writer's memory. The "
     "kernel copies all that goes through a FUSE mount once; a virtio-fs device copies what lies scattered.",
+}
+
+TENANT_COUNTERS = {
+    "bytes_read": "Bytes of values that were served.",
+    "bytes_written": "Bytes of values that were stored.",
+    "quota_puts_refused": "Puts that the quota left no room for.",
+    "quota_evictions": "Values of the tenant's own that made room because of its quota.",
+    "bandwidth_waits": "Gets and puts that waited for bandwidth.",
+    "bandwidth_late": "Gets and puts that bandwidth did not come in time for.",
+}
+TENANT_GAUGES = {
+    "slots_known_taken": "Slots taken, as far as the agent has counted.",
+    "slots_max": "Its quota of slots; 0: none.",
+    "bytes_known_taken": "Bytes of those slots, headers among them.",
+    "bytes_max": "Its quota of bytes; 0: none.",
+    "bandwidth_max": "Bytes a second that it may move through this agent; 0: no limit.",
 }
 
 
@@ -55,6 +96,12 @@ class Collector:
         yield from _volumes(state["volumes"])
         yield from _enclosures(state["enclosures"])
         yield from _doors(state["doors"])
+        yield from _tenants(state["tenants"])
+        yield from _membership(state["pool"])
+        for name, help_text in SCRUB_COUNTERS.items():
+            yield CounterMetricFamily(f"g35_scrub_{name}", help_text, value=state["scrub"].get(name, 0))
+        owed = state["scrub"].get("copies_owed", 0)
+        yield GaugeMetricFamily("g35_copies_owed", "Second copies that are still to be made.", value=owed)
         totals, memory = state["totals"], state["memory"]
         for name, help_text in (
             ("flash_bytes_read", "Bytes read from namespaces."),
@@ -79,12 +126,23 @@ def _volumes(volumes: list[Mapping[str, Any]]) -> Iterator[Metric]:
         "g35_volume_misses", "Gets that found nothing, by their one cause.", labels=["volume", "cause"]
     )
     slots = GaugeMetricFamily("g35_volume_slots", "Slots of the volume.", labels=["volume"])
+    used = GaugeMetricFamily(
+        "g35_volume_key_used_part",
+        "Of what its data key may seal through this agent; at 1 puts are refused.",
+        labels=["volume"],
+    )
+    resealed = CounterMetricFamily(
+        "g35_volume_resealed", "Values that were sealed anew under a new data key.", labels=["volume"]
+    )
     for volume in volumes:
         for cause, count in volume["miss_causes"].items():
             misses.add_metric([volume["name"], cause], count)
         slots.add_metric([volume["name"]], volume["slots"])
+        if keys := volume["keys"]:
+            used.add_metric([volume["name"]], keys["key_used_part"])
+            resealed.add_metric([volume["name"]], keys["resealed"])
     yield misses
-    yield slots
+    yield from (slots, used, resealed)
 
 
 def _doors(doors: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
@@ -93,6 +151,34 @@ def _doors(doors: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
         for name, counts in doors.items():
             family.add_metric([name], counts[field])
         yield family
+
+
+def _tenants(tenants: list[Mapping[str, Any]]) -> Iterator[Metric]:
+    for kind, table in ((CounterMetricFamily, TENANT_COUNTERS), (GaugeMetricFamily, TENANT_GAUGES)):
+        for field, help_text in table.items():
+            family = kind(f"g35_tenant_{field}", help_text, labels=["tenant"])
+            for tenant in tenants:
+                family.add_metric([tenant["name"]], tenant[field])
+            yield family
+
+
+def _membership(pool: Mapping[str, Any]) -> Iterator[Metric]:
+    newcomers = len(pool.get("newcomers", ()))
+    yield GaugeMetricFamily("g35_pool_namespaces", "Namespaces of the pool map.", value=pool["namespaces"])
+    yield GaugeMetricFamily(
+        "g35_pool_namespaces_away", "Those that cannot be reached.", value=pool["namespaces_away"]
+    )
+    yield GaugeMetricFamily(
+        "g35_pool_newcomers",
+        "Namespaces that enclosures show and the pool map does not name.",
+        value=newcomers,
+    )
+    yield CounterMetricFamily(
+        "g35_pool_moved_values", "Values moved to namespaces that joined.", value=pool.get("moves_values", 0)
+    )
+    yield CounterMetricFamily(
+        "g35_pool_moved_bytes", "Bytes of the slots of those.", value=pool.get("moves_bytes", 0)
+    )
 
 
 def _enclosures(enclosures: list[Mapping[str, Any]]) -> Iterator[Metric]:

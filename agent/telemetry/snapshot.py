@@ -38,10 +38,18 @@ class Sources:
     files: Callable[[], Mapping[str, Any] | None]
     doors: Callable[[], Mapping[str, Mapping[str, int]]] = dict
     """For each door by its name: bytes_read, bytes_written, bytes_copied."""
+    keeping: Callable[[], Mapping[str, Any]] = dict
+    """Scrub and second copies; told of the whole pool only."""
     whole: bool = True
     """False for a tenant: what all have a part in (memory, traffic of the flash) is left out."""
     guest: bool = False
     """For a guest's own eyes: process ids and paths of this machine are nothing to it."""
+    tenants: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+    """For each tenant: agent/tenant_upkeep.py."""
+    keys: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+    """Of volumes by name, what is told of their data keys: agent/key_rotation.py."""
+    membership: Callable[[], Mapping[str, Any]] = dict
+    """Of the pool: agent/membership.py."""
     started_at: float = field(default_factory=time.time)
 
 
@@ -72,7 +80,27 @@ def _counts(tally: Tally) -> dict[str, Any]:
         "corrupt_entries": tally.corrupt_entries,
         "prestage_hits": tally.prestage_hits,
         "prestaged_bytes": tally.prestaged_bytes,
+        "gets_gated": tally.gets_gated,
+        "puts_declined": tally.puts_declined,
+        "puts_written_back": tally.puts_written_back,
+        "puts_lost": tally.puts_lost,
         "bytes_copied": tally.bytes_copied,
+        "copies_made": tally.copies_made,
+        "copy_bytes": tally.copy_bytes,
+        "hedged_reads": tally.hedged_reads,
+        "hedge_wins": tally.hedge_wins,
+        "hedge_bytes": tally.hedge_bytes,
+        "other_copy_reads": tally.other_copy_reads,
+    }
+
+
+def _prestaged(prestage: PrestageCache, volume_id: bytes) -> dict[str, int]:
+    counts = prestage.counts(volume_id)
+    return {
+        "prestage_useful_bytes": counts.useful_bytes,
+        "prestage_wasted_bytes": counts.wasted_bytes,
+        "prestage_late": counts.late,
+        "prestage_late_bytes": counts.late_bytes,
     }
 
 
@@ -84,7 +112,7 @@ def resident_bytes() -> int:
 
 def take(sources: Sources) -> dict[str, Any]:
     """The snapshot, ready for JSON. Bytes and seconds are in the names."""
-    readings = list(sources.tallies())
+    readings, keys = list(sources.tallies()), sources.keys()
     volumes = []
     key_value = []
     for volume in sources.volumes:
@@ -103,7 +131,9 @@ def take(sources: Sources) -> dict[str, Any]:
                 "value_bytes": settings.value_bytes,
                 "slots": slots,
                 "slots_seen_taken": taken,
+                "keys": keys.get(settings.name),
                 **_counts(own),
+                **_prestaged(sources.prestage, settings.volume_id),
             }
         )
     totals = _counts(total(key_value))
@@ -119,16 +149,34 @@ def take(sources: Sources) -> dict[str, Any]:
             "map_version": sources.map_version,
             "namespaces": len(sources.fabric.nguids),
             "namespaces_away": sum(route is None for route in sources.fabric.routes),
+            **(sources.membership() if sources.whole else {}),
         },
         "mount": sources.mount,
         "door": sources.door,
         "totals": totals,
         "doors": {name: dict(counts) for name, counts in sources.doors().items()},
         "volumes": volumes,
+        "tenants": _tenants(sources, volumes),
         "enclosures": _enclosures(sources.fabric),
         "files": sources.files(),
         "memory": _memory(sources) if sources.whole else None,
+        "scrub": dict(sources.keeping()) if sources.whole else None,
     }
+
+
+_SUMMED = ("hits", "misses", "bytes_read", "puts", "puts_refused", "bytes_written")
+
+
+def _tenants(sources: Sources, volumes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each tenant that this status may tell of: one of whom it shows all volumes, for what a tenant has in
+    use is summed over them."""
+    shown = {volume["name"]: volume for volume in volumes}
+    rows = []
+    for tenant in sources.tenants():
+        own = [shown[name] for name in tenant["volumes"] if name in shown]
+        if sources.whole or (own and len(own) == len(tenant["volumes"])):
+            rows.append({**tenant, **{key: sum(volume[key] for volume in own) for key in _SUMMED}})
+    return rows
 
 
 def _memory(sources: Sources) -> dict[str, int]:
@@ -144,7 +192,7 @@ def _memory(sources: Sources) -> dict[str, int]:
 def _enclosures(fabric: Fabric) -> list[dict[str, Any]]:
     paused: dict[int, int] = {}
     members: dict[int, int] = {}
-    for route, health in zip(fabric.routes, fabric.health, strict=True):
+    for route, health in zip(fabric.routes, fabric.health, strict=False):  # they grow while we look
         if route is not None:
             members[id(route.enclosure)] = members.get(id(route.enclosure), 0) + 1
             if health.is_paused:

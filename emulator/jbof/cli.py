@@ -20,8 +20,14 @@ import typer
 
 from emulator.jbof.control import ControlServer
 from emulator.jbof.control_client import ControlError, ask
+from emulator.jbof.drive_folder import write_atomically
 from emulator.jbof.drive_model import DriveModelSettings
-from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings, write_atomically
+from emulator.jbof.enclosure import (
+    MAX_PORTS,
+    Enclosure,
+    EnclosureError,
+    EnclosureSettings,
+)
 from emulator.jbof.host_secrets import GroupName, HashName, read_host_secrets
 from emulator.jbof.rpc.server import RpcServer
 from emulator.jbof.sizes import parse_size
@@ -86,6 +92,14 @@ def serve(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="0: any that is free; with RDMA alone 4420.")
     ] = 0,
+    ports: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=MAX_PORTS,
+            help="TCP ports to serve the same drives at, one behind the other; with several, ANA.",
+        ),
+    ] = 1,
     name: Annotated[str, typer.Option(help="Name of the enclosure; makes its NQN.")] = "jbof",
     nqn: Annotated[str | None, typer.Option(help="The subsystem's NQN, if it is to be another.")] = None,
     lba_bytes: Annotated[int, typer.Option(help="Bytes of a logical block, 512 or 4096.")] = 4096,
@@ -162,6 +176,7 @@ def serve(
             transports=tuple(each.value for each in transport or [TransportName.TCP]),
             address=address,
             port=port,
+            ports=ports,
             name=name,
             nqn=nqn,
             lba_bytes=lba_bytes,
@@ -373,6 +388,32 @@ def add(
 ) -> None:
     """Put a drive back in, or a new one."""
     _tell(control, "add", drive=drive, size=size)
+
+
+_PortNumber = Annotated[int, typer.Option("--number", min=1, help="Number of the port, from 1.")]
+
+
+@fault.command()
+def port(
+    control: _Control,
+    number: _PortNumber,
+    up: Annotated[bool, typer.Option("--up/--down", help="Serve it again, or cut it off.")] = False,
+) -> None:
+    """Cut one of several ports off, with all its connections, or serve it again."""
+    _tell(control, "port", number=number, up=up)
+
+
+@fault.command()
+def access(
+    control: _Control,
+    number: _PortNumber,
+    state: Annotated[
+        str,
+        typer.Option(help="optimized, non-optimized, inaccessible, persistent-loss or change."),
+    ],
+) -> None:
+    """How one of several ports reaches the drives (ANA)."""
+    _tell(control, "access", number=number, state=state)
 
 
 @fault.command()

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import stat
+import struct
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -19,6 +20,9 @@ from typing import Final
 from emulator.jbof.enclosure import EnclosureError
 
 log = logging.getLogger(__name__)
+
+_PEER: Final = struct.Struct("iII")
+"""struct ucred: process, user, group."""
 
 ACCEPT_AGAIN_S: Final = 0.05
 """How soon after a client could not be taken the next is tried."""
@@ -60,6 +64,12 @@ class ClientServer(ABC):
                 log.warning("%s: accept: %s", self._name, error)
                 time.sleep(ACCEPT_AGAIN_S)
                 continue
+            user = peer_user(client)
+            if user not in (0, os.geteuid()):
+                # The mode keeps others out; this does where somebody has changed it, or passed the socket on.
+                log.warning("%s: user %d may not use it, and is hung up on", self._name, user)
+                client.close()
+                continue
             if not self._slots.acquire(blocking=False) and not self.make_room():
                 log.debug("%s: there are as many clients as may be", self._name)
                 client.close()
@@ -98,6 +108,16 @@ class ClientServer(ABC):
         for thread in clients.values():
             thread.join(STOP_S)
         self.path.unlink(missing_ok=True)
+
+
+def peer_user(client: socket.socket) -> int:
+    """Who connected, by user id, as the kernel noted it then (SO_PEERCRED, unix(7)); -1: it does not say."""
+    try:
+        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    except OSError:
+        return -1
+    _process, user, _group = _PEER.unpack(credentials)
+    return int(user)
 
 
 def listen_at(path: Path, backlog: int) -> socket.socket:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from emulator.jbof.client_server import ClientServer
 from emulator.jbof.control_requests import (
     MAX_LINE_BYTES,
+    AccessRequest,
     AddRequest,
     CopyRequest,
     ErrorRequest,
@@ -27,6 +28,7 @@ from emulator.jbof.control_requests import (
     KillRequest,
     LoseWritesRequest,
     ModelRequest,
+    PortRequest,
     RemoveRequest,
     RequestError,
     SlowRequest,
@@ -38,6 +40,7 @@ from emulator.jbof.control_requests import (
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import AnyDrive, Enclosure, EnclosureError
 from emulator.jbof.faults import ErrorFault, FlipFault
+from nvmeof.wire.ana import AnaState
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,10 @@ def apply(enclosure: Enclosure, request: Any) -> dict[str, Any]:
         case AddRequest(drive=number, size=size):
             drive = enclosure.add_drive(number, size)
             return enclosure.identity(drive.number)
+        case PortRequest(number=number, up=up):
+            enclosure.set_port_up(number, up)
+        case AccessRequest(number=number, state=state):
+            enclosure.set_access(number, AnaState[state.upper().replace("-", "_")])
         case FlipRequest(on_read=False):
             drive = enclosure.drive(request.drive)
             length = request.length or drive.reach - request.offset

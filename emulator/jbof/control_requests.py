@@ -144,6 +144,22 @@ class HealRequest(_Request):
     drive: _DriveNumber | None = None
 
 
+class PortRequest(_Request):
+    """Cut a port off with all its connections (`up` false), or serve it again."""
+
+    verb: Literal["port"]
+    number: int = Field(ge=1)
+    up: bool
+
+
+class AccessRequest(_Request):
+    """How a port reaches the namespaces from now on (ANA)."""
+
+    verb: Literal["access"]
+    number: int = Field(ge=1)
+    state: Literal["optimized", "non-optimized", "inaccessible", "persistent-loss", "change"]
+
+
 class KillRequest(_Request):
     """End the enclosure's process with SIGKILL, without a goodbye to anybody."""
 
@@ -164,6 +180,8 @@ ControlRequest = Annotated[
     | RemoveRequest
     | AddRequest
     | HealRequest
+    | PortRequest
+    | AccessRequest
     | KillRequest,
     Field(discriminator="verb"),
 ]

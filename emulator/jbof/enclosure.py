@@ -8,9 +8,7 @@ time (`emulator/jbof/rpc`).
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import logging
 import os
 import threading
@@ -21,6 +19,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from emulator.jbof.drive import Drive
+from emulator.jbof.drive_folder import EnclosureError as EnclosureError
+from emulator.jbof.drive_folder import derived_nguid, lock_folder, persistent_nguid
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.kv_drive import UNIT_BYTES, KvDrive
 from emulator.jbof.kv_values import FolderValues, MemoryValues, Values
@@ -30,11 +30,13 @@ from emulator.jbof.rdma_listener import RdmaListener
 from emulator.jbof.retired import RetiredDrives
 from emulator.jbof.tcp_listener import TcpListener
 from nvmeof.authentication.credentials import Credentials
+from nvmeof.controller.port_access import PortAccess
 from nvmeof.controller.rdma_rules import RdmaSettings
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
 from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Subsystem, Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import NvmeofError
+from nvmeof.wire.ana import AnaState
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +45,11 @@ TRANSPORTS: Final = ("tcp", "rdma")
 DEFAULT_RDMA_PORT: Final = 4420
 """Every RDMA device has a port space of its own, so that none need be looked for."""
 
+MAX_PORTS: Final = 16
+"""Listeners of one enclosure that were asked for by number."""
+
 AnyDrive: TypeAlias = Drive | KvDrive
 """The two kinds of drive: of logical blocks, and of keys and values."""
-
-
-class EnclosureError(Exception):
-    """The enclosure cannot be as it was asked for: the world's fault or the user's; says which and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,9 @@ class EnclosureSettings:
     port of RDMA is that of TCP. RDMA makes an emulated device at `address`, which no other process may have.
     A `bare` enclosure has no subsystem and no listener until somebody adds them. Hosts with `credentials`, by
     NQN, have to authenticate.
+
+    With several `ports`, each is a TCP port (`port` and those behind it), and the subsystem reports how each
+    reaches its namespaces (ANA).
     """
 
     drives: int = 1
@@ -83,6 +87,7 @@ class EnclosureSettings:
     seed: int = 0
     prefault: bool = False
     bare: bool = False
+    ports: int = 1
 
     def __post_init__(self) -> None:
         total = self.drives + self.kv_drives
@@ -92,6 +97,10 @@ class EnclosureSettings:
             raise EnclosureError(f"a KV drive's size is a multiple of {UNIT_BYTES} bytes")
         if not self.transports or any(each not in TRANSPORTS for each in self.transports):
             raise EnclosureError(f"an enclosure is reached by {' or '.join(TRANSPORTS)}")
+        if not 1 <= self.ports <= MAX_PORTS:
+            raise EnclosureError(f"an enclosure has 1 to {MAX_PORTS} ports, not {self.ports}")
+        if self.ports > 1 and (self.transports != ("tcp",) or self.bare):
+            raise EnclosureError("several ports are of TCP, and of an enclosure that has its drives already")
         if self.lba_bytes not in (512, 4096):
             raise EnclosureError("a logical block has 512 or 4096 bytes")
         if self.drive_bytes <= 0 or self.drive_bytes % self.lba_bytes:
@@ -109,6 +118,8 @@ class Enclosure:
         self.settings = settings
         self.target = Target(settings.controller)
         self.port = 0
+        self.ports: tuple[int, ...] = ()
+        """TCP ports of an enclosure with several, by port id from 1."""
         self._lock = threading.RLock()
         self._drives: dict[int, AnyDrive] = {}
         self._listeners: dict[tuple[str, str, int], TcpListener | RdmaListener] = {}
@@ -122,6 +133,8 @@ class Enclosure:
                 serial=hashlib.sha256(settings.subsystem_nqn.encode()).hexdigest()[:20],
                 allowed_hosts=settings.allowed_hosts,
             )
+            if settings.ports > 1:
+                self.subsystem.access = PortAccess()
             for host_nqn, credentials in settings.credentials.items():
                 self.target.set_credentials(self.subsystem, host_nqn, credentials)
             if not settings.bare:
@@ -130,7 +143,7 @@ class Enclosure:
             raise EnclosureError(str(error)) from error
         try:
             if settings.folder is not None:
-                self._folder_lock = _lock_folder(settings.folder)
+                self._folder_lock = lock_folder(settings.folder)
             for number in range(0 if settings.bare else settings.drives):
                 self._make_drive(number, settings.drive_bytes)
             for number in range(settings.drives, settings.drives + settings.kv_drives):
@@ -151,7 +164,7 @@ class Enclosure:
             except (OSError, ValueError, OverflowError) as error:
                 raise EnclosureError(f"no memory for a drive of {size} bytes: {error}") from error
         else:
-            nguid = _persistent_nguid(settings.folder, number, size, settings.lba_bytes)
+            nguid = persistent_nguid(settings.folder, number, size, settings.lba_bytes)
             path = settings.folder / f"drive-{number:03d}.img"
             try:
                 medium = FileMedium(path, size)
@@ -168,7 +181,7 @@ class Enclosure:
         nguid = derived_nguid(settings.subsystem_nqn, number)
         try:
             if settings.folder is not None:
-                nguid = _persistent_nguid(settings.folder, number, size, 1)
+                nguid = persistent_nguid(settings.folder, number, size, 1)
                 values = FolderValues(settings.folder / f"drive-{number:03d}.kv")
             drive = KvDrive(
                 number,
@@ -314,6 +327,9 @@ class Enclosure:
         if settings.bare:
             return
         try:
+            if settings.ports > 1:
+                self._listen_at_all()
+                return
             for transport in TRANSPORTS:
                 if transport in settings.transports:
                     port = self.port or settings.port
@@ -322,7 +338,38 @@ class Enclosure:
             self.close()
             raise
 
-    def listen(self, transport: str, address: str, port: int, subsystem_nqn: str | None = None) -> int:
+    def _listen_at_all(self) -> None:
+        settings, found = self.settings, []
+        for number in range(settings.ports):
+            port = settings.port + number if settings.port else 0
+            found.append(self.listen("tcp", settings.address, port, self.subsystem.nqn, number + 1))
+        self.ports, self.port = tuple(found), found[0]
+
+    def set_port_up(self, number: int, up: bool) -> None:
+        """Cut one of several ports off, with all its connections, or serve it again. ValueError: no such."""
+        if not 1 <= number <= len(self.ports):
+            raise ValueError(f"there are {len(self.ports)} ports that can be cut off")
+        where = ("tcp", self.settings.address, self.ports[number - 1])
+        is_up = where in self._listeners
+        if up and not is_up:
+            self.listen(*where, self.subsystem.nqn, number)
+        elif is_up and not up:
+            self.stop_listening(*where, self.subsystem.nqn, number)
+
+    def set_access(self, number: int, state: AnaState) -> None:
+        """By a port, reach the namespaces in another way from now on. ValueError: no such port."""
+        if not 1 <= number <= len(self.ports):
+            raise ValueError(f"there are {len(self.ports)} ports that report how they reach the namespaces")
+        self.target.set_access(self.subsystem, number, state)
+
+    def listen(
+        self,
+        transport: str,
+        address: str,
+        port: int,
+        subsystem_nqn: str | None = None,
+        port_id: int = 1,
+    ) -> int:
         """Listen at one more address, and list it in the discovery log; the port (0 asks for any).
 
         `subsystem_nqn`: the log names it for that subsystem alone. Where we listen there already, only the
@@ -332,7 +379,7 @@ class Enclosure:
             if (transport, address, port) not in self._listeners:
                 try:
                     listener = (
-                        TcpListener(self.target, self.settings.tcp, address, port)
+                        TcpListener(self.target, self.settings.tcp, address, port, port_id)
                         if transport == "tcp"
                         else self._listen_rdma(address, port or DEFAULT_RDMA_PORT)
                     )
@@ -340,16 +387,18 @@ class Enclosure:
                     raise EnclosureError(f"cannot listen on {address}:{port}: {error}") from error
                 port = listener.port
                 self._listeners[transport, address, port] = listener
-            self.target.add_port(log_entry(transport, address, port, subsystem_nqn))
+            self.target.add_port(log_entry(transport, address, port, subsystem_nqn, port_id))
             return port
 
-    def stop_listening(self, transport: str, address: str, port: int, subsystem_nqn: str) -> None:
+    def stop_listening(
+        self, transport: str, address: str, port: int, subsystem_nqn: str, port_id: int = 1
+    ) -> None:
         """Undo `listen` for a subsystem; the last one closes the listener and its connections.
 
         KeyError if there is no such listener.
         """
         with self._lock:
-            self.target.remove_port(log_entry(transport, address, port, subsystem_nqn))
+            self.target.remove_port(log_entry(transport, address, port, subsystem_nqn, port_id))
             for left in self.target.ports:
                 if same_place(left, log_entry(transport, address, port, None)):
                     return
@@ -395,6 +444,7 @@ class Enclosure:
         return {
             "address": self.settings.address,
             "port": self.port,
+            **({"ports": list(self.ports)} if self.ports else {}),
             "transports": list(self.settings.transports),
             "nqn": None if self.settings.bare else self.subsystem.nqn,
             "namespaces": [
@@ -433,54 +483,3 @@ class Enclosure:
             ],
             "drives": drives,
         }
-
-
-def derived_nguid(nqn: str, number: int) -> bytes:
-    """The NGUID of a drive in memory: the same whenever the enclosure of that name starts."""
-    return hashlib.sha256(f"g35 drive\0{nqn}\0{number}".encode()).digest()[:16]
-
-
-def _lock_folder(folder: Path) -> int:
-    """Two enclosures on one folder would write over each other."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise EnclosureError(f"cannot use the folder {folder}: {error}") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise EnclosureError(f"another enclosure uses the folder {folder}") from error
-    return fd
-
-
-def _persistent_nguid(folder: Path, number: int, size: int, lba_bytes: int) -> bytes:
-    """The NGUID beside a drive's file, made at random the first time.
-
-    EnclosureError if the file beside it describes another drive than the one asked for.
-    """
-    path = folder / f"drive-{number:03d}.json"
-    wanted = {"size": size, "lba_bytes": lba_bytes}
-    try:
-        if path.exists():
-            known = json.loads(path.read_text())
-            nguid = bytes.fromhex(known["nguid"])
-            if len(nguid) != 16 or {key: known[key] for key in wanted} != wanted:
-                raise EnclosureError(f"{path} describes a drive of {known.get('size')} bytes, not of {size}")
-            return nguid
-        nguid = os.urandom(16)
-        write_atomically(path, json.dumps({"nguid": nguid.hex(), **wanted}) + "\n")
-        return nguid
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EnclosureError(f"{path}: {error}") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """A reader finds the old file or the whole new one, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

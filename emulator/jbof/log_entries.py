@@ -7,13 +7,14 @@ from nvmeof.wire.log_page import AddressFamily, TransportType
 from nvmeof.wire.rdma import RdmaAddress
 
 
-def log_entry(transport: str, address: str, port: int, subsystem_nqn: str | None) -> Port:
+def log_entry(transport: str, address: str, port: int, subsystem_nqn: str | None, port_id: int = 1) -> Port:
     """Where a listener is, for the log; for one subsystem alone where that is given."""
     return Port(
         address,
         str(port),
         transport_type=TransportType.RDMA if transport == "rdma" else TransportType.TCP,
         address_family=AddressFamily.IPV6 if ":" in address else AddressFamily.IPV4,
+        port_id=port_id,
         tsas=RdmaAddress().encode() if transport == "rdma" else bytes(256),
         subsystem_nqn=subsystem_nqn,
     )

@@ -30,10 +30,13 @@ class TcpListener:
     `port` is the one that was got: 0 asks for any that is free.
     """
 
-    def __init__(self, target: Target, settings: TcpSettings, address: str, port: int) -> None:
+    def __init__(
+        self, target: Target, settings: TcpSettings, address: str, port: int, port_id: int = 1
+    ) -> None:
         self._target = target
         self._settings = settings
         self.address = address
+        self.port_id = port_id
         self.accepted = 0
         self.refused = 0
         self._lock = threading.Lock()
@@ -80,6 +83,7 @@ class TcpListener:
             self.accepted += 1
             try:
                 connection = Connection(sock, self._target, self._settings, f"host-{peer[0]}:{peer[1]}")
+                connection.queue.session.port_id = self.port_id
                 connection.thread.start()
             except (OSError, RuntimeError) as error:
                 log.warning("cannot serve %s: %s", peer, error)

@@ -13,6 +13,7 @@ from nvmeof.controller.identify_data import identify
 from nvmeof.controller.log_data import log_page
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.wire.features import (
+    AEC_ANA_CHANGED,
     AEC_DISCOVERY_CHANGED,
     AEC_NAMESPACE_CHANGED,
     FEATURE_SAVE,
@@ -126,7 +127,7 @@ def _set_feature(controller: Controller, cdw10: int, value: int) -> int:
         case Feature.KEEP_ALIVE_TIMER:
             controller.set_keep_alive(value)
         case Feature.ASYNC_EVENT_CONFIG:
-            known = AEC_NAMESPACE_CHANGED | AEC_DISCOVERY_CHANGED | 0xFF
+            known = AEC_NAMESPACE_CHANGED | AEC_ANA_CHANGED | AEC_DISCOVERY_CHANGED | 0xFF
             controller.features[feature] = value & known
         case Feature.VOLATILE_WRITE_CACHE:
             raise Refusal(Status.FEATURE_NOT_CHANGEABLE)

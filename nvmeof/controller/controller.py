@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Final
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.subsystem import AnyNamespace, Namespace, Subsystem
 from nvmeof.wire.features import (
+    AEC_ANA_CHANGED,
     AEC_DISCOVERY_CHANGED,
     AEC_NAMESPACE_CHANGED,
+    ANA_CHANGED_EVENT,
     DISCOVERY_CHANGED_EVENT,
     NAMESPACE_CHANGED_EVENT,
     AsyncEvent,
@@ -63,6 +65,7 @@ class Controller:
         settings: ControllerSettings,
         transport: TransportType,
         now: float,
+        port_id: int = 1,
     ) -> None:
         self.cntlid = cntlid
         self.subsystem = subsystem
@@ -70,6 +73,7 @@ class Controller:
         self.host_id = host_id
         self.settings = settings
         self.transport = transport
+        self.port_id = port_id
         self.version = VERSION_1_4
         self.enabled = False
         self.ended: str | None = None
@@ -89,7 +93,9 @@ class Controller:
             Feature.COMMAND_SET_PROFILE: 0,
             # Everything that can be reported is, until the host chooses: so does Linux' target.
             Feature.ASYNC_EVENT_CONFIG: (
-                AEC_DISCOVERY_CHANGED if subsystem.is_discovery else AEC_NAMESPACE_CHANGED
+                AEC_DISCOVERY_CHANGED
+                if subsystem.is_discovery
+                else AEC_NAMESPACE_CHANGED | (AEC_ANA_CHANGED if subsystem.access is not None else 0)
             ),
         }
         self.granted_io_queues = settings.max_io_queues
@@ -129,6 +135,12 @@ class Controller:
             self.enabled = False
             for queue in list(self.queues.values()):
                 queue.close(reason)
+
+    @property
+    def path_refusal(self) -> int:
+        """The status of I/O commands while this port does not reach the namespaces; 0 while it does."""
+        access = self.subsystem.access
+        return 0 if access is None else access.refusal(self.port_id)
 
     def wake_queues(self) -> None:
         for queue in self.queues.values():
@@ -231,6 +243,10 @@ class Controller:
     def discovery_changed(self) -> None:
         """The discovery log of this discovery controller has changed."""
         self._raise_event(DISCOVERY_CHANGED_EVENT, AEC_DISCOVERY_CHANGED)
+
+    def access_changed(self) -> None:
+        """The port by which its host came reaches the namespaces in another way now (ANA)."""
+        self._raise_event(ANA_CHANGED_EVENT, AEC_ANA_CHANGED)
 
     def _raise_event(self, event: AsyncEvent, enabling_bit: int) -> None:
         if not self.features[Feature.ASYNC_EVENT_CONFIG] & enabling_bit or event.log_page in self._masked:

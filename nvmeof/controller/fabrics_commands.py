@@ -108,7 +108,7 @@ def _connect(request: Request, target: Target, session: QueueSession, now: float
     if connect.qid == 0:
         controller = _connect_admin(connect, data, session, now)
     else:
-        controller = _connect_io(connect, data, target)
+        controller = _connect_io(connect, data, session)
     controller.queues[connect.qid] = session
     no_flow_control = connect.cattr & CATTR_NO_FLOW_CONTROL != 0
     session.attach(controller, connect.qid, connect.sqsize + 1, no_flow_control=no_flow_control)
@@ -142,6 +142,7 @@ def _connect_admin(connect: Connect, data: ConnectData, session: QueueSession, n
             settings=session.settings,
             transport=session.transport,
             now=now,
+            port_id=session.port_id,
         )
 
     controller = target.register(make)
@@ -150,12 +151,15 @@ def _connect_admin(connect: Connect, data: ConnectData, session: QueueSession, n
     return controller
 
 
-def _connect_io(connect: Connect, data: ConnectData, target: Target) -> Controller:
+def _connect_io(connect: Connect, data: ConnectData, session: QueueSession) -> Controller:
+    target = session.target
     subsystem = target.find_subsystem(data.subsystem_nqn)
     if subsystem is None or subsystem.is_discovery:
         _invalid(_AT_SUBNQN)
     controller = target.find_controller(data.cntlid)
     if controller is None or controller.subsystem is not subsystem or controller.ended is not None:
+        _invalid(_AT_CNTLID)
+    if controller.port_id != session.port_id:  # a controller is of one port
         _invalid(_AT_CNTLID)
     if controller.host_nqn != data.host_nqn or controller.host_id != data.host_id:
         raise Refusal(FabricsStatus.CONNECT_INVALID_HOST)

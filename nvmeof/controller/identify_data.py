@@ -9,14 +9,17 @@ from collections.abc import Callable
 from typing import Final
 
 from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
+from nvmeof.controller.port_access import ANA_GROUP, ANA_TRANSITION_S
 from nvmeof.controller.request import Refusal
 from nvmeof.controller.settings import COMPLETION_BYTES, NAMESPACE_ID_LIMIT
 from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace
+from nvmeof.wire.ana import ANACAP_ALL_STATES, CMIC_ANA
 from nvmeof.wire.identify import (
     CTRATT_HOST_ID_128,
     IDENTIFY_BYTES,
     LPA_EFFECTS,
     LPA_EXTENDED,
+    OAES_ANA_CHANGED,
     OAES_DISCOVERY_CHANGED,
     OAES_NAMESPACE_CHANGED,
     ONCS_COMPARE,
@@ -51,6 +54,7 @@ _NSFEAT_THIN: Final = 1 << 0
 _NSFEAT_PREFERRED_SIZES: Final = 1 << 4
 _DLFEAT_ZEROS: Final = 1
 _DLFEAT_WRITE_ZEROES: Final = 1 << 3
+_CMIC_MULTIPLE_PORTS: Final = 1 << 0
 _CMIC_MULTIPLE_CONTROLLERS: Final = 1 << 1
 _NMIC_SHARED: Final = 1
 _SENSIBLE_WRITE_BLOCKS: Final = 16  # NPWG and NPWA: 64 KiB of 4 KiB blocks
@@ -68,15 +72,17 @@ def identify(controller: Controller, sqe: Sqe) -> bytes:
 def _controller(controller: Controller, sqe: Sqe) -> bytes:
     settings, subsystem = controller.settings, controller.subsystem
     discovery = subsystem.is_discovery
+    ana = subsystem.access is not None
+    events = OAES_NAMESPACE_CHANGED | (OAES_ANA_CHANGED if ana else 0)
     return IdentifyController(
         serial=subsystem.serial,
         model=subsystem.model,
         firmware=subsystem.firmware,
-        cmic=0 if discovery else _CMIC_MULTIPLE_CONTROLLERS,
+        cmic=0 if discovery else _cmic(controller),
         mdts=settings.mdts,
         cntlid=controller.cntlid,  # Linux: equal to the result of Connect
         version=controller.version,
-        oaes=OAES_DISCOVERY_CHANGED if discovery else OAES_NAMESPACE_CHANGED,
+        oaes=OAES_DISCOVERY_CHANGED if discovery else events,
         ctratt=CTRATT_HOST_ID_128 | _CTRATT_TRAFFIC_KEEP_ALIVE,
         cntrltype=ControllerKind.DISCOVERY if discovery else ControllerKind.IO,
         acl=settings.abort_limit - 1,
@@ -87,6 +93,10 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         wctemp=353,
         cctemp=363,
         kas=max(1, round(settings.keep_alive_granularity_s * 10)),  # Linux: not 0
+        anatt=ANA_TRANSITION_S if ana else 0,
+        anacap=ANACAP_ALL_STATES if ana else 0,
+        anagrpmax=ANA_GROUP if ana else 0,
+        nanagrpid=1 if ana else 0,
         sqes=0x66,
         cqes=0x44,
         maxcmd=settings.max_queue_entries,
@@ -94,6 +104,7 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         oncs=0 if discovery else ONCS_COMPARE | ONCS_DATASET_MANAGEMENT | ONCS_WRITE_ZEROES,
         vwc=0 if discovery else VWC_PRESENT | _VWC_FLUSH_BROADCAST,
         sgls=_sgls(controller),
+        mnan=NAMESPACE_ID_LIMIT if ana else 0,  # Linux: wanted where there is ANA
         subnqn=subsystem.nqn,
         ioccsz=settings.ioccsz,  # Linux: at least 4
         iorcsz=COMPLETION_BYTES // 16,  # Linux: at least 1
@@ -101,6 +112,15 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         msdbd=1,
         ofcs=_OFCS_DISCONNECT,
     ).encode()
+
+
+def _cmic(controller: Controller) -> int:
+    several = _CMIC_MULTIPLE_CONTROLLERS
+    return several if controller.subsystem.access is None else several | _CMIC_MULTIPLE_PORTS | CMIC_ANA
+
+
+def _ana_group(controller: Controller) -> int:
+    return 0 if controller.subsystem.access is None else ANA_GROUP
 
 
 def _sgls(controller: Controller) -> int:
@@ -133,6 +153,7 @@ def _namespace(controller: Controller, sqe: Sqe) -> bytes:
         dlfeat=_DLFEAT_ZEROS | _DLFEAT_WRITE_ZEROES,
         npwg=_SENSIBLE_WRITE_BLOCKS - 1,
         npwa=_SENSIBLE_WRITE_BLOCKS - 1,
+        anagrpid=_ana_group(controller),
         nguid=namespace.nguid,
         formats=(LbaFormat(namespace.lba_bytes.bit_length() - 1),),
     ).encode()
@@ -180,6 +201,7 @@ def _set_namespace(controller: Controller, sqe: Sqe) -> bytes:
         nuse=storage.used_bytes(),
         nsfeat=_NSFEAT_THIN,
         nmic=_NMIC_SHARED,
+        anagrpid=_ana_group(controller),
         nguid=namespace.nguid,
         formats=(storage.format,),
     ).encode()
@@ -202,7 +224,7 @@ def _set_active_namespaces(controller: Controller, sqe: Sqe) -> bytes:
 def _independent(controller: Controller, sqe: Sqe) -> bytes:
     if _namespace_of(controller, sqe.nsid) is None:
         return bytes(IDENTIFY_BYTES)
-    return IndependentNamespace(nmic=_NMIC_SHARED).encode()
+    return IndependentNamespace(nmic=_NMIC_SHARED, anagrpid=_ana_group(controller)).encode()
 
 
 def _command_sets(controller: Controller, sqe: Sqe) -> bytes:

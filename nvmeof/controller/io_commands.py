@@ -49,6 +49,8 @@ def begin_io(request: Request, controller: Controller) -> None:
     if namespace is None:
         # An opcode that does not exist is wrong whatever its namespace.
         raise Refusal(Status.INVALID_NAMESPACE if opcode in _BEGIN else Status.INVALID_OPCODE)
+    if refusal := controller.path_refusal:
+        raise Refusal(refusal, do_not_retry=False)
     if isinstance(namespace, KvNamespace):
         if not controller.all_command_sets:
             raise Refusal(Status.INVALID_NAMESPACE)
@@ -163,6 +165,9 @@ def execute_io(request: Request, controller: Controller, now: float, scratch: Sc
     """Carry the command out, or say when. All its data are here. Raises Refusal and StorageError."""
     sqe, namespace, operation = request.sqe, request.namespace, request.operation
     assert operation is not None
+    if refusal := controller.path_refusal:
+        # While it waited, or its data came: the host is told that nothing of it happens any more.
+        raise Refusal(refusal, do_not_retry=False)
     if request.kv is not None:
         if controller.subsystem.namespaces.get(request.kv.nsid) is not request.kv:
             raise Refusal(Status.INVALID_NAMESPACE)

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
+from nvmeof.controller.port_access import ANA_GROUP
 from nvmeof.controller.request import Refusal
+from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
+from nvmeof.wire.ana import ANA_GROUPS_ONLY, AnaGroup, AnaLog, ana_log_bytes
 from nvmeof.wire.identify import CommandSet
 from nvmeof.wire.kv import KvOpcode
 from nvmeof.wire.log_page import (
@@ -62,13 +65,15 @@ _KV_EFFECTS: Final[dict[int, int]] = {
 def log_page(target: Target, controller: Controller, wanted: LogPageRequest) -> bytes:
     """`wanted.length` bytes of a page from `wanted.offset`; zeros after its end. Raises Refusal."""
     builder = (_DISCOVERY if controller.subsystem.is_discovery else _BUILDERS).get(wanted.page)
-    if builder is None:
+    if builder is None or (wanted.page == LogPage.ANA and controller.subsystem.access is None):
         raise Refusal(Status.INVALID_LOG_PAGE)
     if wanted.page == LogPage.COMMAND_EFFECTS and wanted.csi != CommandSet.NVM:
         # The Linux host asks for the page of every command set that it meets, and drops a namespace without.
         if wanted.csi != CommandSet.KEY_VALUE:
             raise Refusal(Status.INVALID_FIELD)
         page = CommandEffects(_ADMIN_EFFECTS, _KV_EFFECTS).encode()
+    elif wanted.page == LogPage.ANA:
+        page = _ana(controller, groups_only=wanted.specific & ANA_GROUPS_ONLY != 0)
     else:
         page = builder(target, controller)
     if wanted.offset % 4 or wanted.offset > len(page):
@@ -79,7 +84,9 @@ def log_page(target: Target, controller: Controller, wanted: LogPageRequest) -> 
 
 
 def _supported(target: Target, controller: Controller) -> bytes:
-    pages = _DISCOVERY if controller.subsystem.is_discovery else _BUILDERS
+    pages = set(_DISCOVERY if controller.subsystem.is_discovery else _BUILDERS)
+    if controller.subsystem.access is None:
+        pages.discard(LogPage.ANA)
     return b"".join((1 if page in pages else 0).to_bytes(4, "little") for page in range(256))
 
 
@@ -100,6 +107,20 @@ def _firmware(target: Target, controller: Controller) -> bytes:
 
 def _changed(target: Target, controller: Controller) -> bytes:
     return encode_changed_namespaces(controller.changed_namespaces)
+
+
+def _ana(controller: Controller, *, groups_only: bool) -> bytes:
+    access = controller.subsystem.access
+    assert access is not None
+    nsids = () if groups_only else tuple(sorted(each.nsid for each in controller.namespaces))
+    state = access.state(controller.port_id)
+    page = AnaLog(access.change_count, (AnaGroup(ANA_GROUP, state, access.change_count, nsids),)).encode()
+    # As long as it can become: nvme-cli reads that much, in pieces.
+    return page.ljust(ana_log_bytes(1) + 4 * NAMESPACE_ID_LIMIT, b"\0")
+
+
+def _ana_whole(target: Target, controller: Controller) -> bytes:
+    return _ana(controller, groups_only=False)
 
 
 def _effects(target: Target, controller: Controller) -> bytes:
@@ -126,4 +147,5 @@ _BUILDERS: Final[dict[int, _Builder]] = {
     LogPage.FIRMWARE_SLOT: _firmware,
     LogPage.CHANGED_NAMESPACES: _changed,
     LogPage.COMMAND_EFFECTS: _effects,
+    LogPage.ANA: _ana_whole,
 }

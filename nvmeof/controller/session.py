@@ -74,6 +74,8 @@ class QueueSession:
         self.wake = wake
         self.settings = settings or target.settings
         self.transport = transport
+        self.port_id = 1
+        """By which port of the target the host came; the listener says so before anything arrives."""
         self.controller: Controller | None = None
         self.qid = 0
         self.entries = 1  # Until Connect has told the size of the queue, it holds Connect.
@@ -95,9 +97,13 @@ class QueueSession:
         """Judge a command. A refused one has its status set, direction NONE and no window."""
         request = Request(sqe)
         controller = self.controller
-        if controller is not None:
+        # What comes after the keep-alive time is carried out no more: its host may have gone to another path.
+        expired = controller is not None and self.qid != 0 and now >= controller.expires_at
+        if controller is not None and not expired:
             controller.heard(now)
         try:
+            if expired:
+                raise Refusal(Status.KEEP_ALIVE_EXPIRED)
             if sqe.flags & FLAGS_FUSE or sqe.flags & FLAGS_PSDT != FLAGS_SGL:
                 raise Refusal(Status.INVALID_FIELD)
             if self.unproven and not is_authentication(sqe):

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, TypeAlias
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.controller.authentication_tally import AuthenticationTally
 from nvmeof.controller.kv_storage import KvStorage
+from nvmeof.controller.port_access import PortAccess
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
 from nvmeof.controller.storage import Storage
+from nvmeof.wire.ana import AnaState
 from nvmeof.wire.fabrics import DISCOVERY_NQN, encode_nqn
 from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, TransportType
 
@@ -101,6 +103,8 @@ class Subsystem:
         self.namespaces: Mapping[int, AnyNamespace] = MappingProxyType({})
         self.credentials: Mapping[str, Credentials] = MappingProxyType({})
         """Hosts that have to authenticate, by NQN. Changed by `Target.set_credentials`."""
+        self.access: PortAccess | None = None
+        """Present where it has several ports and reports how each reaches it (ANA)."""
 
     @property
     def is_discovery(self) -> bool:
@@ -259,6 +263,21 @@ class Target:
         for controller in self._controllers.values():
             if controller.subsystem.is_discovery:
                 controller.discovery_changed()
+
+    def set_access(self, subsystem: Subsystem, port_id: int, state: AnaState) -> None:
+        """Reach a subsystem that reports ANA by a port in another way from now on; its hosts there are told.
+
+        ValueError where it does not report.
+        """
+        with self.lock:
+            if subsystem.access is None:
+                raise ValueError(f"{subsystem.nqn} does not report asymmetric access")
+            if not subsystem.access.set(port_id, state):
+                return
+            for controller in self._controllers.values():
+                if controller.subsystem is subsystem and controller.port_id == port_id:
+                    controller.access_changed()
+            self.poke()
 
     def poke(self) -> None:
         """Have every queue look at its waiting commands again: a drive was healed, a fault was set."""

@@ -6,7 +6,7 @@ enable, wait for ready, identify, number of queues, events, namespaces.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.errors import (
@@ -17,11 +17,13 @@ from nvmeof.errors import (
     RemoteProtocolError,
 )
 from nvmeof.host import commands
+from nvmeof.host.access import NO_ACCESS_REPORT, Access, read_access
 from nvmeof.host.authentication import authenticate
 from nvmeof.host.command import Command
 from nvmeof.host.namespaces import NamespaceInfo, scan_namespaces
 from nvmeof.host.procedure import Pause, Procedure, done
 from nvmeof.limits import ADMIN_QUEUE_DEPTH
+from nvmeof.wire.ana import CMIC_ANA
 from nvmeof.wire.fabrics import (
     CATTR_NO_FLOW_CONTROL,
     DISCOVERY_NQN,
@@ -32,12 +34,14 @@ from nvmeof.wire.fabrics import (
     ConnectData,
 )
 from nvmeof.wire.features import (
+    AEC_ANA_CHANGED,
     AEC_DISCOVERY_CHANGED,
     AEC_NAMESPACE_CHANGED,
     Feature,
     decode_queue_count,
 )
 from nvmeof.wire.identify import (
+    OAES_ANA_CHANGED,
     OAES_DISCOVERY_CHANGED,
     OAES_NAMESPACE_CHANGED,
     ControllerKind,
@@ -106,6 +110,8 @@ class ControllerFacts:
     io_queues: int
     max_transfer: int
     in_capsule_bytes: int
+    access: Access = field(default_factory=lambda: NO_ACCESS_REPORT)
+    """How it reached its namespaces then (ANA)."""
 
 
 def connect_command(config: SessionConfig, qid: int, entries: int, cntlid: int) -> Command:
@@ -240,12 +246,16 @@ def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int
         io_queues = min(granted.submission, granted.completion, config.io_queues)
         if identify.oaes & OAES_NAMESPACE_CHANGED:
             wanted_events |= AEC_NAMESPACE_CHANGED
+        if identify.cmic & CMIC_ANA and identify.oaes & OAES_ANA_CHANGED:
+            wanted_events |= AEC_ANA_CHANGED
     elif identify.oaes & OAES_DISCOVERY_CHANGED:
         wanted_events |= AEC_DISCOVERY_CHANGED
     if wanted_events:
         yield from done(commands.set_features(Feature.ASYNC_EVENT_CONFIG, wanted_events))
+    access = NO_ACCESS_REPORT
     if io:
         namespaces = yield from scan_namespaces()
+        access = yield from read_access(identify)
     page = 4096 << capabilities.min_page_size
     facts = ControllerFacts(
         cntlid=cntlid,
@@ -255,6 +265,7 @@ def bring_up(config: SessionConfig) -> Procedure[tuple[ControllerFacts, dict[int
         io_queues=io_queues,
         max_transfer=min(page << identify.mdts, UNLIMITED_TRANSFER) if identify.mdts else UNLIMITED_TRANSFER,
         in_capsule_bytes=identify.ioccsz * 16 - 64 if io else 0,
+        access=access,
     )
     return facts, namespaces
 

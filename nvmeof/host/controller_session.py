@@ -19,18 +19,21 @@ from typing import Any, TypeAlias
 
 from nvmeof.errors import CommandFailed, ConnectionLost, LocalProtocolError, NvmeofError
 from nvmeof.host import commands
+from nvmeof.host.access import NO_ACCESS_REPORT, Access, read_access
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig, bring_up, reset, shut_down
 from nvmeof.host.command import Command
 from nvmeof.host.namespaces import NamespaceInfo, scan_namespaces
 from nvmeof.host.procedure import Procedure, Running, done
 from nvmeof.limits import ADMIN_TIMEOUT_S, CONNECT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from nvmeof.wire.features import (
+    NOTICE_ANA_CHANGED,
     NOTICE_DISCOVERY_CHANGED,
     NOTICE_NAMESPACE_CHANGED,
     AsyncEvent,
     EventKind,
     decode_async_event,
 )
+from nvmeof.wire.identify import IdentifyController
 from nvmeof.wire.log_page import CHANGED_NAMESPACES_BYTES, LogPage
 
 EVENT_REQUESTS = 2
@@ -72,6 +75,11 @@ class NamespacesChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class AccessChanged:
+    """The controller reaches namespaces in another way (ANA); `access` of the session has been renewed."""
+
+
+@dataclass(frozen=True, slots=True)
 class DiscoveryChanged:
     """The discovery log has changed."""
 
@@ -90,7 +98,7 @@ class Ended:
     error: NvmeofError | None
 
 
-SessionEvent: TypeAlias = Live | NamespacesChanged | DiscoveryChanged | Noticed | Ended
+SessionEvent: TypeAlias = Live | NamespacesChanged | AccessChanged | DiscoveryChanged | Noticed | Ended
 
 
 @dataclass(slots=True)
@@ -109,6 +117,8 @@ class ControllerSession:
         self.state = SessionState.NEW
         self.facts: ControllerFacts | None = None
         self.namespaces: dict[int, NamespaceInfo] = {}
+        self.access: Access = NO_ACCESS_REPORT
+        """How the controller reaches each ANA group."""
         self._timeout = admin_timeout_s
         self._now = 0.0
         self._commands: list[Command] = []
@@ -255,6 +265,7 @@ class ControllerSession:
 
     def _brought_up(self, result: tuple[ControllerFacts, dict[int, NamespaceInfo]]) -> None:
         self.facts, self.namespaces = result
+        self.access = self.facts.access
         self._become(SessionState.LIVE)
         if self.config.keep_alive_s:
             self._keep_alive_due = self._now + self.config.keep_alive_s / 2
@@ -293,10 +304,19 @@ class ControllerSession:
         event = decode_async_event(command.result)
         if event.kind == EventKind.NOTICE and event.information == NOTICE_NAMESPACE_CHANGED:
             self._rescan(now)
+        elif event.kind == EventKind.NOTICE and event.information == NOTICE_ANA_CHANGED:
+            assert self.facts is not None
+            self._run(_access_or_nothing(self.facts.identify), self._access_read, now)
         elif event.kind == EventKind.NOTICE and event.information == NOTICE_DISCOVERY_CHANGED:
             self._events.append(DiscoveryChanged())
         else:
             self._events.append(Noticed(event))
+
+    def _access_read(self, access: Access | None) -> None:
+        # Several readings may be under way, each after an event; the last one to end began after the last.
+        if access is not None and access != self.access:
+            self.access = access
+            self._events.append(AccessChanged())
 
     def _rescan(self, now: float) -> None:
         if self._rescanning:
@@ -314,6 +334,14 @@ class ControllerSession:
         if self._rescan_again:
             self._rescan_again = False
             self._rescan(self._now)
+
+
+def _access_or_nothing(identify: IdentifyController) -> Procedure[Access | None]:
+    """A controller that refuses the log keeps the states that it told before."""
+    try:
+        return (yield from read_access(identify))
+    except CommandFailed:
+        return None
 
 
 def _read_changes() -> Procedure[dict[int, NamespaceInfo]]:

@@ -35,6 +35,8 @@ class NamespaceInfo:
     """What its values took up when it was looked at; of a KV namespace only."""
     eui64: bytes = field(default=bytes(8), repr=False)
     uuid: bytes | None = field(default=None, repr=False)
+    ana_group: int = 0
+    """Its ANA group; 0 where the controller does not report asymmetric access."""
 
 
 def list_namespaces() -> Procedure[list[int]]:
@@ -82,6 +84,7 @@ def look_at_namespace(nsid: int) -> Procedure[NamespaceInfo | None]:
         lba_bytes=namespace.lba_bytes,
         eui64=names.eui64 or namespace.eui64,
         uuid=names.uuid,
+        ana_group=namespace.anagrpid,
     )
 
 
@@ -105,6 +108,7 @@ def _look_at_kv_namespace(nsid: int, names: NamespaceDescriptors) -> Procedure[N
         used_bytes=namespace.nuse,
         eui64=names.eui64 or namespace.eui64,
         uuid=names.uuid,
+        ana_group=namespace.anagrpid,
     )
 
 

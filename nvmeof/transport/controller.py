@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 import trio
 
 from nvmeof.errors import ConnectionLost, LocalProtocolError, NvmeofError
+from nvmeof.host.access import Access
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig
 from nvmeof.host.command import Command
 from nvmeof.host.controller_session import ControllerSession, Ended, Live, SessionEvent, SessionState
@@ -128,6 +129,11 @@ class Controller:
     def namespaces(self) -> list[NamespaceInfo]:
         """The active namespaces as last seen, by id. Renewed by itself when the controller tells."""
         return [self._session.namespaces[nsid] for nsid in sorted(self._session.namespaces)]
+
+    @property
+    def access(self) -> Access:
+        """How it reaches each ANA group; renewed by itself when the controller tells."""
+        return self._session.access
 
     # --- what one may do with it ---------------------------------------------
 

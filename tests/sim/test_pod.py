@@ -150,6 +150,22 @@ def test_what_a_change_of_the_map_moves(change: str, seed: int) -> None:
     assert 0.3 * expected < share < 1.4 * expected
 
 
+def test_what_belongs_to_drives_that_joined_moves_there_and_is_served_all_the_time(seed: int) -> None:
+    """An enclosure joins a pool that is well; after a while nothing is at an earlier place any more."""
+    shape = calm_shape(drives_each=2, seconds=4.0, rate=60.0)._replace(
+        faults=("join",), whole=True, moves=True, joins_at=1.0, writers=1, keys=300
+    )
+    pod = PodSimulation((seed, "moves"), shape)
+    pod.run()
+    [joined] = pod.moved
+    assert pod.counts["settled"] == 1  # which the mover does when it finds nothing
+    assert pod.map.settled == 0
+    assert 0 < joined.bytes_moved <= pod.counts["bytes moved"]
+    assert not pod.tally().evictions
+    # What is missed was never stored, or deleted, or deleted while it was read.
+    assert {name for name in pod.counts if name.startswith("miss ")} <= {"miss never_stored", "miss evicted"}
+
+
 # -- running full --------------------------------------------------------------------------------------
 
 
@@ -209,12 +225,12 @@ def test_the_oracle_sees_a_new_value_on_a_suspect(seed: int, monkeypatch: pytest
 
     original = Writing._reserve
 
-    def blind(writing: Writing, lanes: Any, sets: Any, *, everywhere: bool) -> None:
+    def blind(writing: Writing, lanes: Any, sets: Any, **how: Any) -> None:
         trusted = [health.trusted for health in lanes._health]
         for health in lanes._health:
             health.trusted = True
         try:
-            original(writing, lanes, sets, everywhere=everywhere)
+            original(writing, lanes, sets, **how)
         finally:
             for health, before in zip(lanes._health, trusted, strict=True):
                 health.trusted = before

@@ -23,6 +23,10 @@ class MemoryNamespace:
     down: bool = False
     hung: bool = False
     broken: bool = False
+    unreadable: set[int] = field(default_factory=set)
+    """Blocks, by byte offset, whose reads end with Unrecovered Read Error until they are written."""
+    unwritable: set[int] = field(default_factory=set)
+    """Blocks whose writes end with Write Fault."""
     suspect: bool = False
     reads: int = 0
     writes: int = 0
@@ -38,6 +42,7 @@ class MemoryNamespace:
         assert len(data) % 4096 == 0
         for at in range(0, len(data), 4096):
             self.blocks[offset + at] = data[at : at + 4096]
+            self.unreadable.discard(offset + at)
         self.bytes_written += len(data)
 
     def flip(self, byte: int, bit: int = 0) -> None:
@@ -87,6 +92,8 @@ class MemoryLanes:
         target.reads += 1
         self.tallies[""].flash_bytes_read += len(into)
         pending = self._start(target)
+        if not target.unreadable.isdisjoint(range(offset, offset + len(into), 4096)):
+            pending.fault = pending.fault or "Unrecovered Read Error"
         if pending.done and pending.fault is None:
             target.load(offset, into)
             pending.received = len(into)
@@ -98,6 +105,9 @@ class MemoryLanes:
         target = self.namespaces[namespace]
         target.writes += 1
         pending = self._start(target)
+        size = sum(map(len, parts))
+        if not target.unwritable.isdisjoint(range(offset, offset + size, 4096)):
+            pending.fault = pending.fault or "Write Fault"
         if pending.done and pending.fault is None:
             target.store(offset, parts)
         return pending

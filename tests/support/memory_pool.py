@@ -47,12 +47,15 @@ def volume_settings(
     ttl_seconds: int = 0,
     tenant: bytes = TENANT,
     volume_id: bytes = VOLUME_ID,
+    copies: int = 1,
 ) -> VolumeSettings:
     """A volume with `sets[n]` sets on namespace n."""
     extents = tuple(
         VolumeExtent(number, nguid_of(number), EXTENT_AT, count) for number, count in enumerate(sets) if count
     )
-    return VolumeSettings("v", tenant, volume_id, "kv", value_bytes, unit_bytes, suite, ttl_seconds, extents)
+    return VolumeSettings(
+        "v", tenant, volume_id, "kv", value_bytes, unit_bytes, suite, ttl_seconds, extents, copies=copies
+    )
 
 
 class PoolAgent:

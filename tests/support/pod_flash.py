@@ -55,6 +55,8 @@ class PodMap:
     members: tuple[int, ...]
     sets: tuple[int, ...]
     """Of each volume on each drive."""
+    settled: int = 0
+    """As in the pool map: values may lie where the first so many members alone would have them."""
 
     def settings(self, volume: int) -> VolumeSettings:
         """A volume, a tenant's own, as agents with this map see it."""
@@ -74,6 +76,7 @@ def _settings(pod_map: PodMap, volume: int) -> VolumeSettings:
         extents=tuple(
             VolumeExtent(number, nguid, offset, pod_map.sets[volume]) for number, nguid in nguids.items()
         ),
+        settled=pod_map.settled,
     )
 
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"small pod {chosen.seed} {number}: {error!r}")
     full = [PodSimulation((chosen.seed, number), full_shape()) for number in range(chosen.full)]
     for pod in full:
-        pod.scheduler.call_at(pod.scheduler.now + 3.0, lambda pod=pod: pod.change_map("join", pod.rng))  # type: ignore[misc]
+        pod.scheduler.call_at(pod.scheduler.now + 2.0, lambda pod=pod: pod.change_map("join", pod.rng))  # type: ignore[misc]
         pod.run()
         print(f"full pod {pod.seed}:", *pod.report(), sep="\n  ")
     passed = chosen.small - len(failed) + len(full)
@@ -72,6 +72,10 @@ def _record(passed: int, failed: Sequence[int], full: Sequence[PodSimulation]) -
         "hit_ratio": sum(pod.counts["hits"] for pod in full) / gets if gets else None,
         "join_bytes_moved": sum(each.bytes_moved for each in joins),
         "join_bytes_stored": sum(each.bytes_stored for each in joins),
+        "join_values_moved_by_agents": sum(pod.counts["values moved"] for pod in full),
+        "leave_bytes_gone": sum(
+            each.bytes_moved for pod in full for each in pod.moved if each.change == "leave"
+        ),
         "notice_s_median": {fault: round(median(times), 2) for fault, times in noticed.items() if times},
     }
 

@@ -29,6 +29,10 @@ class Shape(NamedTuple):
     """Of each tenant's volume on each drive."""
     whole: bool = False
     """Enclosures join and leave the pool whole, rather than one drive at a time."""
+    moves: bool = False
+    """The first agent moves values to drives that joined."""
+    joins_at: float = 0.0
+    """When some join, beside what chance brings; 0: never."""
 
 
 def small_shape(seed: object) -> Shape:
@@ -38,7 +42,8 @@ def small_shape(seed: object) -> Shape:
     return Shape(
         rng.randint(2, 5), rng.randint(1, 3), agents, rng.choice([1, 1, agents]), agents,
         rng.choice([40.0, 80.0]), 0.0, rng.choice([10, 40, 150]), 0.8, rng.choice([0.08, 0.2, 1e9]),
-        (0.02, 0.2, 0.5), tuple(rng.sample(FAULTS, rng.randint(1, len(FAULTS)))),
+        (0.02, 0.2, 0.5), tuple(rng.sample(FAULTS, rng.randint(1, len(FAULTS)))), moves=rng.random() < 0.5,
+        joins_at=rng.choice([0.0, 0.1, 0.3]),
     )  # fmt: skip
 
 
@@ -46,7 +51,7 @@ def full_shape(seconds: float = 4.0) -> Shape:
     """The pod that the design speaks of: 36 enclosures of 32 drives, 64 agents, four of them busy."""
     faults = ENCLOSURE_FAULTS * 4 + FAULTS
     return Shape(
-        36, 32, 64, 64, 4, 500.0, 8.0, 4000, seconds, 0.4, (1.0, 3.0), faults, whole=True
+        36, 32, 64, 64, 4, 500.0, 8.0, 4000, seconds, 0.4, (1.0, 3.0), faults, whole=True, moves=True
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from agent.pool.directory import SLOTS_PER_SET
@@ -42,6 +42,7 @@ from agent.remote.health import Health
 from agent.remote.suspicion import LOOK_SECONDS, Suspicion, Verdict
 from tests.support.memory_pool import fixed_secret, key_of
 from tests.support.pod_flash import MARK, VALUE_BYTES, Flash, PodMap, Wrong
+from tests.support.pod_joining import changed, forget_what_left, moving
 from tests.support.pod_shapes import ENCLOSURE_FAULTS, FAULTS, Shape, small_shape
 from tests.support.sim_flash import SimLanes
 from tests.support.step_scheduler import Sleep, StepScheduler, Task
@@ -148,6 +149,8 @@ class PodSimulation:
             agent.lanes.append(lanes)
             self.tallies.append(lanes.tallies)
             self.scheduler.spawn(name, self._work(agent, lanes, name, rate / agent.workers), agent.number)
+        if agent.number == 0 and self.shape.moves:
+            self.scheduler.spawn(f"move {agent.lives}", moving(self, agent), agent.number)
         self.scheduler.spawn(f"look {agent.number}.{agent.lives}", self._look(agent), agent.number)
 
     def _look(self, agent: PodAgent) -> Steps:
@@ -219,6 +222,11 @@ class PodSimulation:
         candidates = volume.placement.candidates(volume.placement.pseudonym(KEYS[number]))
         return frozenset((each.namespace, volume.set_offset(each)) for each in candidates)
 
+    def all_places(self, volume: Volume, number: int) -> frozenset[tuple[int, int]]:
+        """The same, with those of before a join, where it may still lie."""
+        candidates = volume.places(volume.placement.pseudonym(KEYS[number]))
+        return frozenset((each.namespace, volume.set_offset(each)) for each in candidates)
+
     def _get(self, agent: PodAgent, lanes: SimLanes, volume: int, number: int) -> Steps:
         key = (volume, number)
         expected, began = self.acknowledged.get(key), lanes.now()
@@ -246,9 +254,10 @@ class PodSimulation:
     ) -> bool:
         if expected is None or self.acknowledged.get(key) is not expected:
             return False
-        if expected.places != self._places(agent.volumes[key[0]], key[1]) or self.tally().evictions:
+        places = self.all_places(agent.volumes[key[0]], key[1])
+        if not expected.places <= places or self.tally().evictions:
             return False
-        drives = [self.flash.drives[namespace] for namespace, _ in expected.places]
+        drives = [self.flash.drives[namespace] for namespace, _ in places]
         return not any(drive.tainted or drive.sick_until > began for drive in drives)
 
     def _put(self, agent: PodAgent, lanes: SimLanes, volume: int, number: int, rng: random.Random) -> Steps:
@@ -361,31 +370,48 @@ class PodSimulation:
         drives = [drive for drive in self.flash.drives if (drive.number in members) == inside]
         if not drives or (inside and len(members) <= 2):
             return
+        if self.map.settled and not inside:
+            self.counts["joins that had to wait"] += 1
+            return
         chosen = rng.choice(drives)
         group = {chosen.number}
         if self.shape.whole:
             group = {drive.number for drive in drives if drive.enclosure == chosen.enclosure}
-        members ^= group
         self.counts[f"fault {change}"] += 1
-        before, self.map = self.map, PodMap(self.map.version + 1, tuple(sorted(members)), self.map.sets)
+        before, self.map = self.map, changed(self.map, group)
         self._measure_move(change, before)
+        if inside:
+            forget_what_left(self, before, group)
+        self.tell()
+
+    def tell(self) -> None:
+        """Have the agents learn of the map."""
+        rng = self.rng
         for agent in self.agents:
             at = self.scheduler.now + rng.uniform(0.0, 0.2)
             self.scheduler.call_at(at, lambda number=agent.number: self._follow(number))  # type: ignore[misc]
 
     def _follow(self, number: int) -> None:
         agent = self.agents[number]
-        if agent.map is not self.map:
+        before, now = agent.map, self.map
+        if before is now or not agent.alive or self.over:
+            return
+        if now.members[: len(before.members)] != before.members:
             self.kill_agent(agent)
+            return
+        agent.map = now
+        for volume, opened in enumerate(agent.volumes):
+            opened.follow(now.settings(volume))
 
     def _measure_move(self, change: str, before: PodMap) -> None:
         """How many of the bytes that are stored lie where agents with the new map do not look for them."""
         cache = DirectoryCache(1 << 20)
+        settled = replace(self.map, settled=0)
         moved = stored = 0
         for volume in range(len(before.sets)):
             old, new = (
                 Volume(each.settings(volume), fixed_secret(volume), cache, Timing())
-                for each in (before, self.map)
+                for each in (before, settled)
             )
             for (of, number), known in self.acknowledged.items():
                 if of != volume or known.places != self._places(old, number):
@@ -411,6 +437,9 @@ class PodSimulation:
             self._start(agent)
         if self.shape.faults:
             self.scheduler.spawn("faults", self._inject())
+        if self.shape.joins_at:
+            at = self.scheduler.now + self.shape.joins_at
+            self.scheduler.call_at(at, lambda: self.change_map("join", self.rng))
 
         def stop() -> None:
             self.over = True
@@ -436,9 +465,10 @@ class PodSimulation:
         ]
         lines += [
             f"{each.change} of {each.share_of_drives:.1%} of the drives: {each.bytes_moved} of "
-            f"{each.bytes_stored} bytes moved"
+            f"{each.bytes_stored} bytes {'belong elsewhere' if each.change == 'join' else 'are gone'}"
             for each in self.moved
         ]
+        lines.append(f"moved by agents: {self.counts['values moved']} values")
         for fault in ENCLOSURE_FAULTS:
             seconds = sorted(each.seconds for each in self.noticed if each.fault == fault)
             if seconds:

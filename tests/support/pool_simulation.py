@@ -218,6 +218,7 @@ class PoolSimulation:
             if self.agents_count == 1:
                 raise Wrong(f"key {number} was acknowledged and is {reading.cause.name}")
             self.lost_between_agents += 1
+        return reading.cause is None
 
     def _must_be_there(self, agent: SimAgent, number: int, expected: bytes | None) -> bool:
         if expected is None or self.acknowledged.get(number) != expected:

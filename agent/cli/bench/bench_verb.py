@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agent.cli.bench import records
-from agent.cli.bench.catalog import chosen, unknown
+from agent.cli.bench import peer_table, records
+from agent.cli.bench.catalog import chosen, matching, unknown
 from agent.cli.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ REQUESTS = 3000
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(help="What to measure; default: all.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="What to measure; patterns too: '*_x4'.")] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write the records to this file.")
     ] = None,
@@ -38,7 +38,7 @@ def bench(
     requests: Annotated[int, typer.Option(min=1, help="Requests of the trace that are played.")] = REQUESTS,
     list_: Annotated[bool, typer.Option("--list", help="List the names and end.")] = False,
 ) -> None:
-    """Measure the path and its floors in one run, and Redis beside it.
+    """Measure the path and its floors in one run, and Redis and other stores beside it.
 
     Everything that it starts is gone when it ends. Exit code 1 where something could not be measured or
     the numbers don't bear looking into.
@@ -47,7 +47,7 @@ def bench(
     if wrong:
         raise typer.BadParameter(f"no such name: {', '.join(wrong)}; see g35 bench --list", param_hint="NAME")
     if list_:
-        Console().print(records.listing(names or []))
+        Console().print(records.listing(matching(names or [])))
         return
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
@@ -67,8 +67,9 @@ def _show(results: Results, json_file: Path | None) -> None:
     console = Console()
     console.print(records.table(figures))
     beside = records.against_redis(figures)
-    if beside is not None:
-        console.print(beside)
+    for more in (beside, peer_table.beside_peers(figures)):
+        if more is not None:
+            console.print(more)
     if json_file is not None:
         records.write(json_file, figures)
     for name, why in results.left_out.items():

@@ -5,6 +5,7 @@ A name is made of what is measured and the size of its values. `kind` picks the 
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -32,6 +33,10 @@ class Entry:
     transport: str = "tcp"
     alone: bool = False
     """Measured once, on a pool of its own."""
+    in_flight: int = 0
+    """Operations under way at a time, where the name says so."""
+    by_name: bool = False
+    """Measured only where it is asked for, by its name or a pattern of names."""
 
     @property
     def value_bytes(self) -> int:
@@ -41,6 +46,40 @@ class Entry:
     def in_rounds(self) -> bool:
         """Whether it is a speed, taken in rounds among the others, rather than a count taken once."""
         return self.unit in (RATE, LATENCY, MICROSECONDS, CPU_COST) and not self.alone
+
+
+PEERS = MappingProxyType(
+    {
+        "kv": "/kv, one key a call",
+        "mooncake": "Mooncake Store over TCP",
+        "lm": "LMCache's lm:// server",
+        "redis": "Redis",
+        "redis_tls": "Redis over TLS",
+    }
+)
+"""Stores that are measured side by side, `PEER_get_1m_x4`, and what to call them."""
+
+PEERS_ASKED = frozenset(
+    {
+        *(f"{peer}_get_1m_x4" for peer in PEERS),
+        "kv_get_4m_x4",
+        "mooncake_get_4m_x4",
+    }
+)
+"""Those of their names that every bench measures; there are sixty."""
+
+
+def _beside_peers() -> Iterable[Entry]:
+    for peer, what in PEERS.items():
+        for verb in ("get", "put"):
+            for size in SIZES:
+                for in_flight in (1, 4):
+                    name = f"{peer}_{verb}_{size}_x{in_flight}"
+                    yield Entry(
+                        name, f"{peer.removesuffix('_tls')}_{verb}_in_flight", RATE,
+                        f"{what}, {verb}s, {in_flight} in flight", size, f"raw_tcp_{size}",
+                        tls=peer.endswith("_tls"), in_flight=in_flight, by_name=name not in PEERS_ASKED,
+                    )  # fmt: skip
 
 
 def _entries() -> Iterable[Entry]:
@@ -108,6 +147,17 @@ def _entries() -> Iterable[Entry]:
         yield Entry(
             f"{name}_get_64k_p50_ms", "redis_get_p50", LATENCY, f"{what}, one at a time", "64k", tls=tls
         )
+    yield from _beside_peers()
+    yield Entry(
+        "prestaged_get_1m_x4", "prestaged_get_in_flight", RATE, "/kv gets of prestaged values", "1m",
+        "kv_get_1m_x4", in_flight=4,
+    )  # fmt: skip
+    for share, what in (("served", "gets from memory / gets"), ("wasted", "bytes not served / bytes read")):
+        yield Entry(f"prestage_{share}_share", "prestage_replay", RATIO, f"the trace, learned ahead: {what}")
+    yield Entry(
+        "shim_loop_block_ms", "loop", LATENCY, "longest hold-up of an event loop that calls host_shim", "1m",
+        alone=True,
+    )  # fmt: skip
     yield Entry("write_amplification", "write_amplification", RATIO, "bytes to the drives / of values", "1m")
     yield Entry("agent_rss_mib", "agent_rss", MEMORY, "resident memory of the agent after the gets and puts")
     yield Entry(
@@ -130,6 +180,13 @@ def _entries() -> Iterable[Entry]:
         "99 of 100 gets within it, an enclosure of 3 stopped",
         alone=True,
     )
+    yield Entry(
+        "failover_get_p99_ms",
+        "failover",
+        LATENCY,
+        "99 of 100 gets within it, one path of 2 cut",
+        alone=True,
+    )
     yield Entry("lru_hit_ratio", "lru_hit_ratio", RATIO, "a full LRU of as many blocks, same trace")
     yield Entry(
         "hit_ratio", "hit_ratio", RATIO, "the trace, room for a quarter of its blocks", floor="lru_hit_ratio"
@@ -140,12 +197,21 @@ CATALOG: MappingProxyType[str, Entry] = MappingProxyType({entry.name: entry for 
 
 
 def unknown(names: Iterable[str]) -> list[str]:
-    """Those of `names` that there are not."""
-    return [name for name in names if name not in CATALOG]
+    """Those of `names`, names or patterns of them, that there are not."""
+    return [name for name in names if not fnmatch.filter(CATALOG, name)]
+
+
+def matching(names: Iterable[str]) -> set[str]:
+    """What there is of `names`, names or patterns of them."""
+    return {name for pattern in names for name in fnmatch.filter(CATALOG, pattern)}
 
 
 def chosen(names: Iterable[str]) -> list[Entry]:
-    """The entries of `names` and of their floors, in the catalog's order; all, where `names` is empty."""
-    wanted = set(names) or set(CATALOG)
+    """The entries of `names` and of their floors, in the catalog's order.
+
+    A name may be a pattern as the shell has them (`*_get_1m_x4`). Where there are none: all that every bench
+    measures.
+    """
+    wanted = matching(names) or {name for name, entry in CATALOG.items() if not entry.by_name}
     wanted |= {floor for name in wanted if (floor := CATALOG[name].floor) is not None}
     return [entry for name, entry in CATALOG.items() if name in wanted]

@@ -6,6 +6,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,28 @@ from agent.errors import G35Error
 END_SECONDS = 15.0
 
 
-class ClientProcess:
-    """One client. It ends with its standard input, so also when the bench is killed."""
+class LineClient:
+    """A process that does what lines of JSON ask for. It ends with its standard input, so also when the
+    bench is killed."""
 
-    def __init__(self, way: str, path: Path, value_bytes: int, log: Path) -> None:
-        self._name = f"the client by {way}"
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self._name = name
         self._log = log
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "agent.cli.bench.pool_client",
-            way,
-            str(path),
-            str(value_bytes),
-        ]
         with open(log, "ab") as words:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, text=True
             )
-        self._heard()
+        try:
+            self._heard()
+        except G35Error:
+            self.stop()
+            raise
 
-    def ask(self, verb: str, seconds: float = 0.0) -> dict[str, Any]:
+    def ask(self, verb: str, seconds: float = 0.0, **further: object) -> dict[str, Any]:
         """Have one thing done; G35Error where it failed or the client is gone."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # where it is gone, its silence says so as well
-            self._process.stdin.write(json.dumps({"do": verb, "seconds": seconds}) + "\n")
+            self._process.stdin.write(json.dumps({"do": verb, "seconds": seconds, **further}) + "\n")
             self._process.stdin.flush()
         return self._heard()
 
@@ -69,11 +66,21 @@ class ClientProcess:
         return answer
 
 
+class ClientProcess(LineClient):
+    """A client of a pool, or of a file (pool_client.py)."""
+
+    def __init__(self, way: str, path: Path, value_bytes: int, log: Path) -> None:
+        module = "agent.cli.bench.pool_client"
+        command = [sys.executable, "-P", "-m", module, way, str(path), str(value_bytes)]
+        super().__init__(f"the client by {way}", command, log)
+
+
 def speed(answer: dict[str, Any]) -> Sample:
     """GiB/s out of an answer."""
     seconds = answer["seconds"]
     value = answer["bytes"] / GIBIBYTE / seconds if seconds else 0.0
-    return Sample(value, answer["operations"], answer["bytes"], seconds)
+    latencies = tuple(answer.get("latencies", ()))
+    return Sample(value, answer["operations"], answer["bytes"], seconds, latencies)
 
 
 def cost(answer: dict[str, Any]) -> Sample:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Protocol
 
+from agent.cli.bench.clocked import together_clocked
 from agent.cli.bench.contents import STEPS, Contents, pages
 from agent.cli.bench.rounds import Sample, Timed, Turn, rate, together
 from agent.cli.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
@@ -59,10 +60,12 @@ class KvSite(Protocol):
 
 
 class GetProbe:
-    """Four gets in flight, each thread with values of its own."""
+    """So many gets in flight (four), each thread with values of its own."""
 
-    def __init__(self, sites: Sites, shape: PoolShape, batch: int = BATCH) -> None:
-        self._sites, self._shape, self._batch = sites, shape, batch
+    def __init__(
+        self, sites: Sites, shape: PoolShape, batch: int = BATCH, in_flight: int = IN_FLIGHT
+    ) -> None:
+        self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
         self._contents = Contents(shape.value_bytes)
         self._gets: Gets
         self.site: PoolSite
@@ -70,7 +73,7 @@ class GetProbe:
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
         store(self.site, self._contents, "get", values_got(self._shape.value_bytes))
-        self._gets = Gets(self.site, self._contents, self._batch)
+        self._gets = Gets(self.site, self._contents, self._batch, in_flight=self._in_flight)
 
     def round(self, seconds: float) -> Sample:
         timed = self._gets.timed(seconds)
@@ -87,16 +90,18 @@ class Gets:
         contents: Contents,
         batch: int = BATCH,
         new_buffer: Callable[[int], memoryview] = pages,
+        in_flight: int = IN_FLIGHT,
     ) -> None:
         count = values_got(contents.value_bytes)
         self._site = site
+        self._together = together_clocked if batch == 1 else together
         self._readers = [
-            _Reader(site, contents, list(range(first, count, IN_FLIGHT)), batch, new_buffer)
-            for first in range(IN_FLIGHT)
+            _Reader(site, contents, list(range(first, count, in_flight)), batch, new_buffer)
+            for first in range(in_flight)
         ]
 
     def timed(self, seconds: float) -> Timed:
-        timed = together(self._readers, seconds)
+        timed = self._together(self._readers, seconds)
         self._site.bytes_got += timed.bytes
         return timed
 
@@ -180,16 +185,20 @@ def latencies(turn: Callable[[], int], seconds: float) -> Sample:
 
 
 class PutProbe:
-    """Four puts in flight."""
+    """So many puts in flight (four)."""
 
-    def __init__(self, sites: Sites, shape: PoolShape) -> None:
-        self._sites, self._shape = sites, shape
+    def __init__(
+        self, sites: Sites, shape: PoolShape, batch: int = BATCH, in_flight: int = IN_FLIGHT
+    ) -> None:
+        self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
         self._puts: Puts
         self.site: PoolSite
 
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
-        self._puts = Puts(self.site, Contents(self._shape.value_bytes), pages(self._shape.value_bytes))
+        size = self._shape.value_bytes
+        contents, buffer = Contents(size), pages(size)
+        self._puts = Puts(self.site, contents, buffer, batch=self._batch, in_flight=self._in_flight)
 
     def round(self, seconds: float) -> Sample:
         return self._puts.round(seconds)
@@ -198,29 +207,41 @@ class PutProbe:
 class Puts:
     """Puts of keys that are not there; they are deleted when room runs short. `buffer` holds one value."""
 
-    def __init__(self, site: KvSite, contents: Contents, buffer: memoryview, prefix: str = "put") -> None:
+    def __init__(
+        self,
+        site: KvSite,
+        contents: Contents,
+        buffer: memoryview,
+        prefix: str = "put",
+        batch: int = BATCH,
+        in_flight: int = IN_FLIGHT,
+    ) -> None:
         self._site, self._contents, self._buffer, self._prefix = site, contents, buffer, prefix
+        self._batch, self._in_flight = batch, in_flight
+        self._together = together_clocked if batch == 1 else together
         self._numbers = itertools.count()
 
     def round(self, seconds: float) -> Sample:
         operations = moved = 0
         took = 0.0
+        taken: tuple[float, ...] = ()
         while took < seconds:
             burst = self._burst(seconds - took)
             operations += burst.operations
             moved += burst.bytes
             took += burst.seconds
-        return Sample(moved / took / (1 << 30), operations, moved, took)
+            taken += burst.latencies
+        return Sample(moved / took / (1 << 30), operations, moved, took, taken)
 
     def _burst(self, seconds: float) -> Sample:
         value_bytes = self._contents.value_bytes
         count = puts_at_a_time(value_bytes)
         fresh = [next(self._numbers) for _ in range(count)]
         plans = [
-            [(self._key(number), self._contents.value(number)) for number in fresh[first::IN_FLIGHT]]
-            for first in range(IN_FLIGHT)
+            [(self._key(number), self._contents.value(number)) for number in fresh[first :: self._in_flight]]
+            for first in range(self._in_flight)
         ]
-        timed = together([_writer(self._site, plan) for plan in plans], seconds)
+        timed = self._together([_writer(self._site, plan, self._batch) for plan in plans], seconds)
         self._site.bytes_put += timed.bytes
         keys = [self._key(number) for number in fresh]
         there = sum(self._site.volume.exists(keys))
@@ -240,12 +261,12 @@ class Puts:
         self._site.bytes_got += got
 
 
-def _writer(site: KvSite, plan: list[tuple[bytes, memoryview]]) -> Turn:
+def _writer(site: KvSite, plan: list[tuple[bytes, memoryview]], batch: int) -> Turn:
     put_many = site.volume.put_many
     left = iter(plan)
 
     def turn() -> int | None:
-        steps = list(itertools.islice(left, BATCH))
+        steps = list(itertools.islice(left, batch))
         if not steps:
             return None
         values = [value for _, value in steps]

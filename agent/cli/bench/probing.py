@@ -6,12 +6,19 @@ from collections.abc import Callable, Mapping
 
 from agent.cli.bench.catalog import Entry
 from agent.cli.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
+from agent.cli.bench.peer_probes import PeerProbe
 from agent.cli.bench.pool_probes import GetProbe, LatencyProbe, PutProbe, shape_for
+from agent.cli.bench.prestage_probes import PrestagedProbe
 from agent.cli.bench.redis_probes import RedisGetProbe, RedisPutProbe
 from agent.cli.bench.roce_probes import RoceProbe
 from agent.cli.bench.rounds import Probe
 from agent.cli.bench.sites import Sites
 from agent.cli.bench.virtiofs_probes import MOUNT, VIRTIOFS, CpuProbe, FileCpuProbe, VirtiofsProbe
+
+
+def _peer(peer: str, verb: str) -> Callable[[Sites, Entry], Probe]:
+    return lambda sites, entry: PeerProbe(sites, peer, verb, entry.value_bytes, entry.in_flight)
+
 
 PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "raw_tcp": lambda sites, entry: RawTcpProbe(sites, entry.value_bytes),
@@ -29,7 +36,29 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "host_cpu_file": lambda sites, entry: FileCpuProbe(sites, entry.value_bytes),
     "redis_get": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls),
     "redis_put": lambda sites, entry: RedisPutProbe(sites, entry.value_bytes, tls=entry.tls),
-    "redis_get_p50": lambda sites, entry: RedisGetProbe(sites, entry.value_bytes, tls=entry.tls, clients=1),
+    "redis_get_p50": lambda sites, entry: RedisGetProbe(
+        sites, entry.value_bytes, tls=entry.tls, clients=1, median_only=True
+    ),
+    "kv_get_in_flight": lambda sites, entry: GetProbe(
+        sites, shape_for(entry.value_bytes), batch=1, in_flight=entry.in_flight
+    ),
+    "kv_put_in_flight": lambda sites, entry: PutProbe(
+        sites, shape_for(entry.value_bytes), batch=1, in_flight=entry.in_flight
+    ),
+    "prestaged_get_in_flight": lambda sites, entry: PrestagedProbe(
+        sites, shape_for(entry.value_bytes), entry.in_flight
+    ),
+    "redis_get_in_flight": lambda sites, entry: RedisGetProbe(
+        sites, entry.value_bytes, tls=entry.tls, clients=entry.in_flight
+    ),
+    "redis_put_in_flight": lambda sites, entry: RedisPutProbe(
+        sites, entry.value_bytes, tls=entry.tls, clients=entry.in_flight
+    ),
+    **{
+        f"{peer}_{verb}_in_flight": _peer(peer, verb)
+        for peer in ("mooncake", "lm")
+        for verb in ("get", "put")
+    },
 }
 """By `Entry.kind`; what is not here is counted once (single_probes.py)."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def ahead(own: Figure, other: Figure) -> float:
     return better.value / worse.value if worse.value else float("inf")
 
 
-def listing(names: Sequence[str] = ()) -> Table:
+def listing(names: Collection[str] = ()) -> Table:
     """What `--list` shows."""
     made = Table("name", "unit", "floor", "what")
     for entry in CATALOG.values():

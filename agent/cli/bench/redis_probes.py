@@ -5,18 +5,28 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from agent.cli.bench.clocked import together_clocked
 from agent.cli.bench.contents import Contents
 from agent.cli.bench.pool_probes import latencies, puts_at_a_time, values_got
-from agent.cli.bench.rounds import Sample, Turn, rate, together
+from agent.cli.bench.rounds import Sample, Turn, rate
 from agent.cli.bench.sites import IN_FLIGHT, Sites
 from agent.errors import G35Error
 
 
 class RedisGetProbe:
-    """Gets by `clients` clients; with one client, latencies instead of a rate."""
+    """Gets by `clients` clients; `median_only`: the median of their times, by one client, not a rate."""
 
-    def __init__(self, sites: Sites, value_bytes: int, *, tls: bool, clients: int = IN_FLIGHT) -> None:
+    def __init__(
+        self,
+        sites: Sites,
+        value_bytes: int,
+        *,
+        tls: bool,
+        clients: int = IN_FLIGHT,
+        median_only: bool = False,
+    ) -> None:
         self._sites, self._tls, self._clients = sites, tls, clients
+        self._median_only = median_only
         self._contents = Contents(value_bytes)
         self._readers: list[_Reader] = []
 
@@ -35,9 +45,9 @@ class RedisGetProbe:
         ]
 
     def round(self, seconds: float) -> Sample:
-        if self._clients == 1:
+        if self._median_only:
             return latencies(self._readers[0], seconds)
-        return rate(together(self._readers, seconds))
+        return rate(together_clocked(self._readers, seconds))
 
 
 class _Reader:
@@ -56,8 +66,8 @@ class _Reader:
 class RedisPutProbe:
     """Sets of fresh keys, which are deleted again outside the time."""
 
-    def __init__(self, sites: Sites, value_bytes: int, *, tls: bool) -> None:
-        self._sites, self._tls = sites, tls
+    def __init__(self, sites: Sites, value_bytes: int, *, tls: bool, clients: int = IN_FLIGHT) -> None:
+        self._sites, self._tls, self._in_flight = sites, tls, clients
         self._contents = Contents(value_bytes)
         self._numbers = itertools.count()
         self._values: list[bytes] = []
@@ -65,26 +75,29 @@ class RedisPutProbe:
 
     def prepare(self) -> None:
         site = self._sites.redis()
-        self._clients = [site.client(tls=self._tls) for _ in range(IN_FLIGHT)]
+        self._clients = [site.client(tls=self._tls) for _ in range(self._in_flight)]
         # redis-py wants bytes; making them of a view would be a copy inside the time.
         self._values = [bytes(self._contents.value(number)) for number in range(16)]
 
     def round(self, seconds: float) -> Sample:
         operations = moved = 0
         took = 0.0
+        taken: tuple[float, ...] = ()
         while took < seconds:
             fresh = [next(self._numbers) for _ in range(puts_at_a_time(self._contents.value_bytes))]
             turns = [
-                self._writer(client, fresh[first::IN_FLIGHT]) for first, client in enumerate(self._clients)
+                self._writer(client, fresh[first :: self._in_flight])
+                for first, client in enumerate(self._clients)
             ]
-            timed = together(turns, seconds - took)
+            timed = together_clocked(turns, seconds - took)
             removed = self._clients[0].delete(*[_key(self._contents, "put", number) for number in fresh])
             if removed != timed.operations:
                 raise G35Error(f"{timed.operations} values were stored in Redis, {removed} were there")
             operations += timed.operations
             moved += timed.bytes
             took += timed.seconds
-        return Sample(moved / took / (1 << 30), operations, moved, took)
+            taken += timed.latencies
+        return Sample(moved / took / (1 << 30), operations, moved, took, taken)
 
     def _writer(self, client: Any, numbers: list[int]) -> Turn:
         left = iter([(_key(self._contents, "put", number), self._values[number % 16]) for number in numbers])

@@ -29,6 +29,8 @@ class Sample:
     operations: int
     bytes: int
     seconds: float
+    latencies: tuple[float, ...] = ()
+    """Of each operation, in seconds, where they were taken (clocked.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Timed:
     operations: int
     bytes: int
     seconds: float
+    latencies: tuple[float, ...] = ()
 
 
 class Probe(Protocol):
@@ -51,7 +54,7 @@ class Probe(Protocol):
 def rate(timed: Timed) -> Sample:
     """A speed in GiB/s out of what was moved."""
     value = timed.bytes / GIBIBYTE / timed.seconds if timed.seconds else 0.0
-    return Sample(value, timed.operations, timed.bytes, timed.seconds)
+    return Sample(value, timed.operations, timed.bytes, timed.seconds, timed.latencies)
 
 
 def together(turns: Sequence[Turn], seconds: float) -> Timed:
@@ -102,18 +105,31 @@ def together(turns: Sequence[Turn], seconds: float) -> Timed:
 
 
 def run_rounds(
-    probes: Mapping[str, Probe], seconds: float, said: Callable[[str, int], None], rounds: int = ROUNDS
+    probes: Mapping[str, Probe],
+    seconds: float,
+    said: Callable[[str, int], None],
+    rounds: int = ROUNDS,
+    given_up: Callable[[str, Exception], bool] = lambda name, why: False,
 ) -> dict[str, list[Sample]]:
     """Warm each up, then `rounds` rounds of each in turn. `seconds` is what a name gets in all.
 
-    `said(name, round)` is called before each round, -1 being the warm-up.
+    `said(name, round)` is called before each round, -1 being the warm-up. What a round raises is raised,
+    unless `given_up(name, it)` is true: then this name goes without a figure, and the others go on.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in probes}
     each = seconds / rounds
     for number in range(-1, rounds):
         for name, probe in probes.items():
+            if name not in samples:
+                continue
             said(name, number)
-            taken = probe.round(each if number >= 0 else min(each, WARM_UP_SECONDS))
+            try:
+                taken = probe.round(each if number >= 0 else min(each, WARM_UP_SECONDS))
+            except Exception as why:
+                if not given_up(name, why):
+                    raise
+                del samples[name]
+                continue
             if number >= 0:
                 samples[name].append(taken)
     return samples
@@ -126,9 +142,18 @@ def middle(samples: Sequence[Sample]) -> float:
 
 def details(samples: Sequence[Sample]) -> dict[str, object]:
     """Further keys of a record, with which its value can be checked."""
-    return {
+    found: dict[str, object] = {
         "rounds": [float(f"{sample.value:.6g}") for sample in samples],
         "operations": sum(sample.operations for sample in samples),
         "bytes": sum(sample.bytes for sample in samples),
         "seconds": round(sum(sample.seconds for sample in samples), 4),
     }
+    taken = sorted(one for sample in samples for one in sample.latencies)
+    if taken:
+        found |= {"p50_ms": _milliseconds(taken, 50), "p99_ms": _milliseconds(taken, 99)}
+    return found
+
+
+def _milliseconds(taken: Sequence[float], percent: int) -> float:
+    """The smallest of the sorted times that `percent` of 100 of them don't exceed."""
+    return round(taken[max(0, -(-len(taken) * percent // 100) - 1)] * 1e3, 4)

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agent.cli.bench import single_probes, stopped_probes, tenant_probes
+from agent.cli.bench import failover_probes, loop_probe, single_probes, stopped_probes, tenant_probes
 from agent.cli.bench.catalog import CATALOG, Entry
+from agent.cli.bench.prestage_probes import replayed
 from agent.cli.bench.probing import probe_for
 from agent.cli.bench.records import Figure
 from agent.cli.bench.redis_site import NotHere
@@ -28,7 +29,9 @@ COPIES_BY = {"copies_fuse": MOUNT, "copies_virtiofs": VIRTIOFS}
 
 ON_THEIR_OWN: Mapping[str, tuple[str, Callable[[Path], dict[str, Counted]]]] = {
     "tenants": ("two tenants", tenant_probes.measure),
+    "loop": ("an event loop that calls host_shim", loop_probe.measure),
     "stopped": ("an enclosure that stops", stopped_probes.measure),
+    "failover": ("a path that is cut off", failover_probes.measure),
 }
 """By `Entry.kind`: what is measured once, on a pool of its own in a folder that is made for it."""
 
@@ -91,6 +94,12 @@ def run(wishes: Wishes, folder: Path, said: Said) -> Results:
                 for name, counted in measure(folder / kind).items():
                     if name in wanted:
                         results.add(name, counted)
+    if "prestage_replay" in kinds:
+        said("replaying with prestaging", 0.95)
+        with _explained(results, "prestage_replay"), _sites(folder / "prestage") as sites:
+            for name, counted in replayed(sites, wishes.trace, wishes.requests).items():
+                if name in wanted:
+                    results.add(name, counted)
     if "hit_ratio" in kinds or "lru_hit_ratio" in kinds:
         said("replaying the trace", 0.9)
         with _explained(results, "hit_ratio"), _sites(folder / "trace") as sites:
@@ -117,7 +126,13 @@ def _speeds(wishes: Wishes, sites: Sites, results: Results, said: Said) -> None:
         which = "warming up" if number < 0 else f"round {number + 1} of {ROUNDS}"
         said(f"{which}: {name}", 0.2 + 0.6 * next(done) / steps)
 
-    for name, samples in run_rounds(probes, wishes.seconds, heard).items():
+    def given_up(name: str, why: Exception) -> bool:
+        """A store that fails in a round costs its name; what is not ours to expect ends the run."""
+        if isinstance(why, G35Error):
+            results.troubles.append(f"{name}: {why}")
+        return isinstance(why, G35Error)
+
+    for name, samples in run_rounds(probes, wishes.seconds, heard, given_up=given_up).items():
         results.figures[name] = Figure(CATALOG[name], middle(samples), details(samples))
 
 

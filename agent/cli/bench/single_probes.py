@@ -96,7 +96,7 @@ class TraceHits:
 def trace_hits(sites: Sites, trace: Path | None, requests: int) -> TraceHits:
     """Replay the trace's first `requests` requests with room for a quarter of their blocks."""
     path = trace or BUNDLED_TRACE
-    blocks = _unique_blocks(path, requests)
+    blocks = unique_blocks(path, requests)
     sets = max(1, round(blocks / 4 / SLOTS_PER_SET / TRACE_DRIVES))
     drive_bytes = DATA_START + sets * set_size(TRACE_VALUE_BYTES)
     site = sites.pool(PoolShape(TRACE_VALUE_BYTES, drive_bytes, TRACE_DRIVES))
@@ -120,7 +120,8 @@ def trace_hits(sites: Sites, trace: Path | None, requests: int) -> TraceHits:
     return TraceHits(record["hit_ratio"], report.lru_hit_ratio, details)
 
 
-def _unique_blocks(path: Path, requests: int) -> int:
+def unique_blocks(path: Path, requests: int) -> int:
+    """Distinct blocks of a trace's first requests. Raises UserError where there is none."""
     seen: set[int] = set()
     for request in TraceFile(path, False, requests):
         seen.update(request.hash_ids)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.cli.bench.client_process import ClientProcess
+from agent.cli.bench.client_process import ClientProcess, LineClient
+from agent.cli.bench.peer_site import started
 from agent.cli.bench.redis_site import RedisSite
 from agent.cli.up.children import Child
 from agent.cli.up.layout import Layout
@@ -41,6 +42,10 @@ class PoolShape:
     transport: str = "tcp"
     virtiofs: bool = False
     """Served by a virtio-fs device as well as by its mount."""
+    prestaged: bool = False
+    """Values are served from the agent's memory, and may be read ahead in vain."""
+    learn: bool = False
+    """The agent reads ahead what it has learned."""
 
 
 class PoolSite:
@@ -61,6 +66,7 @@ class PoolSite:
             "--door", shape.door, "--transport", shape.transport,
             "--read-deadline-ms", str(READ_DEADLINE_MS), "--no-restart",
             *(["--virtiofs"] if shape.virtiofs else []),
+            *(["--learn"] if shape.learn else []),
         ]  # fmt: skip
         self._child = Child(f"the pool {name}", command, log, lambda: says_ready(log), folder / f"{name}.pid")
 
@@ -124,6 +130,8 @@ class PoolSite:
         ):
             if own != theirs:
                 found.append(f"{own} bytes were {what}, the agent counts {theirs}")
+        if self.shape.prestaged:
+            return [f"{self._layout.state.name}: {line}" for line in found]
         if self.status()["totals"]["flash_bytes_read"] < self.bytes_got:
             found.append("values came from somewhere else than the enclosure")
         for what in ("evictions", "puts_already_there", "puts_refused", "prestage_hits"):
@@ -150,6 +158,7 @@ class Sites:
         self._redis: RedisSite | None = None
         self.pools: dict[PoolShape, PoolSite] = {}
         self._clients: dict[tuple[str, Path], ClientProcess] = {}
+        self._peers: dict[str, LineClient] = {}
 
     def close(self) -> None:
         self._stack.close()
@@ -195,6 +204,14 @@ class Sites:
         if client is None:
             log = self.folder / f"client-{len(self._clients)}.log"
             client = self._clients[way, path] = ClientProcess(way, path, value_bytes, log)
+            self._stack.callback(client.stop)
+        return client
+
+    def peer(self, name: str) -> LineClient:
+        """Another store's client, with its servers behind it (peer_site.py)."""
+        client = self._peers.get(name)
+        if client is None:
+            client = self._peers[name] = started(name, self.folder)
             self._stack.callback(client.stop)
         return client
 

@@ -11,6 +11,29 @@ from agent.cli.replay.tally import Cause, Tally
 
 
 @dataclass(frozen=True, slots=True)
+class FromMemory:
+    """What the agent counted meanwhile, of all its clients: gets, and what was read ahead of them."""
+
+    gets: int
+    served: int
+    late: int
+    prestaged_bytes: int
+    useful_bytes: int
+
+    @classmethod
+    def between(cls, before: dict[str, Any], after: dict[str, Any]) -> FromMemory | None:
+        """From two looks at a volume's counters; None where the agent was another one by then."""
+        names = ("hits", "prestage_hits", "prestage_late", "prestaged_bytes", "prestage_useful_bytes")
+        counts = [int(after.get(name, 0)) - int(before.get(name, 0)) for name in names]
+        return None if min(counts) < 0 else cls(*counts)
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Read ahead and not served, or not yet."""
+        return max(0, self.prestaged_bytes - self.useful_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The results. `good` is whether the replay did what it is for: everything, and no wrong byte."""
 
@@ -29,6 +52,7 @@ class Report:
     lru_hit_ratio: float | None = None
     lru_blocks: int | None = None
     samples: list[Sample] = field(default_factory=list)
+    memory: FromMemory | None = None
 
     @property
     def good(self) -> bool:
@@ -79,6 +103,7 @@ class Report:
             "get_p99_ms": _milliseconds(sums.get_latencies, 0.99),
             "put_p50_ms": _milliseconds(sums.put_latencies, 0.5),
             "put_p99_ms": _milliseconds(sums.put_latencies, 0.99),
+            **self._memory(),
             "seconds": round(self.seconds, 3),
             "read_mib_per_s": self._rate(sums.bytes_read),
             "written_mib_per_s": self._rate(sums.bytes_written),
@@ -88,6 +113,19 @@ class Report:
             "agent_wait_seconds": self.agent_wait_seconds,
             "lru_hit_ratio": self.lru_hit_ratio,
             "lru_blocks": self.lru_blocks,
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        """Shares of gets and of bytes that were read ahead; None where nobody knows, or none were."""
+        memory = self.memory or FromMemory(0, 0, 0, 0, 0)
+        return {
+            "memory_share": _share(memory.served, memory.gets) if memory.gets else None,
+            "prestage_late": memory.late,
+            "prestaged_bytes": memory.prestaged_bytes,
+            "prestage_wasted_bytes": memory.wasted_bytes,
+            "prestage_wasted_share": _share(memory.wasted_bytes, memory.prestaged_bytes)
+            if memory.prestaged_bytes
+            else None,
         }
 
     def _rate(self, count: int) -> float:
@@ -113,6 +151,10 @@ class Report:
         ]
         if self.lru_hit_ratio is not None:
             rows.insert(3, (f"  an empty LRU of {self.lru_blocks:,} blocks", _percent(self.lru_hit_ratio)))
+        if self.memory is not None and self.memory.prestaged_bytes:
+            wasted = f"{readable_bytes(self.memory.wasted_bytes)} wasted, {self.memory.late:,} late"
+            rows.append(("read ahead", f"{readable_bytes(self.memory.prestaged_bytes)}, {wasted}"))
+            rows.append(("gets from memory", _percent(record["memory_share"] or 0.0)))
         rows.append(("misses", f"{record['misses']:,}"))
         rows += [(f"  {_words(cause)}", f"{sums.misses[cause]:,}") for cause in Cause if sums.misses[cause]]
         if self.agent_waits:

@@ -17,7 +17,7 @@ from agent.cli.replay.content import BlockContent
 from agent.cli.replay.course import Course
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.player import Player, Schedule
-from agent.cli.replay.report import Report, readable_bytes
+from agent.cli.replay.report import FromMemory, Report, readable_bytes
 from agent.cli.replay.tally import Tally, total
 from agent.cli.replay.trace_lines import BLOCK_TOKENS, TraceFile
 from agent.errors import UserError
@@ -101,6 +101,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
         with _explained(options):
             seconds = _play(players, schedule, absence, trace, course, options)
         alive = not absence.gave_up and _alive_in_the_end(pool, options.agent_wait)
+        counted = asked(options.mount, pool.stats, options.hung_seconds) if alive else {}
     return Report(
         sums=total(player.tally for player in players),
         seconds=seconds,
@@ -116,6 +117,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
         lru_hit_ratio=round(baseline.hit_ratio, 6) if baseline else None,
         lru_blocks=baseline.capacity if baseline else None,
         samples=course.samples,
+        memory=_from_memory(options.volume, stats, counted),
     )
 
 
@@ -206,6 +208,11 @@ def _explained(options: ReplayOptions) -> Iterator[None]:
             f"a block has {readable_bytes(options.value_bytes)}: choose a smaller --bytes-per-token, or a "
             "volume with longer slots",
         ) from None
+
+
+def _from_memory(volume: str, before: dict[str, Any], after: dict[str, Any]) -> FromMemory | None:
+    looks = [each for found in (before, after) for each in found.get("volumes", ()) if each["name"] == volume]
+    return FromMemory.between(looks[0], looks[1]) if len(looks) == 2 else None
 
 
 def _baseline(options: ReplayOptions, stats: dict[str, Any]) -> LruBaseline | None:

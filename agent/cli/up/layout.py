@@ -191,6 +191,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def _bracketed(enclosure: dict[str, Any]) -> str:
+    address = str(enclosure["address"])
+    return f"[{address}]" if ":" in address else address
+
+
 def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], options: AgentOptions) -> str:
     """The agent's configuration for the enclosures that announced themselves in `ready`."""
 
@@ -208,6 +213,9 @@ def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], opt
         f"read_deadline_ms = {options.read_deadline_ms}",
         f"directory_fresh_ms = {0 if options.shared else DIRECTORY_FRESH_MS}",
         f"metrics = {text(options.metrics)}",
+        "",
+        "[prestage]",
+        f"learn = {str(options.learn).lower()}",
         "",
         "[fabric]",
         'verbs_provider = "emulator.roce.pyverbs"',
@@ -227,6 +235,8 @@ def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], opt
             f"port = {enclosure['port']}",
             f"nqn = {text(enclosure['nqn'])}",
         ]
+        if others := enclosure.get("ports", [])[1:]:
+            lines.append(f"paths = {json.dumps([f'{_bracketed(enclosure)}:{port}' for port in others])}")
     volumes = [("kv", "kv", options.value_size, 0.75 if options.files else 1.0)]
     if options.files:
         volumes += [("files-small", "files", "64K", 0.04), ("files-large", "files", "1M", 0.18)]
@@ -257,3 +267,4 @@ class AgentOptions:
     files: bool
     shared: bool = False
     virtiofs: bool = False
+    learn: bool = False

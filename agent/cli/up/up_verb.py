@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,6 +33,7 @@ from agent.cli.up.up_arguments import (
     metrics_option,
     value_size_option,
 )
+from agent.config import PATHS_MAX
 from agent.errors import G35Error
 from agent.fs.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
@@ -39,6 +41,7 @@ from agent.inline.secrets import create_root_key
 ENCLOSURES_MAX = 64
 DRIVES_MAX = 256
 TEND_SECONDS = 0.2
+FREE_PORT_TRIES = 100
 READ_DEADLINE_MS = {TransportName.TCP: 50.0, TransportName.RDMA: 500.0}
 """An emulated NIC takes milliseconds for a block, on busy cores tens of them; a real one would not."""
 _LOCK_FROM_PARENT = "G35_UP_LOCK"
@@ -75,12 +78,21 @@ def up(
             min=0.1, max=60_000, help="A later /kv read is a miss; default: 50, over emulated RDMA 500."
         ),
     ] = None,
+    ports: Annotated[
+        int,
+        typer.Option(
+            min=1, max=PATHS_MAX + 1, help="TCP ports of each enclosure: as many paths to its drives."
+        ),
+    ] = 1,
     shared: Annotated[
         bool, typer.Option(help="Other agents use the pool too: ask flash for what seems absent, each time.")
     ] = False,
     files: Annotated[bool, typer.Option(help="A new pool has /fs; without it, /kv has all the room.")] = True,
     virtiofs: Annotated[
         bool, typer.Option("--virtiofs", help="Serve the pool as a virtio-fs device, too; see g35 host.")
+    ] = False,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Read the likely continuation of a prefix ahead.")
     ] = False,
     metrics: Annotated[
         str,
@@ -109,6 +121,7 @@ def up(
         files,
         shared,
         virtiofs,
+        learn,
     )
     if media is Media.MEMORY or not layout.has_drives():
         check_room(enclosures, drives, drive_size, options)
@@ -128,8 +141,12 @@ def up(
     drives_each = ["--drives", str(drives), "--drive-size", drive_size]
     if prefault and media is Media.MEMORY:
         drives_each.append("--prefault")
+    if ports > 1:
+        if transport is not TransportName.TCP:
+            raise typer.BadParameter("several ports of an enclosure are of TCP", param_hint="--ports")
+        drives_each += ["--ports", str(ports)]
     before = layout.files()
-    pool = _Pool(layout, where, options, drives_each, enclosures, media)
+    pool = _Pool(layout, where, options, drives_each, enclosures, media, ports)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
@@ -200,7 +217,9 @@ class _Pool:
         drives: list[str],
         enclosures: int,
         media: Media,
+        ports: int,
     ) -> None:
+        self._ports = ports
         self._layout = layout
         self._mount = mount
         self._options = options
@@ -298,7 +317,7 @@ class _Pool:
         # A second start, and one after a kill, listens where the agent looks for it.
         port_file = layout.enclosure(number, "port")
         if self._options.transport == "tcp":
-            where = ["--port", str(_free_port_from(port_file))]
+            where = ["--port", str(_free_port_from(port_file, self._ports))]
         else:
             address = free_address_from(layout.enclosure(number, "address"))
             where = ["--transport", "rdma", "--address", address]
@@ -352,17 +371,29 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
 
 
-def _free_port_from(file: Path) -> int:
-    """The port of the last time where there was one and it is free, else 0 for any."""
-    import socket
-
+def _free_port_from(file: Path, count: int) -> int:
+    """The port of the last time if it is free, with the `count` - 1 behind it; else any that is."""
     try:
         port = int(file.read_text())
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-    except (OSError, ValueError, OverflowError):
+        if _are_free(port, count):
+            return port
+    except (OSError, ValueError):
+        pass
+    for _ in range(FREE_PORT_TRIES):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-    return int(port)
+            port = int(probe.getsockname()[1])
+        if _are_free(port, count):
+            return port
+    raise G35Error(f"no {count} free ports in a row", "use fewer --ports")
+
+
+def _are_free(port: int, count: int) -> bool:
+    try:
+        for each in range(port, port + count):
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", each))
+    except (OSError, OverflowError):
+        return False
+    return True

@@ -69,16 +69,24 @@ def test_every_byte_of_the_values_is_written_once(processes: Processes, tmp_path
 
 def test_measured_once_on_pools_of_their_own(processes: Processes, tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
-    names = ["tenant_erase_ms", "tenant_timing_auc", "notice_stopped_s", "get_p99_ms_while_stopped"]
+    names = [
+        "tenant_erase_ms",
+        "tenant_timing_auc",
+        "notice_stopped_s",
+        "get_p99_ms_while_stopped",
+        "failover_get_p99_ms",
+    ]
     bench = processes.g35("bench", *names, "--json", target, environment={"TMPDIR": str(tmp_path)})
     assert bench.process.wait(180) == 0, bench.output
-    erase, timing, notice, p99 = records = json.loads(target.read_text())
+    erase, timing, notice, p99, failover = records = json.loads(target.read_text())
     assert [record["name"] for record in records] == names
     assert erase["value"] > 0
     assert erase["slots"] >= 100_000
     assert 0 <= timing["value"] <= 1
     assert notice["value"] > 0
     assert p99["gets"] > p99["misses"] > 0
+    assert failover["gets"] > 0
+    assert failover["value"] > 0
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

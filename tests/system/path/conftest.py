@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
+from tests.support.two_tenants import TwoTenants
 
 SMALL = ("--drive-size", "256M", "--read-deadline-ms", "2000")
 
@@ -35,3 +37,9 @@ def make_pool(processes: Processes, tmp_path: Path) -> Iterator[Callable[..., Po
 def pool_up(make_pool: Callable[..., PoolUp]) -> PoolUp:
     """A pool of two enclosures with a drive each."""
     return make_pool("--drives", "1")
+
+
+@pytest.fixture
+def two_tenants(processes: Processes, tmp_path: Path) -> Iterator[TwoTenants]:
+    with ExitStack() as stack:
+        yield TwoTenants(processes, tmp_path, stack)

@@ -78,5 +78,5 @@ def test_the_workers_are_as_many_as_the_poorest_enclosure_has_queues_for(
 
     caplog.set_level(logging.WARNING)
     trio.run(main)
-    assert "of the 7 that are needed" in caplog.messages[0]
-    assert "of the 7 in use" in caplog.messages[1]
+    assert "of the 8 that are needed" in caplog.messages[0]
+    assert "of the 8 in use" in caplog.messages[1]

@@ -65,6 +65,33 @@ def test_names_take_turns_and_the_warm_up_does_not_count() -> None:
     assert found["seconds"] == pytest.approx(1.0)
 
 
+class Failing(Recorder):
+    """A probe that works once."""
+
+    def round(self, seconds: float) -> Sample:
+        if self._log.count(self._name) == 1:
+            raise ValueError("it is full")
+        return super().round(seconds)
+
+
+def test_a_name_that_fails_is_given_up_and_the_others_go_on() -> None:
+    log: list[str] = []
+    given_up: list[tuple[str, str]] = []
+
+    def note(name: str, why: Exception) -> bool:
+        given_up.append((name, str(why)))
+        return True
+
+    probes = {"a": Failing("a", log), "b": Recorder("b", log)}
+    samples = run_rounds(probes, 1.0, lambda name, number: None, given_up=note)
+    assert given_up == [("a", "it is full")]
+    assert set(samples) == {"b"}
+    assert len(samples["b"]) == ROUNDS
+    log.clear()
+    with pytest.raises(ValueError, match="it is full"):
+        run_rounds(probes, 1.0, lambda name, number: None)
+
+
 def test_latencies_are_enough_of_them_however_short_the_round() -> None:
     sample = latencies(lambda: 5, 0.0)
     assert sample.operations == LATENCIES_MIN // ROUNDS

@@ -92,6 +92,18 @@ def test_exists_is_one_round_trip(agent: ScriptedAgent, volume: Volume) -> None:
     assert volume.lookup([OTHER, KEY]) == [Outcome.EXPIRED, Outcome.HIT]
 
 
+def test_the_longest_prefix_is_one_round_trip(agent: ScriptedAgent, volume: Volume) -> None:
+    keys = [key_of(f"block {number}") for number in range(8)]
+    volume.put_many(keys[:3] + keys[4:], [b"v"] * 7)
+    agent.requests.clear()
+    assert volume.longest_prefix(keys) == 3
+    assert len(agent.requests) == 1
+    assert volume.longest_prefix(keys[4:]) == 4
+    assert volume.longest_prefix([]) == 0
+    agent.kill()
+    assert volume.longest_prefix(keys) == 0
+
+
 def test_nothing_asked_for_is_nothing_found(agent: ScriptedAgent, volume: Volume) -> None:
     assert volume.exists([]) == []
     assert volume.get_many([], []) == []

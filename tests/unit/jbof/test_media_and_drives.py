@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from emulator.jbof.drive import Drive
+from emulator.jbof.drive_folder import derived_nguid
 from emulator.jbof.drive_model import DriveModelSettings
-from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings, derived_nguid
+from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings
 from emulator.jbof.faults import DriveFaults, ErrorFault, FlipFault, choose_bits
 from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
 from emulator.jbof.sizes import parse_size

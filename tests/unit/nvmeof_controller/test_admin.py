@@ -428,6 +428,20 @@ def test_a_silent_host_loses_its_controller() -> None:
     assert "keep-alive" in (io.queue.end_reason or "")
 
 
+def test_what_comes_after_the_keep_alive_time_is_not_carried_out() -> None:
+    # As after a process was stopped: the I/O queue is looked at first, and its host may have changed paths.
+    target, _ = make_target(HeapStorage())
+    admin = RawHost(target)
+    cntlid = admin.connect(kato=1500).result
+    assert admin.property_set(Property.CC, ENABLE) == 0
+    io = RawHost(target)
+    assert io.connect(1, cntlid).status == 0
+    io.now = 102.0
+    assert io.status(Sqe(IoOpcode.FLUSH, 1, 1, transport(0))) == Status.KEEP_ALIVE_EXPIRED
+    admin.run(102.0)
+    assert admin.queue.finished
+
+
 def test_without_keep_alive_a_host_may_be_silent_for_ever() -> None:
     target, _ = make_target(HeapStorage())
     host, _ = open_admin(target)

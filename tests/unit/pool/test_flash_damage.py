@@ -263,25 +263,26 @@ def test_prestaged_bytes_prove_themselves_too() -> None:
     pool, _ = pool_with("aes-256-gcm", keys=1)
     agent = pool.agent(prestage_bytes=8 << 20)
     assert agent.prestage is not None
+    pseudonym = agent.volume.placement.pseudonym(key_of(0))
     assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(0)))
     reads = sum(namespace.reads for namespace in pool.namespaces)
     assert agent.get(key_of(0)) == value_of(0)
     assert sum(namespace.reads for namespace in pool.namespaces) == reads, "it came from memory"
-    staged = agent.prestage.find(pool.settings.volume_id, key_of(0), _generation(agent))
+    staged = agent.prestage.find(pool.settings.volume_id, pseudonym, _generation(agent))
     assert staged is not None
     for at in (0, 100, HEADER_BYTES + 1, HEADER_BYTES + 70_000):
         agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(0)))
-        staged = agent.prestage.find(pool.settings.volume_id, key_of(0), _generation(agent))
+        staged = agent.prestage.find(pool.settings.volume_id, pseudonym, _generation(agent))
         assert staged is not None
         staged[at] ^= 1
         assert served_right_or_missed(agent, 0) is None
     assert agent.prestage.bytes_held == 0
     staged_blank = memoryview(bytearray(HEADER_BYTES + 151_552))
-    agent.prestage.add(pool.settings.volume_id, key_of(0), _generation(agent), staged_blank)
+    agent.prestage.add(pool.settings.volume_id, pseudonym, _generation(agent), staged_blank)
     assert agent.get(key_of(0)) == value_of(0)
     reading = Reading(agent.volume, key_of(0), agent.prestage)
     assert agent.read(reading, 65536, 0) == value_of(0)[:65536]
-    agent.prestage.add(pool.settings.volume_id, key_of(0), _generation(agent), staged_blank)
+    agent.prestage.add(pool.settings.volume_id, pseudonym, _generation(agent), staged_blank)
     assert agent.read(reading, 65536, 65536) == value_of(0)[65536:131072]
 
 

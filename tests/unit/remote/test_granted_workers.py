@@ -30,12 +30,12 @@ def test_as_many_as_are_wanted_where_everybody_grants_them() -> None:
     assert granted_workers(fabric(away=None), 4) == 4
 
 
-@pytest.mark.expects_log("enclosure poor grants 5 I/O queues", "enclosure poorest grants 4 I/O queues")
+@pytest.mark.expects_log("enclosure poor grants 6 I/O queues", "enclosure poorest grants 5 I/O queues")
 def test_the_poorest_enclosure_decides(caplog: pytest.LogCaptureFixture) -> None:
-    assert granted_workers(fabric(rich=64, poor=5, poorest=4), 4) == 1
+    assert granted_workers(fabric(rich=64, poor=6, poorest=5), 4) == 1
     assert len(caplog.messages) == 2, "one line for each that grants too few"
 
 
 def test_too_few_for_one_worker_is_refused() -> None:
-    with pytest.raises(G35Error, match=r"enclosure mean grants 3 I/O queues .* needs 4"):
+    with pytest.raises(G35Error, match=r"enclosure mean grants 4 I/O queues .* needs 5"):
         granted_workers(fabric(rich=64, mean=EXTRA_QUEUES), 4)

@@ -31,7 +31,16 @@ def snapshot() -> dict[str, Any]:
             {
                 "name": NAME, "kind": "files", "suite": "aes-256-xts+crc64", "slots": LARGE + 10,
                 "slots_seen_taken": LARGE + 11, "gets": LARGE + 12, "hit_ratio": None, "puts": LARGE + 13,
-                "evictions": LARGE + 14,
+                "evictions": LARGE + 14, "prestaged_bytes": 1 << 58, "prestage_hits": LARGE + 26,
+                "prestage_useful_bytes": 1 << 57, "prestage_wasted_bytes": 1 << 56, "prestage_late": LARGE + 27,
+            }
+        ],
+        "tenants": [
+            {
+                "name": NAME, "slots_known_taken": LARGE + 18, "slots_max": LARGE + 19,
+                "bytes_known_taken": LARGE + 20, "bytes_max": LARGE + 21, "bandwidth_max": LARGE + 22,
+                "quota_puts_refused": LARGE + 23, "bandwidth_late": LARGE + 24,
+                "bandwidth_waits": LARGE + 25,
             }
         ],
         "enclosures": [
@@ -52,7 +61,7 @@ def test_nothing_is_cut_off(width: int) -> None:
     text = shown.getvalue()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
-    for number in range(LARGE + 10, LARGE + 16):
+    for number in (*range(LARGE + 10, LARGE + 16), *range(LARGE + 18, LARGE + 28)):
         assert str(number) in text, "a number stands in one piece"
     for count in found["totals"]["miss_causes"].values():
         assert str(count) in text

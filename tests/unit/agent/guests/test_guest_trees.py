@@ -21,6 +21,7 @@ from agent.fs.files.options import FilesOptions
 from agent.fs.interface import ROOT_INODE, Caller, FsError
 from agent.fs.virtiofs.guest_view import GuestView
 from agent.guest_doors import guest_tree
+from agent.pool.continuing import INACTIVE, Continuer
 from agent.pool.pool_map import tenant_id
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import settle
@@ -42,6 +43,7 @@ class Pool:
     prestage: PrestageCache
     sources: snapshot.Sources
     start_prestage: Any = None
+    continuer: Continuer = INACTIVE
 
     @property
     def members(self) -> Members:

@@ -1,0 +1,140 @@
+"""A process with an event loop and a ticker in it: `python -m ... calls|ticker MOUNT VALUE-BYTES SECONDS`.
+
+`calls`: four tasks get, put, look up and prestage values of a volume `kv` meanwhile, each call by
+`asyncio.to_thread`. The ticker is a timer of the kernel that the loop watches, because the loop's own timers
+are a millisecond late by themselves. One line of JSON says how late the ticks were seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import struct
+import sys
+import time
+from dataclasses import dataclass, field
+
+from agent.cli.bench.contents import Contents, pages
+from agent.errors import G35Error
+from host_shim.block_key import key_of
+from host_shim.pool import Pool, Volume
+
+CALLS, TICKER = "calls", "ticker"
+TASKS = 4
+VALUES = 16
+TICK_SECONDS = 1e-3
+LATE_MS = 1.0
+_EXPIRATIONS = struct.Struct("=Q")
+"""What a read of a timerfd brings: how often it expired since the last (timerfd_create(2))."""
+_ITIMERSPEC = struct.Struct("@qqqq")
+"""Interval and first expiry, each seconds and nanoseconds; the ABI of 64-bit Linux."""
+_TFD_NONBLOCK, _TFD_CLOEXEC, _TFD_TIMER_ABSTIME = 0o4000, 0o2000000, 1
+
+
+@dataclass(slots=True)
+class Ticks:
+    """What the ticker saw: milliseconds by which the loop was late, for each time that it looked."""
+
+    late: list[float] = field(default_factory=list)
+    calls: int = 0
+    compare: list[tuple[int, memoryview]] = field(default_factory=list)
+    """A value's number, and what a task got last for it."""
+
+    def said(self) -> dict[str, float | int]:
+        late = sorted(self.late)
+        return {
+            "longest_ms": round(late[-1], 4),
+            "p99_ms": round(late[len(late) * 99 // 100], 4),
+            "over_1_ms": sum(one > LATE_MS for one in late),
+            "ticks": len(late),
+            "calls": self.calls,
+        }
+
+
+class Ticker:
+    """A timer that expires every TICK_SECONDS. Only Linux has it, as everything here."""
+
+    def __init__(self, ticks: Ticks) -> None:
+        self._ticks = ticks
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor = self._libc.timerfd_create(time.CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        if self._descriptor < 0:
+            raise G35Error(f"no timer: {os.strerror(ctypes.get_errno())}")
+        self._next = 0.0
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._next = time.monotonic() + TICK_SECONDS
+        whole, part = divmod(round(self._next * 1e9), 10**9)
+        settings = _ITIMERSPEC.pack(0, round(TICK_SECONDS * 1e9), whole, part)
+        if self._libc.timerfd_settime(self._descriptor, _TFD_TIMER_ABSTIME, settings, None):
+            raise G35Error(f"the timer was not set: {os.strerror(ctypes.get_errno())}")
+        loop.add_reader(self._descriptor, self._seen)
+
+    def stop(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    def _seen(self) -> None:
+        """The loop is here: late by the time since the first expiry that it has not seen yet."""
+        (expired,) = _EXPIRATIONS.unpack(os.read(self._descriptor, _EXPIRATIONS.size))
+        self._ticks.late.append((time.monotonic() - self._next) * 1e3)
+        self._next += expired * TICK_SECONDS
+
+
+async def calling(volume: Volume, task: int, value_bytes: int, end: float, ticks: Ticks) -> None:
+    """Gets, mostly, and each other call once among eight; what was got last is compared at the end."""
+    buffer, contents = pages(value_bytes), Contents(value_bytes)
+    number, got, own = task, -1, key_of(f"loop put {task} of {os.getpid()}")
+    while time.monotonic() < end:
+        key = key_number(number % VALUES)
+        match ticks.calls % 8:
+            case 5:
+                await asyncio.to_thread(volume.exists, [key])
+            case 6:
+                await asyncio.to_thread(volume.prestage, [key])
+            case 7:
+                await asyncio.to_thread(volume.delete, [own])
+                await asyncio.to_thread(volume.put, own, contents.value(number % VALUES))
+            case _:
+                length = await asyncio.to_thread(volume.get_into, key, buffer)
+                got = got if length is None else number % VALUES
+        ticks.calls += 1
+        number += TASKS
+    ticks.compare.append((got, buffer))
+
+
+async def run(what: str, mount: str, value_bytes: int, seconds: float) -> Ticks:
+    ticks, loop = Ticks(), asyncio.get_running_loop()
+    Contents(value_bytes)  # made before the clock runs
+    ticker = Ticker(ticks)
+    with Pool(mount, sessions=TASKS + 1) as pool:
+        volume, end = pool.volume("kv"), time.monotonic() + seconds
+        ticker.start(loop)
+        try:
+            if what == CALLS:
+                await asyncio.gather(
+                    *(calling(volume, task, value_bytes, end, ticks) for task in range(TASKS))
+                )
+            else:
+                await asyncio.sleep(seconds)
+        finally:
+            ticker.stop(loop)
+    for number, got in ticks.compare:
+        if number < 0 or got != Contents(value_bytes).value(number):
+            raise G35Error(f"wrong bytes in value {number}")
+    return ticks
+
+
+def key_number(number: int) -> bytes:
+    return key_of(f"loop {number}")
+
+
+def main() -> None:
+    what, mount, value_bytes, seconds = sys.argv[1:]
+    print(json.dumps(asyncio.run(run(what, mount, int(value_bytes), float(seconds))).said()))
+
+
+if __name__ == "__main__":
+    main()

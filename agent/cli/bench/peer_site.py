@@ -1,0 +1,41 @@
+"""Where other stores' clients and servers are, and how they are started (peers/)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import agent
+from agent.cli.bench.client_process import LineClient
+from agent.cli.bench.redis_site import NotHere
+
+PACKAGE = Path(agent.__file__).resolve().parent
+ENVIRONMENTS = PACKAGE.parent / ".cache" / "engines"
+ENGINE_OF = {"mooncake": "mooncake", "lm": "lmcache"}
+"""Which environment of `make engines` has a store's client."""
+
+
+def interpreter(peer: str) -> Path:
+    """The interpreter that has a store's client. Raises NotHere where there is none."""
+    engine = ENGINE_OF[peer]
+    python = ENVIRONMENTS / engine / "bin" / "python"
+    if not (ENVIRONMENTS / engine / ".g35-engine").exists() or not python.exists():
+        raise NotHere(f"its client is not installed: make engines ENGINES={engine}")
+    return python
+
+
+def started(peer: str, folder: Path) -> LineClient:
+    """A store's servers and its client, all of whose files lie below `folder`.
+
+    The engine's interpreter finds our package by a folder that holds a link to it and nothing else: beside
+    the package itself may lie whatever else is installed with us.
+    """
+    python = interpreter(peer)
+    home = folder / peer
+    (home / "path").mkdir(parents=True)
+    (home / "path" / "agent").symlink_to(PACKAGE)
+    command = [
+        "env", f"PYTHONPATH={home / 'path'}", sys.executable, "-P", "-m", "agent.cli.bench.peers.servers",
+        peer, str(python), str(home),
+    ]  # fmt: skip
+    return LineClient(f"{peer}'s client", command, home / "client.log")

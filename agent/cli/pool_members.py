@@ -1,0 +1,175 @@
+"""`g35 pool add` and `g35 pool settle`: namespaces that join a pool, and the end of what follows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import Progress
+
+from agent.agent import look_round, unreached
+from agent.cli.pool_lanes import with_lanes
+from agent.config import load_configuration
+from agent.errors import G35Error, UserError
+from agent.inline.root_keys import root_key_in
+from agent.pool.joining import (
+    Seen,
+    as_settled,
+    complete_map,
+    join,
+    members_missing,
+    misplaced_values,
+    unsettled,
+    with_namespaces,
+)
+from agent.pool.opening import Content, newest_map
+from agent.pool.pool_map import PoolMap
+from agent.pool.tenants import replace_map
+from agent.remote.fabric import Fabric
+from agent.remote.lanes import WorkerLanes
+
+Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
+
+
+def add(
+    config: Config,
+    namespaces: Annotated[
+        list[str] | None, typer.Argument(help="NGUIDs of those to add; without any all that are blank.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option(help="Also overwrite what the named ones carry, a pool of old included.")
+    ] = False,
+) -> None:
+    """Add namespaces to the pool: every volume gets its share of them. Agents that serve it follow.
+
+    Values stay where they are and are found there, until an agent moves those that belong to a newcomer now
+    (pool.rebalance). An add that was cut short is completed by another.
+    """
+    configuration = load_configuration(config)
+    named = {each.lower() for each in namespaces or ()}
+    if force and not named:
+        raise UserError("--force wants the namespaces to be named", "see g35 pool show")
+
+    def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, int, int]:
+        seen = look_round(fabric, lanes)
+        pool_map = _pool_of(seen, {nguid for nguid in named if force})
+        _want_all(pool_map, seen, fabric)
+        newcomers = _newcomers(pool_map, seen, named, force)
+        if newcomers:
+            # Before anything is written: whether it can be done at all.
+            with_namespaces(pool_map, newcomers)
+        completed = lanes.run(complete_map(lanes, pool_map, seen))
+        if newcomers:
+            with Progress(transient=True) as progress:
+                task = progress.add_task("clearing directories", total=None)
+                pool_map = lanes.run(
+                    join(
+                        lanes,
+                        pool_map,
+                        newcomers,
+                        _numbers(seen),
+                        lambda count: progress.advance(task, count),
+                    )
+                )
+        return pool_map, len(newcomers), completed
+
+    pool_map, count, completed = with_lanes(configuration, work)
+    if completed:
+        print(f"{completed} namespace(s) now carry the newest map, as an earlier change was to have it")
+    if not count:
+        print(f"pool {pool_map.pool_id}: no namespace to add")
+        return
+    print(f"pool {pool_map.pool_id}: {count} namespace(s) more, {len(pool_map.namespaces)} in all")
+    print("agents follow within seconds; one that has pool.rebalance set moves what belongs there now")
+
+
+def settle(
+    config: Config,
+    drop: Annotated[
+        bool,
+        typer.Option(
+            help="Also where values of key-value volumes have not been moved: they are misses then."
+        ),
+    ] = False,
+) -> None:
+    """Say that all values lie where they belong since namespaces joined. It is looked up, not believed.
+
+    Agents no longer look at the places of before, and namespaces may join again.
+    """
+    configuration = load_configuration(config)
+    root = root_key_in(configuration.agent.key_file)
+
+    def work(fabric: Fabric, lanes: WorkerLanes) -> int | None:
+        seen = look_round(fabric, lanes)
+        pool_map = _pool_of(seen, set())
+        _want_all(pool_map, seen, fabric)
+        if not unsettled(pool_map):
+            return None
+        wrong = 0
+        for volume in unsettled(pool_map):
+            if pool_map.is_erased(volume):
+                continue
+            secret = pool_map.secret(volume, root)
+            values, elsewhere = lanes.run(misplaced_values(lanes, pool_map, volume, secret, _numbers(seen)))
+            if elsewhere and (volume.kind == "files" or not drop):
+                raise G35Error(
+                    f"{elsewhere} of {values} values of volume {volume.name} have not been moved yet",
+                    "let an agent go on moving (pool.rebalance); g35 status says how far it is"
+                    + ("" if volume.kind == "files" else "; --drop gives them up"),
+                )
+            wrong += elsewhere
+        left = lanes.run(replace_map(lanes, as_settled(pool_map), _numbers(seen)))
+        if left:
+            raise G35Error(f"the map is not everywhere: {', '.join(left)}", "settle the pool again")
+        return wrong
+
+    wrong = with_lanes(configuration, work)
+    if wrong is None:
+        print("nothing has joined since the pool was settled")
+        return
+    print(
+        "settled: agents look at no earlier places any more" + (f"; {wrong} values dropped" if wrong else "")
+    )
+
+
+def _numbers(seen: Seen) -> dict[str, int]:
+    return {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
+
+
+def _pool_of(seen: Seen, overwritten: set[str]) -> PoolMap:
+    """The map in force; a pool on namespaces that are to be overwritten does not count."""
+    return newest_map([inspection for nguid, _, inspection in seen if nguid.hex() not in overwritten])
+
+
+def _want_all(pool_map: PoolMap, seen: Seen, fabric: Fabric) -> None:
+    missing = members_missing(pool_map, seen)
+    if missing:
+        raise G35Error(
+            f"{len(missing)} of the pool's {len(pool_map.namespaces)} namespaces are not reached; "
+            f"not connected: {unreached(fabric)}",
+            "the pool map is changed with all of them; nothing was changed",
+        )
+
+
+def _newcomers(pool_map: PoolMap, seen: Seen, named: set[str], force: bool) -> list[tuple[bytes, int]]:
+    """NGUID and bytes of those that are to join. Raises UserError where one cannot."""
+    members = {each.nguid for each in pool_map.namespaces}
+    strangers = {nguid.hex(): (nguid, size, each) for nguid, size, each in seen if nguid.hex() not in members}
+    if missing := named - strangers.keys() - members:
+        raise UserError(f"no enclosure shows namespace {', '.join(sorted(missing))}", "see g35 pool show")
+    found = []
+    for text, (nguid, size, inspection) in strangers.items():
+        blank = inspection.content is Content.BLANK
+        if inspection.kv is not None or not (text in named or (not named and blank)):
+            if text in named:
+                raise UserError(f"namespace {text} is one of keys, which a format gives away")
+            continue
+        if inspection.content is Content.UNREADABLE or not (blank or force):
+            what = inspection.detail or inspection.content.value
+            raise UserError(
+                f"namespace {text} carries {inspection.content.value} ({what}); it was not touched",
+                "--force overwrites it, and whatever is there is lost",
+            )
+        found.append((nguid, size))
+    return found

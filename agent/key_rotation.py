@@ -1,0 +1,155 @@
+"""The data keys of a serving agent's volumes: which one seals, which ones open, and how a rotation goes on.
+
+`g35 tenant rotate` writes a pool map in which a volume has a new data key beside its earlier one. An agent
+that sees it opens with both at once, and seals with the new one SETTLE_SECONDS later: by then the other
+agents of the pool have seen the map too and can open what it seals. From there on upkeep seals anew what is
+left under the earlier key, some values at a time. It keeps no place: an entry says under which key its slot
+is, so an agent that was ended goes on where there is something left. A map without the earlier key ends the
+rotation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.inline.key_use import KeyUseBook, writes_max
+from agent.inline.root_keys import RootKey
+from agent.inline.secrets import SecretKey
+from agent.pool.key_epochs import SETTLE_SECONDS
+from agent.pool.occupancy import SetPlace
+from agent.pool.operations import AnyVolume
+from agent.pool.pool_map import MapVolume, PoolMap
+from agent.pool.resealing import ResealCounts, reseal_set
+from agent.pool.slot import SlotCodec
+from agent.pool.steps import Lanes, Steps
+from agent.pool.volume import Volume
+
+log = logging.getLogger(__name__)
+
+SETS_PER_LOOK = 32
+VALUES_PER_LOOK = 32
+"""After so many values a round of upkeep lets the others have their turn."""
+
+
+@dataclass(slots=True)
+class _Keys:
+    """Of one volume."""
+
+    volume: Volume
+    epoch: int
+    newer: SlotCodec | None = None
+    """Seals from `seals_at` on, if it does not yet."""
+    seals_at: float = 0.0
+    is_resealing: bool = False
+    rest: Iterator[SetPlace] = field(default_factory=lambda: iter(()))
+    counts: ResealCounts = field(default_factory=ResealCounts)
+
+
+class KeyRotation:
+    """One for each agent. `follow` and `look` are for one thread, `snapshot` for any."""
+
+    def __init__(
+        self,
+        pool_map: PoolMap,
+        volumes: Sequence[AnyVolume],
+        root: RootKey,
+        book: KeyUseBook,
+        clock: Callable[[], float],
+    ) -> None:
+        """`clock` gives the seconds of the lanes' `now`."""
+        self._root, self._book, self._clock = root, book, clock
+        self._keys: dict[str, _Keys] = {}
+        self._others = [volume for volume in volumes if not isinstance(volume, Volume)]
+        for other in self._others:
+            self._count(other.codec, other)
+        entries = {entry.volume_id: entry for entry in pool_map.volumes}
+        for volume in volumes:
+            entry = entries.get(volume.settings.volume_id.hex())
+            if isinstance(volume, Volume) and entry is not None:
+                self._keys[entry.volume_id] = keys = _Keys(volume, entry.key_epoch)
+                self._adopt(keys, pool_map, entry)
+
+    def follow(self, pool_map: PoolMap) -> None:
+        """Go by a newer map."""
+        for entry in pool_map.volumes:
+            keys = self._keys.get(entry.volume_id)
+            if keys is None or keys.volume.erased or pool_map.is_erased(entry):
+                continue
+            ended = not entry.earlier_secret and (keys.newer is not None or keys.is_resealing)
+            if keys.epoch != entry.key_epoch or ended:
+                self._adopt(keys, pool_map, entry)
+
+    def _adopt(self, keys: _Keys, pool_map: PoolMap, entry: MapVolume) -> None:
+        volume, secret = keys.volume, pool_map.secret(entry, self._root)
+        earlier = pool_map.earlier_secret(entry, self._root)
+        keys.epoch, keys.newer, keys.is_resealing = entry.key_epoch, None, False
+        if earlier is None:
+            volume.codec = self._codec(volume, secret, entry.key_epoch)
+            return
+        older = self._codec(volume, earlier, entry.key_epoch - 1)
+        keys.newer = self._codec(volume, secret, entry.key_epoch, older)
+        keys.seals_at = self._clock() + SETTLE_SECONDS
+        volume.codec = self._codec(volume, earlier, entry.key_epoch - 1, keys.newer)
+
+    def _codec(self, volume: Volume, secret: SecretKey, epoch: int, *others: SlotCodec) -> SlotCodec:
+        codec = volume.codec_of(secret, epoch, others)
+        self._count(codec, volume)
+        return codec
+
+    def _count(self, codec: SlotCodec, volume: AnyVolume) -> None:
+        most = writes_max(volume.settings.suite, volume.settings.value_bytes)
+        codec.count_in(self._book.use_of(codec.fingerprint, most))
+
+    def look(self, lanes: Lanes) -> Steps[None]:
+        """Seal with new keys whose time has come, and seal some values anew."""
+        for keys in self._keys.values():
+            if keys.volume.erased:
+                continue
+            if keys.newer is not None and lanes.now() >= keys.seals_at:
+                keys.volume.codec, keys.newer, keys.is_resealing = keys.newer, None, True
+                log.info("volume %s is sealed with its new data key", keys.volume.settings.name)
+            if keys.is_resealing:
+                yield from _reseal_some(keys, lanes)
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        """By the name of each volume: the epoch of its key, and what a rotation has done."""
+        rows = {
+            keys.volume.settings.name: {
+                "key_epoch": keys.volume.codec.epoch,
+                "key_used_part": keys.volume.codec.used_part,
+                "rotating": keys.newer is not None or keys.is_resealing,
+                "resealed": keys.counts.resealed,
+                "reseals_dropped": keys.counts.dropped,
+                "reseals_left": keys.counts.left,
+            }
+            for keys in self._keys.values()
+        }
+        for other in self._others:
+            rows[other.settings.name] = {
+                "key_epoch": 0, "key_used_part": other.codec.used_part, "rotating": False, "resealed": 0,
+                "reseals_dropped": 0, "reseals_left": 0,
+            }  # fmt: skip
+        return rows
+
+
+def _reseal_some(keys: _Keys, lanes: Lanes) -> Steps[None]:
+    looked_at = 0
+    batch = list(itertools.islice(keys.rest, SETS_PER_LOOK))
+    if not batch:
+        keys.rest = _places(keys.volume)
+    for place in batch:
+        if looked_at >= VALUES_PER_LOOK:
+            keys.rest = itertools.chain([place], keys.rest)
+            continue
+        looked_at += yield from reseal_set(keys.volume, lanes, place, keys.counts)
+
+
+def _places(volume: Volume) -> Iterator[SetPlace]:
+    settings = volume.settings
+    for extent in settings.extents:
+        for number in range(extent.sets):
+            yield extent.namespace, extent.offset + number * settings.set_bytes

@@ -1,0 +1,105 @@
+"""A tenant's bandwidth: how fast it may move values, by a token bucket that is this agent's alone.
+
+It is for values of /kv, read and written together. The bucket may go into debt by what is under way, for
+nobody knows how long a value is before it was read. Whoever finds it in debt waits, within the operation's
+deadline, and is late otherwise. A wait keeps a thread, so there are few seats for waiting, for all tenants
+together: whoever finds none is late at once, and the other threads are left to the other tenants.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from agent.pool.steps import Acquire, Lanes, Steps
+
+BURST_SECONDS = 0.25
+"""What a tenant that was quiet may move at once, in seconds of its bandwidth."""
+
+
+class WaitingRoom:
+    """Seats for threads that wait for bandwidth. Safe from any thread."""
+
+    def __init__(self, seats: int) -> None:
+        self._seats = threading.BoundedSemaphore(seats) if seats else None
+
+    def enter(self) -> bool:
+        """False where no seat is free; otherwise `leave` afterwards."""
+        return self._seats is not None and self._seats.acquire(blocking=False)
+
+    def leave(self) -> None:
+        if self._seats is not None:
+            self._seats.release()
+
+
+class TokenBucket:
+    """Bytes that may be moved, at `rate` a second. It may go into debt. `now` is in seconds."""
+
+    def __init__(self, rate: int, now: float) -> None:
+        self.rate = rate
+        self._tokens = self._most = rate * BURST_SECONDS
+        self._at = now
+
+    def _fill(self, now: float) -> None:
+        self._tokens = min(self._most, self._tokens + max(0.0, now - self._at) * self.rate)
+        self._at = max(self._at, now)
+
+    def ready_at(self, now: float) -> float:
+        """When the debt is paid; not after `now` where there is none."""
+        self._fill(now)
+        return now - self._tokens / self.rate if self._tokens < 0 else now
+
+    def charge(self, size: int, now: float) -> None:
+        self._fill(now)
+        self._tokens -= size
+
+
+class Bandwidth:
+    """The bucket of one tenant. Safe from any thread. A `rate` of 0 (bytes a second) is no limit."""
+
+    def __init__(self, waiting: WaitingRoom, rate: int = 0) -> None:
+        self.waits = 0
+        """Operations that had to wait, and those that waited in vain or not at all (`late`)."""
+        self.late = 0
+        self._waiting = waiting
+        self._bucket: TokenBucket | None = None
+        self._lock = threading.Lock()
+        self.limit(rate)
+
+    @property
+    def rate(self) -> int:
+        return self._bucket.rate if self._bucket is not None else 0
+
+    def limit(self, rate: int) -> None:
+        """Another rate from now on."""
+        with self._lock:
+            if self.rate != rate:
+                self._bucket = TokenBucket(rate, float("-inf")) if rate else None
+
+    def admit(self, lanes: Lanes, deadline: float) -> Steps[bool]:
+        """Wait until the debt is paid. False: that takes longer than the deadline, or too many wait."""
+        waited = False
+        while self._bucket is not None:
+            with self._lock:
+                now = lanes.now()
+                ready = self._bucket.ready_at(now) if self._bucket is not None else now
+                if ready <= now:
+                    break
+                if ready > deadline or not self._waiting.enter():
+                    self.late += 1
+                    return False
+                self.waits += not waited
+                waited = True
+            closed = threading.Lock()
+            closed.acquire()
+            try:
+                yield Acquire(closed, ready)  # Nobody gives it away: it ends when the debt is paid.
+            finally:
+                self._waiting.leave()
+        return True
+
+    def charge(self, lanes: Lanes, size: int) -> None:
+        """So many bytes of values were moved."""
+        if self._bucket is not None:
+            with self._lock:
+                if self._bucket is not None:
+                    self._bucket.charge(size, lanes.now())

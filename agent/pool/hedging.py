@@ -1,0 +1,105 @@
+"""Hedged reads, for a volume that keeps two copies: when to ask the other one, and how often.
+
+A get asks one copy. Where that takes longer than nineteen in twenty have lately taken, the other is asked
+beside it, and the first whose bytes come is opened. Each reads into memory of its own, and what loses is
+abandoned (`Lanes.abandon`: nothing is written into its memory from then on), so the two never meet: the
+caller's buffer sees only what has been opened out of the winner's.
+
+Hedges are bounded by a share of all gets, so that a pool that is slow as a whole is not made slower by being
+asked twice. Written by all workers without a lock: a lost count is one of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.pool.steps import Lanes, Pending, Steps, Wait
+
+HEDGE_SHARE = 0.05
+"""Of the gets, in the long run."""
+SAVED_MAX = 8.0
+"""Hedges that may come one after the other, when there have been none for long."""
+QUANTILE = 0.95
+FIRST_DELAY = 0.01
+"""Seconds, until `SAMPLES_LEAST` reads say more."""
+DELAY_LEAST = 0.001
+SAMPLES_LEAST = 32
+SAMPLES_MAX = 1024
+"""Then all counts are halved, so that what was long ago is forgotten."""
+SLICE = 0.001
+"""Two answers are waited for in turns, for so long each: steps wait for one thing at a time."""
+_BUCKETS = 24
+
+
+class Hedge:
+    """How long reads of a volume lately took to bring their first bytes, and how many hedges are left."""
+
+    def __init__(self) -> None:
+        self._took = [0.0] * _BUCKETS
+        self._samples = 0.0
+        self._saved = SAVED_MAX
+
+    def took(self, seconds: float) -> None:
+        """A get had its first bytes after so long; it earns a part of a hedge."""
+        bucket = max(1, int(seconds * 1e6)).bit_length() - 1
+        self._took[min(bucket, _BUCKETS - 1)] += 1
+        self._samples += 1
+        self._saved = min(SAVED_MAX, self._saved + HEDGE_SHARE)
+        if self._samples > SAMPLES_MAX:
+            self._took = [count / 2 for count in self._took]
+            self._samples = sum(self._took)
+
+    def delay(self) -> float:
+        """Seconds after which the other copy is asked: rounded up to a power of two of microseconds."""
+        if self._samples < SAMPLES_LEAST:
+            return FIRST_DELAY
+        left = self._samples * QUANTILE
+        for bucket, count in enumerate(self._took):
+            left -= count
+            if left <= 0:
+                return max(DELAY_LEAST, float(1 << bucket + 1) / 1e6)
+        return float(1 << _BUCKETS) / 1e6
+
+    def may_ask(self) -> bool:
+        """Whether one more hedge is within the share; it is taken then."""
+        if self._saved < 1:
+            return False
+        self._saved -= 1
+        return True
+
+
+def race(
+    lanes: Lanes,
+    hedge: Hedge,
+    first: Pending,
+    ask_other: Callable[[], tuple[Pending, int]],
+    enough: int,
+    deadline: float,
+) -> Steps[bool]:
+    """Wait until one of two reads has come. True: the other one, which `ask_other` started; it says how many
+    bytes of it are enough. False: the first; or neither in time; or the other was not asked, and the caller
+    waits on. The caller abandons what it does not use.
+    """
+    began = lanes.now()
+    if _has_come(first, enough) or (yield Wait(first, min(deadline, began + hedge.delay()), enough)):
+        hedge.took(lanes.now() - began)
+        return False
+    if lanes.now() >= deadline or not hedge.may_ask():
+        return False
+    second, enough_of_second = ask_other()
+    running = [(second, enough_of_second), (first, enough)]
+    while running and lanes.now() < deadline:
+        for pending, wanted in tuple(running):
+            if not _has_come(pending, wanted):
+                yield Wait(pending, min(deadline, lanes.now() + SLICE), wanted)
+            if not _has_come(pending, wanted):
+                continue
+            if pending.fault is None:
+                hedge.took(lanes.now() - began)
+                return pending is second
+            running.remove((pending, wanted))
+    return False
+
+
+def _has_come(pending: Pending, enough: int) -> bool:
+    return pending.done or pending.received >= enough

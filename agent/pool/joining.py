@@ -1,0 +1,214 @@
+"""Namespaces that join a pool: the map with them in it, and the map once all values lie where they belong.
+
+Adding goes in steps, and may be cut short after each; adding again completes it.
+
+1. All namespaces of the pool are reached, and carry the newest map; one that does not gets it now. So no two
+   maps of one version are ever made from one that is not the newest.
+2. The newcomers' directories are cleared. No map names them yet, so nobody looks.
+3. The new map is written to the namespaces of before, in their order. With the first copy of it that is whole
+   it is in force for whoever reads that namespace; agents that read another go by the map of before until
+   they see it. Its newcomers are usable already, for agents find them by NGUID and not by their superblocks.
+4. The new map is written to the newcomers, last: a namespace outside of the map of before must not be the
+   only one that carries the new one, for the next operator would not know that it has to be asked.
+
+In the new map every volume has an extent on each newcomer, after those that it had, and says how many it
+had (`MapVolume.settled`). Values lie where these alone would have them until a mover (mover.py) has brought
+them to where all of them do; both are looked at. A second join waits until the first is settled, so two are
+enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pydantic import ValidationError
+
+from agent.errors import ConfigError, G35Error
+from agent.inline.secrets import SecretKey
+from agent.pool.directory import DIRECTORY_BYTES, Directory
+from agent.pool.kv_opening import write_kv_superblock
+from agent.pool.opening import NOT_BLANK, Content, Inspection, clear_directories, write_superblock
+from agent.pool.placement import Extent, Placement
+from agent.pool.pool_map import (
+    DATA_START,
+    ExtentLayout,
+    MapExtent,
+    MapNamespace,
+    MapVolume,
+    PoolMap,
+    set_size,
+)
+from agent.pool.quarantine import is_quarantined
+from agent.pool.steps import Lanes, Steps
+from agent.pool.superblock import MAP_BYTES_MAX
+from agent.pool.tenants import replace_map
+from agent.pool.volume import wait_for
+
+READS_IN_FLIGHT = 32
+SECONDS = 10.0
+
+
+def unsettled(pool_map: PoolMap) -> list[MapVolume]:
+    """The volumes whose values may lie at earlier places."""
+    return [volume for volume in pool_map.volumes if volume.settled]
+
+
+def with_namespaces(pool_map: PoolMap, newcomers: Sequence[tuple[bytes, int]]) -> PoolMap:
+    """The map with namespaces of blocks more, NGUID and bytes. Raises ConfigError where that cannot be.
+
+    Each volume gets the share of a newcomer that it has of the namespaces of before; one whose share is less
+    than a set there does not lie on it.
+    """
+    if waiting := unsettled(pool_map):
+        names = ", ".join(volume.name for volume in waiting)
+        raise ConfigError(
+            f"values of volume {names} may still have to move to the namespaces that joined before",
+            "let an agent move them (pool.rebalance), and settle the pool (g35 pool settle)",
+        )
+    room = sum(each.bytes - DATA_START for each in pool_map.namespaces if each.kind == "blocks")
+    if not room:
+        raise ConfigError(
+            "the pool has namespaces of keys alone, which are given away by a format",
+            "format it anew with all of them",
+        )
+    listed = [*pool_map.namespaces, *(MapNamespace(nguid=n.hex(), bytes=size) for n, size in newcomers)]
+    volumes = []
+    layouts = {nguid: ExtentLayout([(nguid, size)]) for nguid, size in newcomers}
+    for volume in pool_map.volumes:
+        if not volume.extents:
+            volumes.append(volume)
+            continue
+        set_bytes = set_size(volume.value_bytes)
+        share = sum(extent.sets for extent in volume.extents) * set_bytes / room
+        fresh: list[MapExtent] = []
+        for nguid, size in newcomers:
+            # A share was rounded down to whole sets when it was given; that is not done twice.
+            sets = int((size - DATA_START) * share / set_bytes + 0.5)
+            extent = layouts[nguid].up_to(nguid, volume.value_bytes, sets)
+            fresh += [] if extent is None else [extent]
+        changes = {"extents": (*volume.extents, *fresh), "settled": len(volume.extents) if fresh else 0}
+        volumes.append(volume.model_copy(update=changes))
+    return _next(pool_map, listed, volumes)
+
+
+def as_settled(pool_map: PoolMap) -> PoolMap:
+    """The map by which nobody looks at earlier places any more."""
+    volumes = [volume.model_copy(update={"settled": 0}) for volume in pool_map.volumes]
+    return _next(pool_map, pool_map.namespaces, volumes)
+
+
+def _next(pool_map: PoolMap, namespaces: Sequence[MapNamespace], volumes: Sequence[MapVolume]) -> PoolMap:
+    changes = {
+        "version": pool_map.version + 1,
+        "namespaces": tuple(namespaces),
+        "volumes": tuple(volumes),
+    }
+    try:
+        # A copy is not checked; the document is.
+        changed = PoolMap.model_validate(pool_map.model_copy(update=changes).model_dump())
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise ConfigError(f"that makes no pool: {why}", "nothing was changed") from None
+    if len(changed.encode()) > MAP_BYTES_MAX:
+        raise ConfigError("the pool map would be too long", "the pool has too many volumes and namespaces")
+    return changed
+
+
+Seen = Sequence[tuple[bytes, int, Inspection]]
+"""Every namespace that is reached: NGUID, bytes, what it carries; numbered in the lanes as they come."""
+
+
+def members_missing(pool_map: PoolMap, seen: Seen) -> list[str]:
+    """The namespaces of the map that are not reached, NGUIDs as hex."""
+    reached = {nguid.hex() for nguid, _, _ in seen}
+    return [each.nguid for each in pool_map.namespaces if each.nguid not in reached]
+
+
+def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen) -> Steps[int]:
+    """Write the newest map to every member that carries another, or none; to how many.
+
+    Raises G35Error where one cannot be written, or carries something else: it would be overwritten.
+    """
+    members = {each.nguid for each in pool_map.namespaces}
+    written = 0
+    for number, (nguid, _, inspection) in enumerate(seen):
+        if nguid.hex() not in members:
+            continue
+        found = inspection.superblock
+        if found is not None and found.pool_map == pool_map:
+            continue
+        ours = found is not None and found.pool_map.pool_id == pool_map.pool_id
+        # Agents may have stored values on a newcomer before it got its superblock.
+        blank = inspection.content is Content.BLANK or inspection.detail == NOT_BLANK
+        if not ours and not blank:
+            raise G35Error(
+                f"namespace {nguid.hex()} belongs to the pool and carries {inspection.content.value}",
+                "look at what it is; nothing was changed",
+            )
+        write = write_superblock if inspection.kv is None else write_kv_superblock
+        yield from write(lanes, number, nguid, pool_map)
+        written += 1
+    return written
+
+
+def join(
+    lanes: Lanes,
+    pool_map: PoolMap,
+    newcomers: Sequence[tuple[bytes, int]],
+    numbers: dict[str, int],
+    advance: Callable[[int], None] = lambda _: None,
+) -> Steps[PoolMap]:
+    """Steps 2 to 4 of the module's docstring; the new map.
+
+    `numbers` gives the NGUIDs (hex) of members and newcomers their numbers in `lanes`; `advance` is told of
+    directories that were cleared. Raises ConfigError, or G35Error where not all of it could be written.
+    """
+    changed = with_namespaces(pool_map, newcomers)
+    fresh = {nguid.hex() for nguid, _ in newcomers}
+    for volume in changed.volumes:
+        extents = tuple(extent for extent in volume.extents if extent.nguid in fresh)
+        if extents:
+            yield from clear_directories(
+                lanes, volume.model_copy(update={"extents": extents}), numbers, advance
+            )
+    left = yield from replace_map(lanes, changed, numbers)
+    if left:
+        told = ", ".join(f"{nguid} ({why})" for nguid, why in left.items())
+        raise G35Error(f"the new map is not everywhere: {told}", "look at the enclosures, and add again")
+    return changed
+
+
+def misplaced_values(
+    lanes: Lanes, pool_map: PoolMap, volume: MapVolume, secret: SecretKey, numbers: Mapping[str, int]
+) -> Steps[tuple[int, int]]:
+    """(values in all sets, those at earlier places) of a volume, by the directories on flash.
+
+    Raises G35Error where one cannot be read.
+    """
+    settings = pool_map.settings(volume)
+    placement = Placement(
+        SecretKey(secret.reveal()[:32]),
+        [Extent(extent.namespace, extent.nguid, extent.sets) for extent in settings.extents],
+    )
+    values = wrong = 0
+    for extent in settings.extents:
+        number = numbers[extent.nguid.hex()]
+        for start in range(0, extent.sets, READS_IN_FLIGHT):
+            batch = []
+            for each in range(start, min(start + READS_IN_FLIGHT, extent.sets)):
+                block = memoryview(bytearray(DIRECTORY_BYTES))
+                offset = extent.offset + each * settings.set_bytes
+                batch.append((each, block, lanes.read(number, offset, block)))
+            for each, block, pending in batch:
+                if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+                    raise G35Error(
+                        f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
+                        "look at the enclosure, and try again",
+                    )
+                for _, entry in Directory(block):
+                    if is_quarantined(entry):
+                        continue
+                    values += 1
+                    candidates = placement.candidates(entry.pseudonym)
+                    wrong += (extent.namespace, each) not in candidates
+    return values, wrong

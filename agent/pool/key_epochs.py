@@ -1,0 +1,112 @@
+"""A volume's data key is rotated by two pool maps: one that adds a key, and one that drops the earlier.
+
+The secret of a volume is its placement key and its data key; a rotation changes the data key, so that every
+value stays where it is. Between the two maps agents seal anew what is left under the earlier key
+(agent/key_rotation.py). An agent may write with the earlier key for SETTLE_SECONDS after it saw the first
+map, so whoever finds nothing left looks once more, QUIET_SECONDS later, before the earlier key is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from agent.errors import ConfigError, G35Error
+from agent.inline.root_keys import RootKey
+from agent.inline.secrets import Purpose, SecretKey, wrap_secret
+from agent.pool.directory import DIRECTORY_BYTES
+from agent.pool.opening import SECONDS, WRITES_IN_FLIGHT
+from agent.pool.pool_map import MapVolume, PoolMap, set_size, tenant_key
+from agent.pool.resealing import left_in
+from agent.pool.steps import Lanes, Pending, Steps
+from agent.pool.tenants import changed_map, find_tenant, volumes_of
+from agent.pool.volume import wait_for
+
+SETTLE_SECONDS = 3.0
+QUIET_SECONDS = SETTLE_SECONDS + 2.0
+_PLACEMENT_BYTES, _DATA_BYTES = 32, 64
+
+
+def rotating(pool_map: PoolMap, name: str) -> tuple[MapVolume, ...]:
+    """The volumes of a tenant that have an earlier key still. Raises ConfigError."""
+    return tuple(
+        volume for volume in volumes_of(pool_map, find_tenant(pool_map, name)) if volume.earlier_secret
+    )
+
+
+def with_new_data_keys(pool_map: PoolMap, name: str, root: RootKey) -> PoolMap:
+    """The map in which each volume of a tenant has a new data key beside the one it had.
+
+    Raises ConfigError where the tenant was erased, is amid a rotation, or has nothing that can be rotated.
+    """
+    tenant = find_tenant(pool_map, name)
+    if tenant.is_erased:
+        raise ConfigError(f"tenant {name} was erased", "it has no keys any more")
+    if rotating(pool_map, name):
+        raise ConfigError(f"the keys of tenant {name} are being rotated", "end that first")
+    own = {volume.volume_id for volume in volumes_of(pool_map, tenant) if volume.extents}
+    if not own:
+        raise ConfigError(
+            f"tenant {name} has no volume whose key can be rotated",
+            "on KV namespaces keys are replaced by erasing the tenant",
+        )
+    volumes = []
+    for each in pool_map.volumes:
+        volume = each
+        if volume.volume_id in own:
+            placement = pool_map.secret(volume, root).reveal()[:_PLACEMENT_BYTES]
+            secret = SecretKey(placement + os.urandom(_DATA_BYTES))
+            context = bytes.fromhex(pool_map.pool_id + volume.volume_id)
+            wrapped = wrap_secret(tenant_key(pool_map.pool_id, tenant, root), Purpose.VOLUME, context, secret)
+            volume = volume.model_copy(
+                update={
+                    "wrapped_secret": wrapped.hex(),
+                    "earlier_secret": volume.wrapped_secret,
+                    "key_epoch": volume.key_epoch + 1,
+                }
+            )
+        volumes.append(volume)
+    return changed_map(pool_map, pool_map.tenants, volumes)
+
+
+def without_earlier_keys(pool_map: PoolMap, ended: set[str]) -> PoolMap:
+    """The map in which the volumes with these ids have no earlier key any more."""
+    volumes = [
+        volume.model_copy(update={"earlier_secret": ""}) if volume.volume_id in ended else volume
+        for volume in pool_map.volumes
+    ]
+    return changed_map(pool_map, pool_map.tenants, volumes)
+
+
+def left_under_earlier(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
+    """How many values are under another key than the volume's newest, by all its directories.
+
+    `numbers` gives each NGUID (hex) its namespace. Raises G35Error where a directory cannot be read.
+    """
+    left = 0
+    batch: list[tuple[memoryview, Pending]] = []
+    for number, offset in _places(volume, numbers):
+        block = memoryview(bytearray(DIRECTORY_BYTES))
+        batch.append((block, lanes.read(number, offset, block)))
+        if len(batch) == WRITES_IN_FLIGHT:
+            left += yield from _left(lanes, batch, volume)
+            batch = []
+    return left + (yield from _left(lanes, batch, volume))
+
+
+def _left(lanes: Lanes, batch: list[tuple[memoryview, Pending]], volume: MapVolume) -> Steps[int]:
+    left = 0
+    for block, pending in batch:
+        if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+            raise G35Error(
+                f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
+                "look at the enclosure; the earlier key is kept",
+            )
+        left += left_in(block, volume.key_epoch)
+    return left
+
+
+def _places(volume: MapVolume, numbers: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    for extent in volume.extents:
+        for number in range(extent.sets):
+            yield numbers[extent.nguid], extent.offset + number * set_size(volume.value_bytes)

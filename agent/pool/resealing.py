@@ -1,0 +1,245 @@
+"""Sealing values anew under a volume's new data key, a set at a time, while the volume is used.
+
+An entry names the epoch of the key that its slot is sealed under (`is_under`), so a look at the directory
+finds what is left to do. A value is opened whole, as it would be for a reader, and sealed into a free slot of
+its set; then one write of the directory names the new slot and frees the old one. In a set without a free
+slot a value of a cache is sealed over itself, and is a miss should we be interrupted; blocks of files wait
+until there is one. What does not open any more is dropped from a cache, and left where it holds files: a
+scrub is to look at it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.pool.directory import DIRECTORY_BYTES, ENTRY, SLOTS_PER_SET, Entry
+from agent.pool.directory_cache import CachedSet
+from agent.pool.occupancy import SetPlace
+from agent.pool.slot import HEADER_BYTES, OpenSlot
+from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.tally import MissCause
+from agent.pool.volume import Volume, wait_for
+
+EPOCH_SHIFT = 8
+"""The upper half of an entry's flags."""
+SECONDS = 5.0
+READERS_SECONDS = 0.5
+"""For how long nothing is written to a slot that a value has left."""
+_FREE = bytes(16)
+_MAY_COME_BACK = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
+
+
+def flags_of(epoch: int) -> int:
+    """What an entry's flags say of its slot's key."""
+    return (epoch & 0xFF) << EPOCH_SHIFT
+
+
+def is_under(entry: Entry, epoch: int) -> bool:
+    """Whether an entry says that its slot is sealed under the key of this epoch.
+
+    Only neighbouring epochs are ever on flash together, so that eight bits tell them apart.
+    """
+    return entry.flags & flags_of(0xFF) == flags_of(epoch)
+
+
+def left_in(block: bytes | bytearray | memoryview, epoch: int) -> int:
+    """Of a directory as it lies on flash: values that are not sealed under the key of `epoch`."""
+    entries = (Entry(*fields[:10]) for fields in ENTRY.iter_unpack(block[:DIRECTORY_BYTES]))
+    return sum(
+        entry.pseudonym != _FREE and entry.length > 0 and not is_under(entry, epoch) for entry in entries
+    )
+
+
+@dataclass(slots=True)
+class ResealCounts:
+    """What was done since the agent's start."""
+
+    resealed: int = 0
+    dropped: int = 0
+    """Values of a cache that did not open any more."""
+    left: int = 0
+    """Tries that came to nothing; a later pass comes by again."""
+
+
+def reseal_set(volume: Volume, lanes: Lanes, place: SetPlace, counts: ResealCounts) -> Steps[int]:
+    """Seal anew what is under another key in one set; how many values were looked at."""
+    cached = volume.cache.borrow(*place, volume.occupancy)
+    try:
+        if (yield from volume.load(lanes, [cached], lanes.now() + SECONDS)) is not None:
+            return 0
+        directory = cached.directory
+        assert directory is not None
+        epoch = volume.codec.epoch
+        left = [(slot, entry) for slot, entry in directory if entry.length and not is_under(entry, epoch)]
+        for slot, entry in left:
+            if volume.erased:
+                break
+            yield from _reseal(volume, lanes, cached, slot, entry, counts)
+        return len(left)
+    finally:
+        volume.give_back_sets([cached])
+
+
+def _reseal(
+    volume: Volume, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry, counts: ResealCounts
+) -> Steps[None]:
+    value = bytearray(volume.codec.padded(min(entry.length, volume.settings.value_bytes)))
+    try:
+        yield from _reseal_by(volume, lanes, cached, slot, entry, memoryview(value), counts)
+    finally:
+        value[:] = bytes(len(value))  # Nothing that was opened stays in memory.
+
+
+def _reseal_by(
+    volume: Volume,
+    lanes: Lanes,
+    cached: CachedSet,
+    slot: int,
+    entry: Entry,
+    value: memoryview,
+    counts: ResealCounts,
+) -> Steps[None]:
+    opened = yield from _open_whole(volume, lanes, cached, slot, entry, value)
+    if isinstance(opened, MissCause):
+        dropped = False
+        if opened not in _MAY_COME_BACK and volume.settings.kind == "kv":
+            dropped = yield from _rename(volume, lanes, cached, slot, entry, None, None)
+        counts.dropped += dropped
+        counts.left += not dropped
+        return
+    target = _reserve(volume, lanes, cached, slot)
+    if target is None:
+        counts.left += 1
+        return
+    try:
+        done = yield from _seal_into(volume, lanes, cached, target, opened, value)
+    finally:
+        with cached.guard:
+            cached.reserved.discard(target)
+    if done:
+        renamed = entry._replace(flags=entry.flags & 0xFF | flags_of(done.epoch))
+        moved = yield from _rename(volume, lanes, cached, slot, entry, target, renamed)
+        counts.resealed += moved
+        counts.left += not moved
+        return
+    counts.left += 1
+
+
+def _reserve(volume: Volume, lanes: Lanes, cached: CachedSet, slot: int) -> int | None:
+    """A free slot of the set, or the value's own where it is a cache's."""
+    with cached.guard:
+        directory = cached.directory
+        if directory is None:
+            return None
+        free = directory.free_slots() - cached.unavailable(lanes.now())
+        if free:
+            target = min(free)
+        elif volume.settings.kind == "kv" and slot not in cached.unavailable(lanes.now()):
+            target = slot
+        else:
+            return None
+        cached.reserved.add(target)
+        return target
+
+
+def _open_whole(
+    volume: Volume, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry, value: memoryview
+) -> Steps[OpenSlot | MissCause]:
+    """Read a slot and open all of it into `value`. Unit by unit: a worker's buffer holds no more."""
+    at = volume.slot_offset(cached, slot)
+    header = lanes.receive_buffer(HEADER_BYTES)
+    cause = yield from wait_for(lanes, lanes.read(cached.namespace, at, header), lanes.now() + SECONDS)
+    if cause is not None:
+        return cause
+    opened = volume.codec.open(header, None, volume.place(cached, slot), entry.generation)
+    if isinstance(opened, MissCause):
+        return opened
+    if opened.length != entry.length or volume.placement.pseudonym(opened.identity.key) != entry.pseudonym:
+        return MissCause.CORRUPT
+    unit = volume.codec.unit_bytes
+    for number, start in enumerate(range(0, len(value), unit)):
+        piece = value[start : start + unit]
+        sealed = lanes.receive_buffer(len(piece))
+        pending = lanes.read(cached.namespace, at + HEADER_BYTES + start, sealed)
+        cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+        if cause is not None:
+            return cause
+        if not opened.open_unit(number, sealed, piece):
+            return MissCause.CORRUPT
+    return opened
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    epoch: int
+
+
+def _seal_into(
+    volume: Volume, lanes: Lanes, cached: CachedSet, target: int, opened: OpenSlot, value: memoryview
+) -> Steps[_Sealed | None]:
+    """Write the value to a slot, under the key of now and a fresh salt; the header last. None: it failed."""
+    codec, at, length = volume.codec, volume.slot_offset(cached, target), opened.length
+    if codec.is_used_up:
+        return None
+    sealer = codec.seal(opened.identity.key, opened.identity.generation, volume.place(cached, target))
+    for number, start in enumerate(range(0, len(value), codec.unit_bytes)):
+        plain = value[start : min(start + codec.unit_bytes, length)]
+        sealed = lanes.send_buffer(codec.padded(len(plain)))
+        sealer.seal(number, plain, sealed)
+        pending = lanes.write(cached.namespace, at + HEADER_BYTES + start, [sealed])
+        if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+            return None
+    header = sealer.header(length, expiry=opened.expiry, stored_us=opened.stored_us)
+    pending = lanes.write(cached.namespace, at, [header])
+    if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+        return None
+    return _Sealed(codec.epoch)
+
+
+def _rename(
+    volume: Volume,
+    lanes: Lanes,
+    cached: CachedSet,
+    slot: int,
+    entry: Entry,
+    target: int | None,
+    renamed: Entry | None,
+) -> Steps[bool]:
+    """Free `slot`, and name the value in `target` where there is one. False: it is as it was, or was changed
+    by somebody else meanwhile, whose change stays."""
+    if not (yield Acquire(cached.writer, lanes.now() + SECONDS)):
+        return False
+    try:
+        if (yield from volume.load(lanes, [cached], lanes.now() + SECONDS, holds_writers=True)) is not None:
+            return False
+        with cached.guard:
+            directory = cached.directory
+            present = directory.entry(slot) if directory is not None else None
+            if directory is None or present is None or slot in cached.reserved:
+                return False
+            if (present.pseudonym, present.generation) != (entry.pseudonym, entry.generation):
+                return False
+            if target is not None and renamed is not None:
+                taken = target != slot and directory.entry(target) is not None
+                if taken or target in cached.reserved:
+                    return False
+                if target != slot and volume.settings.kind == "kv":
+                    # Who has found the value there may be reading it: leave it for a moment.
+                    cached.shunned[slot] = lanes.now() + READERS_SECONDS
+                directory.clear(slot)
+                # Hits and pins are those of now, and the ghost is the slot's own.
+                uses = present._replace(flags=renamed.flags, ghost=directory.ghost(target))
+                directory.install(target, uses)
+            else:
+                directory.clear(slot, ghost=entry.pseudonym)
+            image = directory.image()
+        pending = lanes.write(cached.namespace, cached.offset, [image])
+        cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+        if cause is not None and target is not None:
+            cached.disprove(target, entry.generation)
+        return cause is None
+    finally:
+        cached.end_write()
+
+
+assert SLOTS_PER_SET * ENTRY.size == DIRECTORY_BYTES

@@ -1,0 +1,363 @@
+"""Scrub: a walk over all that is stored, which reads each slot as a get would and takes out what is bad.
+
+`Scrubber` goes from set to set, reads the directory, and then slot by slot what it names. It keeps one
+directory, and nothing of what it opens. What does not prove itself is looked at twice: once in passing, and
+again by `settle`, which holds the directory's writer. Only what is then still the same entry goes.
+
+What is never held against a slot: no answer, no way there, a namespace under suspicion; another key than the
+volume's (an agent that is behind a change of the pool map must not take out what it cannot open); an entry so
+young that its put may be under way; and a set of which not one slot opens, which says something of the drive,
+or of us, and nothing of its ranges.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from agent.pool.copies import keep_two
+from agent.pool.damage import STRIKES, SlotAt
+from agent.pool.directory import DIRECTORY_BYTES, Directory, Entry
+from agent.pool.directory_cache import CachedSet
+from agent.pool.quarantine import QUARANTINED_MAX, count_quarantined, is_quarantined, quarantine_entry
+from agent.pool.slot import HEADER_BYTES, OpenSlot
+from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.tally import MissCause
+from agent.pool.volume import Volume, wait_for
+
+log = logging.getLogger(__name__)
+
+READ_PIECE = 1 << 20
+READ_SECONDS = 1.0
+"""For one read; scrub has time, and a drive that takes longer is none to be judged by what it brings."""
+YOUNG_LEAST_SECONDS = 1.0
+NOTHING_OPENS = 8
+"""So many bad slots of a set without one that is good: nothing is taken out of it."""
+
+
+class Finding(enum.Enum):
+    """What a look at a slot said."""
+
+    GOOD = "good"
+    GONE = "holds something else"
+    BAD = "does not prove itself"
+    UNREADABLE = "the medium does not give it"
+    UNKNOWN = "nothing can be said"
+
+
+@dataclass(slots=True)
+class ScrubCounters:
+    """Since the start. Written by the one thread that scrubs."""
+
+    bytes_read: int = 0
+    slots_checked: int = 0
+    slots_bad: int = 0
+    """Did not prove themselves, twice; their entries were removed."""
+    slots_stale: int = 0
+    """Held something else than their entry said; removed as well."""
+    slots_quarantined: int = 0
+    sets_skipped: int = 0
+    """Away, under suspicion, or not one slot of it opened."""
+    passes: int = 0
+
+
+def look_at(
+    volume: Volume, lanes: Lanes, place: SlotAt, entry: Entry, counters: ScrubCounters
+) -> Steps[Finding]:
+    """Read a slot and open all of it. What is opened is overwritten before this ends."""
+    if not 0 < entry.length <= volume.settings.value_bytes:
+        return Finding.BAD
+    codec = volume.codec
+    where = CachedSet(place.namespace, place.offset)
+    slot_at, unit = volume.slot_offset(where, place.slot), codec.unit_bytes
+    key = volume.placement.key_of(entry.pseudonym)
+    piece, padded = max(unit, READ_PIECE // unit * unit), codec.padded(entry.length)
+    opened: OpenSlot | None = None
+    scratch = volume.unit_buffers.borrow()
+    try:
+        for at in range(0, padded, piece):
+            size, lead = min(piece, padded - at), HEADER_BYTES if opened is None else 0
+            buffer = lanes.receive_buffer(lead + size)
+            pending = lanes.read(place.namespace, slot_at + HEADER_BYTES + at - lead, buffer)
+            cause = yield from wait_for(lanes, pending, lanes.now() + READ_SECONDS)
+            counters.bytes_read += len(buffer)
+            if cause is not None:
+                return Finding.UNREADABLE if cause is MissCause.CORRUPT else Finding.UNKNOWN
+            if opened is None:
+                found = codec.open(
+                    buffer[:HEADER_BYTES], key, volume.place(where, place.slot), entry.generation
+                )
+                if isinstance(found, MissCause):
+                    return _of_header(found)
+                opened = found
+                if opened.length != entry.length:
+                    return Finding.BAD
+            for start in range(0, size, unit):
+                sealed = buffer[lead + start : lead + min(start + unit, size)]
+                if not opened.open_unit((at + start) // unit, sealed, scratch[: len(sealed)]):
+                    return Finding.BAD
+        return Finding.GOOD
+    finally:
+        used = min(unit, padded)
+        scratch[:used] = bytes(used)
+        volume.unit_buffers.give_back(scratch)
+
+
+def _of_header(cause: MissCause) -> Finding:
+    if cause is MissCause.EVICTED:
+        return Finding.GONE
+    return Finding.BAD if cause is MissCause.CORRUPT else Finding.UNKNOWN
+
+
+def youth(volume: Volume) -> float:
+    """For how many seconds an entry is not looked at: twice as long as a put may take.
+
+    An entry goes out beside its slot, so for a moment it names what is not there yet. Last used lately, it
+    was also read lately, by a get, which looks as closely.
+    """
+    return max(YOUNG_LEAST_SECONDS, 2 * volume.timing.write_deadline)
+
+
+def is_young(volume: Volume, entry: Entry, wall: float) -> bool:
+    """Whether a put of it may be under way, or its last get was a moment ago."""
+    return entry.last_use_us > (wall - youth(volume)) * 1e6
+
+
+def settle(
+    volume: Volume, lanes: Lanes, namespace: int, offset: int, slots: Sequence[int], counters: ScrubCounters
+) -> Steps[None]:
+    """Look again at slots of one set that were found bad, and take out what still is.
+
+    The directory's writer is held from before the directory is read until it is written, so nothing of this
+    agent's comes between. Another agent's write may: then the later image stays, as between two puts.
+    """
+    cached = volume.cache.borrow(namespace, offset, volume.occupancy)
+    mended: list[bytes] = []
+    try:
+        deadline = lanes.now() + volume.timing.write_deadline
+        if not (yield Acquire(cached.writer, deadline)):
+            return
+        try:
+            if (yield from volume.load(lanes, [cached], deadline, holds_writers=True)) is not None:
+                return
+            changed = False
+            for slot in slots:
+                place = SlotAt(namespace, offset, slot)
+                changed |= yield from _settle_slot(volume, lanes, cached, place, counters, mended)
+            if not changed:
+                return
+            with cached.guard:
+                assert cached.directory is not None
+                image = cached.directory.image()
+            cause = yield from wait_for(
+                lanes, lanes.write(namespace, offset, [image]), lanes.now() + READ_SECONDS
+            )
+            if cause is not None:
+                log.warning("a directory could not be written, and keeps what is bad: %s", cause.name.lower())
+        finally:
+            cached.end_write()
+    finally:
+        volume.cache.give_back(cached)
+    for pseudonym in mended:
+        yield from keep_two(volume, lanes, pseudonym)
+
+
+def _settle_slot(
+    volume: Volume,
+    lanes: Lanes,
+    cached: CachedSet,
+    place: SlotAt,
+    counters: ScrubCounters,
+    mended: list[bytes],
+) -> Steps[bool]:
+    """The second look at one slot, and what follows. True where the remembered directory was changed."""
+    assert cached.directory is not None
+    entry, finding = cached.directory.entry(place.slot), Finding.BAD
+    if entry is None:
+        if volume.damage.strikes(place) < STRIKES:
+            return False
+    else:
+        # The entry of a put that failed names nothing, however young it is.
+        failed = cached.disproven.get(place.slot) == entry.generation
+        if is_quarantined(entry) or (is_young(volume, entry, lanes.wall()) and not failed):
+            return False
+        finding = yield from look_at(volume, lanes, place, entry, counters)
+        # The tenant may have been erased meanwhile, and then nothing opens: that is asked after the look.
+        if finding in (Finding.GOOD, Finding.UNKNOWN) or volume.erased:
+            return False
+    with cached.guard:
+        directory = cached.directory
+        assert directory is not None
+        now = directory.entry(place.slot)
+        if place.slot in cached.reserved or (now and now.generation) != (entry and entry.generation):
+            return False
+        if entry is not None:
+            directory.clear(place.slot)
+        if finding is Finding.GONE and volume.damage.strikes(place) < STRIKES:
+            counters.slots_stale += 1
+            return True
+        if entry is not None:
+            counters.slots_bad += 1
+            mended.append(entry.pseudonym)
+        # What the medium refuses twice is bad. Of what it gave and was wrong it may not be the cause.
+        blamed = finding is Finding.UNREADABLE or (entry is None or volume.damage.strike(place) >= STRIKES)
+        if blamed and count_quarantined(directory) < QUARANTINED_MAX:
+            directory.install(place.slot, quarantine_entry(lanes.wall()))
+            volume.damage.forgive(place)
+            counters.slots_quarantined += 1
+            log.warning(
+                "slot %d of the set at %d of namespace %d is set aside: its medium is bad",
+                place.slot, place.offset, place.namespace,
+            )  # fmt: skip
+        return True
+
+
+def look_into_reports(
+    volumes: Sequence[Volume], lanes: Lanes, counters: ScrubCounters, most: int = 4
+) -> Steps[None]:
+    """What gets and puts have met, `most` slots of each volume."""
+    for volume in volumes:
+        for _ in range(most):
+            place = volume.damage.next_report()
+            if place is None or volume.erased:
+                break
+            if lanes.trusts(place.namespace):
+                yield from settle(volume, lanes, place.namespace, place.offset, [place.slot], counters)
+
+
+@dataclass(slots=True)
+class _SetAtHand:
+    volume: Volume
+    namespace: int
+    offset: int
+    due: list[tuple[int, Entry]]
+    bad: list[int]
+    good: int = 0
+
+
+class Scrubber:
+    """One walk after the other over some volumes. One thread drives it; the cursor is in memory alone."""
+
+    def __init__(self, volumes: Sequence[Volume], counters: ScrubCounters | None = None) -> None:
+        self._volumes = volumes
+        self.counters = ScrubCounters() if counters is None else counters
+        self.sets_done = 0
+        """Of the pass under way."""
+        self._walk: Iterator[tuple[Volume, int, int]] | None = None
+        self._set: _SetAtHand | None = None
+
+    @property
+    def sets(self) -> int:
+        """How many a pass looks at."""
+        return sum(extent.sets for volume in self._volumes for extent in volume.settings.extents)
+
+    @property
+    def is_between_passes(self) -> bool:
+        return self._walk is None
+
+    def _places(self) -> Iterator[tuple[Volume, int, int]]:
+        for volume in self._volumes:
+            for extent in volume.settings.extents:
+                for number in range(extent.sets):
+                    yield volume, extent.namespace, extent.offset + number * volume.settings.set_bytes
+
+    def advance(self, lanes: Lanes) -> Steps[int]:
+        """One slot, or one directory, further; how many bytes were read. After the last the pass is over."""
+        before = self.counters.bytes_read
+        at_hand = self._set
+        if at_hand is None:
+            yield from self._begin_set(lanes)
+        elif at_hand.due:
+            yield from self._look(lanes, at_hand)
+        else:
+            self._set = None
+            self.sets_done += 1
+            yield from self._end_set(lanes, at_hand)
+        return self.counters.bytes_read - before
+
+    def _begin_set(self, lanes: Lanes) -> Steps[None]:
+        if self._walk is None:
+            self._walk, self.sets_done = self._places(), 0
+        volume, namespace, offset = next(self._walk, (None, 0, 0))
+        if volume is None:
+            self._walk = None
+            self.counters.passes += 1
+            return
+        if volume.erased or not lanes.trusts(namespace):
+            self._skip()
+            return
+        block = memoryview(bytearray(DIRECTORY_BYTES))
+        pending = lanes.read(namespace, offset, block)
+        cause = yield from wait_for(lanes, pending, lanes.now() + READ_SECONDS)
+        self.counters.bytes_read += len(block)
+        if cause is not None:
+            self._skip()
+            return
+        wall = lanes.wall()
+        due = [
+            (slot, entry)
+            for slot, entry in Directory(block)
+            if not is_quarantined(entry)
+            and not is_young(volume, entry, wall)
+            and not (entry.expiry and entry.expiry <= wall)
+        ]
+        self._set = _SetAtHand(volume, namespace, offset, due, [])
+
+    def _skip(self) -> None:
+        self.sets_done += 1
+        self.counters.sets_skipped += 1
+
+    def _look(self, lanes: Lanes, at_hand: _SetAtHand) -> Steps[None]:
+        slot, entry = at_hand.due.pop()
+        place = SlotAt(at_hand.namespace, at_hand.offset, slot)
+        finding = yield from look_at(at_hand.volume, lanes, place, entry, self.counters)
+        if finding is Finding.UNKNOWN or at_hand.volume.erased:
+            # Away by now, or too slow: the rest of the set would only be more of the same.
+            at_hand.due.clear()
+            self.counters.sets_skipped += 1
+            return
+        self.counters.slots_checked += 1
+        if finding is not Finding.GOOD:
+            at_hand.bad.append(slot)
+            return
+        at_hand.good += 1
+        yield from keep_two(at_hand.volume, lanes, entry.pseudonym)
+
+    def _end_set(self, lanes: Lanes, at_hand: _SetAtHand) -> Steps[None]:
+        if not at_hand.bad or not lanes.trusts(at_hand.namespace):
+            return
+        if not at_hand.good and len(at_hand.bad) >= NOTHING_OPENS:
+            self.counters.sets_skipped += 1
+            log.warning(
+                "not one of %d slots opens in the set at %d of namespace %d: nothing was removed there",
+                len(at_hand.bad), at_hand.offset, at_hand.namespace,
+            )  # fmt: skip
+            return
+        yield from settle(
+            at_hand.volume, lanes, at_hand.namespace, at_hand.offset, at_hand.bad, self.counters
+        )
+
+
+class Pace:
+    """So many bytes a second, and an eighth of that while others are at work. `now` in seconds."""
+
+    BUSY_SHARE = 1 / 8
+    BUSY_BYTES = 64 << 10
+    """What others move between two steps of ours without being in the way: looks at the pool map, pings."""
+
+    def __init__(self, bytes_per_second: int, moved_by_others: Callable[[], int]) -> None:
+        """`moved_by_others` tells how many bytes all others have moved since the start."""
+        self._rate = bytes_per_second
+        self._moved_by_others = moved_by_others
+        self._moved = 0
+        self._free_at = 0.0
+
+    def spend(self, count: int, now: float) -> float:
+        """`count` bytes were read; how many seconds to wait before any more are."""
+        moved = self._moved_by_others()
+        is_busy, self._moved = moved - self._moved > self.BUSY_BYTES, moved
+        rate = self._rate * (self.BUSY_SHARE if is_busy else 1.0)
+        self._free_at = max(self._free_at, now) + count / rate
+        return self._free_at - now

@@ -1,0 +1,60 @@
+"""Writes whose fate is unknown, and what may not be written meanwhile.
+
+A write that was sent by one path and not answered may still be on its way: in a socket of the enclosure's,
+or in a controller that was cut off from us and not from its drives. Written again by another path, and
+acknowledged, it could later be undone by the first, which lands behind everything that was written since. So
+it is never written again, and nothing else is written over the place that it was meant for, until it can no
+longer land: those writes are refused, and so is the put that they belong to (docs/multipath.md).
+
+One fence is shared by all workers; a place is a range of bytes of a namespace.
+"""
+
+from __future__ import annotations
+
+import threading
+
+LOST_SECONDS = 12.0
+"""A controller that has not heard from us is to end with its keep-alive time, 5 s; one that goes by traffic
+may take twice that (NVMe Base 2.0, 3.9.3), and it takes a moment to stop what it had begun."""
+GIVEN_UP_SECONDS = 60.0
+"""A write that was given up may be answered for as long as its queue lives, 10 s at the most, and then is as
+one that was lost. The slot is shunned for as long as this (agent/pool/writing.py)."""
+MOST_PLACES = 4096
+"""More than the queues of all workers hold; with more, the namespace as a whole is fenced."""
+
+
+class Fence:
+    """Places that may not be written just now. `now` in the seconds of the lanes' clock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._places: dict[tuple[bytes, int, int], float] = {}
+        """Until when, by NGUID, first byte and end."""
+        self._namespaces: dict[bytes, float] = {}
+        self._until = 0.0
+        """When the last of them falls: what a write looks at first."""
+        self.raised = 0
+
+    def put_up(self, nguid: bytes, offset: int, size: int, until: float, now: float) -> None:
+        """Let nobody write there until then."""
+        with self._lock:
+            self._places = {place: end for place, end in self._places.items() if end > now}
+            if len(self._places) < MOST_PLACES:
+                place = (nguid, offset, offset + size)
+                self._places[place] = max(until, self._places.get(place, 0.0))
+            else:
+                self._namespaces[nguid] = max(until, self._namespaces.get(nguid, 0.0))
+            self._until = max(self._until, until)
+            self.raised += 1
+
+    def stands(self, nguid: bytes, offset: int, size: int, now: float) -> bool:
+        """Whether a write there has to be refused."""
+        if now >= self._until:
+            return False
+        with self._lock:
+            if self._namespaces.get(nguid, 0.0) > now:
+                return True
+            return any(
+                each == nguid and first < offset + size and offset < end and until > now
+                for (each, first, end), until in self._places.items()
+            )

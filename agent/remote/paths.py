@@ -1,0 +1,103 @@
+"""A request that has several ways to go: which it takes, how long each gets, and when it may go again.
+
+    read    lost, refused by the path (ANA), or not answered in its share of the time: sent again, by the next
+    write   refused by the path: sent again. Lost or not answered: never, for it may still land (fence.py)
+
+A path that left a request alone goes behind the others for a while. Without I/O; the lanes (lanes.py) send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from agent.remote.fabric import Enclosure, Route
+from agent.remote.fence import GIVEN_UP_SECONDS, LOST_SECONDS, Fence
+from nvmeof.host.command import Command
+from nvmeof.transport import HostQueue
+from nvmeof.wire.status import Status
+
+PATH_STATUSES = frozenset(
+    {
+        Status.INTERNAL_PATH_ERROR,
+        Status.ANA_PERSISTENT_LOSS,
+        Status.ANA_INACCESSIBLE,
+        Status.ANA_TRANSITION,
+        Status.CONTROLLER_PATHING_ERROR,
+    }
+)
+"""A command that ends with one of these is over, and another path may serve it (NVMe Base 2.0, 4.2.3.4)."""
+SHARE = 0.5
+"""Of the time that is left, what a path gets to answer a read that has another."""
+SHARE_LEAST_SECONDS, SHARE_MOST_SECONDS = 0.01, 0.5
+
+Build: TypeAlias = Callable[[Route, HostQueue, int], Sequence[Command]]
+"""The commands of a request for a way, without the bytes at its beginning that have come already."""
+
+
+class Request:
+    """A read or write that can go by another path: how to build it anew, and where it was sent."""
+
+    __slots__ = ("_at", "build", "is_read", "lba_bytes", "namespace", "nguid", "size", "tried")
+
+    # `lba_bytes` 0: its bytes come all together, as those of a key.
+
+    def __init__(
+        self, namespace: int, nguid: bytes, at: int, size: int, lba_bytes: int, build: Build, *, is_read: bool
+    ) -> None:
+        self.namespace = namespace
+        self.nguid = nguid
+        self._at = at
+        self.size = size
+        self.lba_bytes = lba_bytes
+        self.build = build
+        self.is_read = is_read
+        self.tried: list[Enclosure] = []
+
+    def has_another(self, ways: Sequence[Route]) -> bool:
+        """Whether one of the ways has not been tried."""
+        return any(way.enclosure not in self.tried for way in ways)
+
+    def stops_here(self, now: float, deadline: float) -> float:
+        """Until when the present path may take for a read, where there is another."""
+        share = min(SHARE_MOST_SECONDS, max(SHARE_LEAST_SECONDS, (deadline - now) * SHARE))
+        return min(deadline, now + share)
+
+    def may_go_again(self, commands: Sequence[Command]) -> bool:
+        """Whether what was sent can do no harm any more."""
+        if self.is_read:
+            return True
+        return all(command.done and not command.lost for command in commands)
+
+    def resumes_at(self, received: int) -> int:
+        """Bytes that need not come again: whole blocks, out of which the reader may have used some.
+
+        The last block comes again in any case, so that there is an answer.
+        """
+        if not self.is_read or not self.lba_bytes or not self.size:
+            return 0
+        return min(received, self.size - 1) // self.lba_bytes * self.lba_bytes
+
+    def over(self, commands: Sequence[Command], fence: Fence, now: float) -> None:
+        """It goes nowhere any more: a write whose fate is unknown puts a fence around its place."""
+        if self.is_read:
+            return
+        if any(command.lost for command in commands):
+            until = now + LOST_SECONDS
+        elif any(command.cid >= 0 and not command.done for command in commands):
+            until = now + GIVEN_UP_SECONDS
+        else:
+            return
+        fence.put_up(self.nguid, self._at, self.size, until, now)
+
+
+def in_order(ways: Sequence[Route], now: float) -> Sequence[Route]:
+    """The ways, with those that are avoided behind the others."""
+    if all(way.enclosure.avoided_until <= now for way in ways):
+        return ways
+    return sorted(ways, key=lambda way: max(0.0, way.enclosure.avoided_until - now))
+
+
+def left_by_its_path(commands: Sequence[Command]) -> bool:
+    """Whether a command ended for its path's sake."""
+    return any(command.done and (command.lost or command.status in PATH_STATUSES) for command in commands)

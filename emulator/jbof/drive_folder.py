@@ -1,0 +1,64 @@
+"""The folder that an enclosure keeps its drives in: one at a time uses it, and drives keep their names."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from pathlib import Path
+
+
+class EnclosureError(Exception):
+    """The enclosure cannot be as it was asked for: the world's fault or the user's; says which and how."""
+
+
+def derived_nguid(nqn: str, number: int) -> bytes:
+    """The NGUID of a drive in memory: the same whenever the enclosure of that name starts."""
+    return hashlib.sha256(f"g35 drive\0{nqn}\0{number}".encode()).digest()[:16]
+
+
+def lock_folder(folder: Path) -> int:
+    """Two enclosures on one folder would write over each other."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise EnclosureError(f"cannot use the folder {folder}: {error}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise EnclosureError(f"another enclosure uses the folder {folder}") from error
+    return fd
+
+
+def persistent_nguid(folder: Path, number: int, size: int, lba_bytes: int) -> bytes:
+    """The NGUID beside a drive's file, made at random the first time.
+
+    EnclosureError if the file beside it describes another drive than the one asked for.
+    """
+    path = folder / f"drive-{number:03d}.json"
+    wanted = {"size": size, "lba_bytes": lba_bytes}
+    try:
+        if path.exists():
+            known = json.loads(path.read_text())
+            nguid = bytes.fromhex(known["nguid"])
+            if len(nguid) != 16 or {key: known[key] for key in wanted} != wanted:
+                raise EnclosureError(f"{path} describes a drive of {known.get('size')} bytes, not of {size}")
+            return nguid
+        nguid = os.urandom(16)
+        write_atomically(path, json.dumps({"nguid": nguid.hex(), **wanted}) + "\n")
+        return nguid
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EnclosureError(f"{path}: {error}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """A reader finds the old file or the whole new one, also after a crash."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)

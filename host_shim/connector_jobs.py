@@ -1,0 +1,131 @@
+"""Work of a connector on threads of its own, so that no call of an engine waits for the pool.
+
+An engine calls its connector from its scheduler or its event loop. The connector hands what takes time to a
+`JobRunner` and answers later. What this file promises for that:
+
+* `submit` never waits, neither for a thread nor for room: with the queue full it says False;
+* urgent work (somebody waits for a load) goes before the rest (stores), which still moves on: each thread
+  takes one piece of the rest after `URGENT_IN_A_ROW` urgent ones;
+* threads are daemons: one that the mount holds (an agent that hangs) does not keep the engine from exiting;
+* a piece of work that raises is logged, and the thread goes on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+_log = logging.getLogger(__name__)
+
+WAITING_MAX = 4096
+"""Pieces of work that may wait; each is a closure of some hundred bytes."""
+URGENT_IN_A_ROW = 8
+
+Work: TypeAlias = Callable[[], None]
+
+
+class JobRunner:
+    """`threads` daemon threads and a bounded queue of two urgencies. Every method is for any thread."""
+
+    def __init__(self, name: str, threads: int = 4, waiting_max: int = WAITING_MAX) -> None:
+        if threads < 1 or waiting_max < 1:
+            raise ValueError("a job runner needs at least one thread, and room for one piece of work")
+        self._name = name
+        self._thread_count = threads
+        self._waiting_max = waiting_max
+        self._changed = threading.Condition()
+        self._urgent: deque[Work] = deque()
+        self._rest: deque[Work] = deque()
+        self._in_a_row = 0
+        self._running = 0
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    def submit(self, work: Work, *, urgent: bool = False) -> bool:
+        """Have `work` called by one of the threads; False, and it never is, where there is no room."""
+        with self._changed:
+            waiting = len(self._urgent) + len(self._rest)
+            if self._closed or waiting >= self._waiting_max:
+                return False
+            (self._urgent if urgent else self._rest).append(work)
+            idle = len(self._threads) - self._running
+            if waiting >= idle and len(self._threads) < self._thread_count:
+                self._start_thread()
+            self._changed.notify()
+        return True
+
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        with self._changed:
+            return not (self._urgent or self._rest or self._running)
+
+    def drain(self, seconds: float | None = None) -> bool:
+        """Wait until nothing waits and nothing runs; False where `seconds` were not enough."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not (self._urgent or self._rest or self._running), timeout=seconds
+            )
+
+    def close(self, seconds: float = 5.0) -> bool:
+        """Forget what waits, let end what runs, for `seconds` at most; False where a thread still runs."""
+        with self._changed:
+            self._closed = True
+            self._urgent.clear()
+            self._rest.clear()
+            self._changed.notify_all()
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._urgent or self._rest):
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                work = self._next()
+                self._running += 1
+            try:
+                work()
+            except Exception:
+                _log.exception("work of %s failed", self._name)
+            finally:
+                del work  # whatever it holds (buffers of the engine) is free while this thread waits
+                with self._changed:
+                    self._running -= 1
+                    self._changed.notify_all()
+
+    def _next(self) -> Work:
+        if self._urgent and (self._in_a_row < URGENT_IN_A_ROW or not self._rest):
+            self._in_a_row += 1
+            return self._urgent.popleft()
+        self._in_a_row = 0
+        return self._rest.popleft()
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy `source` to the beginning of `target`, other threads running meanwhile.
+
+    A slice assignment would hold the interpreter's lock for the whole copy, 2 ms for 16 MiB, and an engine's
+    scheduler with it. Both are contiguous and writable (of which ctypes takes an address); `target` has room.
+    """
+    length = source.nbytes
+    if length > target.nbytes:
+        raise ValueError(f"{length} bytes do not fit into {target.nbytes}")
+    if not length:
+        return
+    into = (ctypes.c_char * length).from_buffer(target)
+    out_of = (ctypes.c_char * length).from_buffer(source)
+    ctypes.memmove(into, out_of, length)

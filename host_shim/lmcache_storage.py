@@ -1,0 +1,251 @@
+"""LMCache: a storage plug-in of its in-process mode. Imported by LMCache alone, which has to be installed.
+
+    storage_plugins: ["g35"]
+    extra_config:
+      storage_plugin.g35.module_path: host_shim.lmcache_storage
+      storage_plugin.g35.class_name: G35StorageBackend
+      g35.mount: /mnt/g35
+      g35.volume: kv
+
+Stores and everything that LMCache awaits run on threads of our own; `contains` and `get_blocking` wait, no
+longer than the agent's deadlines. Chunks are loaded into memory of LMCache's CPU back-end. A key of one layer
+(`use_layerwise`) is never stored: nothing says what shape it would have.
+
+Written for lmcache 0.5.6 (lmcache/v1/storage_backend/abstract_backend.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from lmcache.v1.memory_management import MemoryFormat
+from lmcache.v1.storage_backend.abstract_backend import StoragePluginInterface
+from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
+
+from host_shim.connector_jobs import JobRunner
+from host_shim.connector_options import ConnectorOptions
+from host_shim.named_values import NamedValues, name_of
+from host_shim.pool import Pool
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+OPTION_PREFIX = "g35."
+CLOSE_SECONDS = 10.0
+
+
+class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
+    """See the module. `extra_config` holds the keys of `ConnectorOptions`, each after `g35.`."""
+
+    def __init__(
+        self,
+        dst_device: str = "cpu",
+        config: Any = None,
+        metadata: Any = None,
+        local_cpu_backend: Any = None,
+        loop: Any = None,
+    ) -> None:
+        super().__init__(dst_device, config, metadata, local_cpu_backend, loop)
+        if metadata is None or local_cpu_backend is None:
+            raise ValueError("g35's storage plug-in loads into LMCache's CPU back-end: set local_cpu: true")
+        extra = config.extra_config or {}
+        self._options = ConnectorOptions.from_dict(
+            {
+                key.removeprefix(OPTION_PREFIX): each
+                for key, each in extra.items()
+                if key.startswith(OPTION_PREFIX)
+            }
+        )
+        self._shapes, self._dtypes = metadata.get_shapes(), metadata.get_dtypes()
+        self._format = MemoryFormat.KV_MLA_FMT if metadata.use_mla else MemoryFormat.KV_2LTD
+        # These two are what RemoteConnector.reshape_partial_chunk reads of its own.
+        self.full_chunk_size_bytes = sum(
+            shape.numel() * dtype.itemsize for shape, dtype in zip(self._shapes, self._dtypes, strict=True)
+        )
+        self.single_token_size = self.full_chunk_size_bytes // metadata.chunk_size
+        self._pool = Pool(self._options.mount, parallel=self._options.parallel)
+        self._values = NamedValues(self._pool, self._options.volume, self._options.ttl)
+        why = self._values.why_unusable(self.full_chunk_size_bytes)
+        if why is not None:
+            self._pool.close()
+            raise ValueError(why)
+        self._readers = JobRunner("g35-lmcache-load", self._options.threads)
+        self._writers = JobRunner("g35-lmcache-store", self._options.threads)
+        self._lock = threading.Lock()
+        self._storing: set[Any] = set()
+
+    def contains(self, key: Any, pin: bool = False) -> bool:
+        return self.batched_contains([key], pin) == 1
+
+    def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
+        """How many chunks from the first on are there, in one round trip; those are prestaged."""
+        names = _names(keys)
+        found = self._values.leading(names)
+        if found and self._options.prestage:
+            self._values.prestage(names[:found])
+        return found
+
+    async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
+        return await self._awaited(lambda: self.batched_contains(keys, pin), 0)
+
+    def exists_in_put_tasks(self, key: Any) -> bool:
+        with self._lock:
+            return key in self._storing
+
+    def batched_submit_put_task(
+        self,
+        keys: Sequence[Any],
+        objs: list[Any],
+        transfer_spec: Any = None,
+        on_complete_callback: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Store chunks, later. Storing is best effort: what fails is missing, and no error to the engine."""
+        with self._lock:
+            chosen = [
+                (key, each)
+                for key, each in zip(keys, objs, strict=True)
+                if key not in self._storing and not hasattr(key, "layer_id")
+            ]
+            self._storing.update(key for key, _ in chosen)
+        if not chosen:
+            return
+        for _, each in chosen:
+            each.ref_count_up()
+
+        def store() -> None:
+            stored = [False] * len(chosen)
+            try:
+                names = _names([key for key, _ in chosen])
+                stored = self._values.store(names, [[each.byte_array] for _, each in chosen])
+            finally:
+                self._end_store(chosen)
+            for (key, _), well in zip(chosen, stored, strict=True):
+                if well and on_complete_callback is not None:
+                    _call(on_complete_callback, key)
+
+        if not self._writers.submit(store):
+            self._end_store(chosen)
+
+    async def async_batched_submit_put_task(
+        self,
+        keys: Sequence[Any],
+        objs: list[Any],
+        transfer_spec: Any = None,
+        on_complete_callback: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.batched_submit_put_task(keys, objs, transfer_spec, on_complete_callback)
+
+    def get_blocking(self, key: Any) -> Any:
+        return self.batched_get_blocking([key])[0]
+
+    def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
+        """Chunks by their keys, None for each that is a miss or for which LMCache has no memory."""
+        rooms: list[Any] = []
+        for _ in keys:
+            room = self.local_cpu_backend.allocate(self._shapes, self._dtypes, self._format)
+            if room is None:
+                break
+            rooms.append(room)
+        chunks: list[Any] = [None] * len(keys)
+        names = _names(keys[: len(rooms)])
+        found = self._values.load(names, [[each.byte_array] for each in rooms], exact=False)
+        for at, (room, length) in enumerate(zip(rooms, found, strict=True)):
+            chunks[at] = self._of_length(room, length)
+        return chunks
+
+    async def batched_get_non_blocking(
+        self, lookup_id: str, keys: list[Any], transfer_spec: Any = None
+    ) -> list[Any]:
+        """The chunks from the first on, up to the first miss."""
+
+        def load() -> list[Any]:
+            chunks = self.batched_get_blocking(keys)
+            end = chunks.index(None) if None in chunks else len(chunks)
+            for each in chunks[end:]:
+                if each is not None:
+                    each.ref_count_down()
+            return chunks[:end]
+
+        return await self._awaited(load, [])
+
+    def get_non_blocking(self, key: Any, location: str | None = None) -> Future[Any]:
+        return self._started(lambda: self.get_blocking(key), None)
+
+    def pin(self, key: Any) -> bool:
+        """Nothing is pinned: a chunk that is evicted before it is loaded is a miss."""
+        return True
+
+    def unpin(self, key: Any) -> bool:
+        return True
+
+    def touch_cache(self) -> None:
+        """Nothing: a read counts as a use in the pool."""
+
+    def remove(self, key: Any, force: bool = True) -> bool:
+        return self.batched_remove([key], force) == 1
+
+    def batched_remove(self, keys: list[Any], force: bool = True) -> int:
+        return sum(self._values.forget(_names(keys)))
+
+    def get_allocator_backend(self) -> Any:
+        return self.local_cpu_backend
+
+    def close(self) -> None:
+        """Let stores that run end, for CLOSE_SECONDS at most; what waited is forgotten."""
+        if all([runner.close(CLOSE_SECONDS) for runner in (self._readers, self._writers)]):
+            self._pool.close()
+        else:
+            _log.warning("the g35 mount %s still holds a task of LMCache at its end", self._options.mount)
+
+    def _of_length(self, room: Any, length: int | None) -> Any:
+        """The memory as the chunk that is in it: the last of a request may have fewer tokens."""
+        if length is not None:
+            try:
+                return RemoteConnector.reshape_partial_chunk(self, room, length)
+            except ValueError:
+                pass  # no whole number of tokens: not what this engine stores
+        room.ref_count_down()
+        return None
+
+    def _end_store(self, chosen: Sequence[tuple[Any, Any]]) -> None:
+        for _, each in chosen:
+            each.ref_count_down()
+        with self._lock:
+            self._storing.difference_update(key for key, _ in chosen)
+
+    async def _awaited(self, work: Callable[[], T], failed: T) -> T:
+        return await asyncio.wrap_future(self._started(work, failed))
+
+    def _started(self, work: Callable[[], T], failed: T) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            result = failed
+            try:
+                result = work()
+            except Exception:
+                _log.exception("a task of LMCache failed in g35's storage plug-in")
+            finally:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(result)
+
+        if not self._readers.submit(run, urgent=True) and future.set_running_or_notify_cancel():
+            future.set_result(failed)
+        return future
+
+
+def _names(keys: Sequence[Any]) -> list[bytes]:
+    """The whole key as LMCache writes it: model, world size, worker, hash, type and tags."""
+    return [name_of("lmcache", key.to_string()) for key in keys]
+
+
+def _call(callback: Callable[[Any], None], key: Any) -> None:
+    try:
+        callback(key)
+    except Exception:
+        _log.exception("LMCache's callback for a stored chunk failed")

@@ -1,0 +1,245 @@
+"""Values under names of any length: what the engines' connectors store and load blocks with.
+
+A key of the pool has 128 bits, an engine's name of a block more: model, rank, layout, a hash of 256 bits. So
+every value begins with a label that repeats the whole name's hash at 256 bits and the value's length, and a
+load whose label does not say exactly that is a miss. Two names that meet at one key, a slot that holds
+another request's block, a value that broke off: none is ever taken for the block that was asked for.
+
+Layout of the label, little-endian:
+     0  4  magic "g35v"
+     4  4  version
+     8  8  length of what follows the label
+    16 32  BLAKE2b of the name, 256 bits
+    48 16  zero
+The label and the value are one value of the pool, moved by one system call from and to where they lie
+(readv, writev); so a slot has to be `LABEL_BYTES` longer than a block. Nothing here raises for what the pool
+does or says: a connector is called from an engine's scheduler, which must live on without its cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from host_shim.control_wire import KEY_BYTES, KEYS_MAX, TICKETS_MAX, VALUE_BYTES_MAX
+from host_shim.pool import Buffer, Pool, UnknownVolume, ValueTooLong
+from host_shim.session import Session, SessionDead
+
+_log = logging.getLogger(__name__)
+
+_LABEL = struct.Struct("<4sIQ32s16x")
+LABEL_BYTES = 64
+assert _LABEL.size == LABEL_BYTES
+LABEL_MAGIC = b"g35v"
+LABEL_VERSION = 1
+_BATCH_MAX = min(KEYS_MAX, TICKETS_MAX)
+_COMPLAINTS_MAX = 16
+_Ask: TypeAlias = Callable[[Sequence[bytes]], list[bool]]
+
+
+def name_of(*fields: bytes | str | int) -> bytes:
+    """One name of several fields; lists of fields that differ never make the same name."""
+    parts = []
+    for field in fields:
+        raw = field if isinstance(field, bytes) else str(field).encode("utf-8", "surrogateescape")
+        parts += [len(raw).to_bytes(4, "little"), raw]
+    return b"".join(parts)
+
+
+def key_of_long_name(name: bytes) -> bytes:
+    """The 16-byte key under which the pool has the value of a name."""
+    return hashlib.blake2b(name, digest_size=KEY_BYTES, person=b"g35 block").digest()
+
+
+def label_of(name: bytes, length: int) -> bytes:
+    """What a value of `length` bytes begins with."""
+    return _LABEL.pack(LABEL_MAGIC, LABEL_VERSION, length, _proof_of(name))
+
+
+def _proof_of(name: bytes) -> bytes:
+    return hashlib.blake2b(name, digest_size=32, person=b"g35 label").digest()
+
+
+class NamedValues:
+    """One volume of a pool by long names. Any thread; every call may wait for the pool."""
+
+    def __init__(self, pool: Pool, volume: str, ttl: float | None = None) -> None:
+        self._pool = pool
+        self._volume = pool.volume(volume)
+        self._ttl = ttl
+        self._complaints: set[str] = set()
+        self.agent_seen = False
+        """Whether the last call found an agent; for status pages, which must not wait."""
+
+    def why_unusable(self, block_bytes: int = 0) -> str | None:
+        """What a person has to change before blocks of this length can be stored; None: nothing known.
+
+        Asks the agent; where there is none, nothing is known, and an engine may well start before its agent.
+        """
+        try:
+            found = self._volume.stats()
+        except UnknownVolume as unknown:
+            return str(unknown)
+        self.agent_seen = bool(found)
+        room = int(found.get("value_bytes", VALUE_BYTES_MAX)) - LABEL_BYTES
+        if block_bytes > room:
+            return (
+                f"a block of {block_bytes} bytes and its label of {LABEL_BYTES} do not fit into the slots of "
+                f"volume {self._volume.name!r}: {room + LABEL_BYTES} bytes"
+            )
+        return None
+
+    def store(self, names: Sequence[bytes], values: Sequence[Sequence[Buffer | bytes]]) -> list[bool]:
+        """Store values, each given as the parts it consists of; which of them are on flash now."""
+        stored: list[bool] = []
+        for start in range(0, len(names), _BATCH_MAX):
+            end = start + _BATCH_MAX
+            stored += self._store_batch(names[start:end], [_views(value) for value in values[start:end]])
+        return stored
+
+    def load(
+        self, names: Sequence[bytes], rooms: Sequence[Sequence[Buffer]], *, exact: bool = True
+    ) -> list[int | None]:
+        """Load values into the parts of their rooms, one after another; their lengths, None for a miss.
+
+        After a miss the room holds anything at all: the engine counts it as not loaded. With `exact` a value
+        shorter than its room is a miss as well. What is found to be another name's value, or of another
+        length, is deleted: the first write wins, so the block could never be stored beside it.
+        """
+        found: list[int | None] = []
+        for start in range(0, len(names), _BATCH_MAX):
+            end = start + _BATCH_MAX
+            found += self._load_batch(names[start:end], [_views(room) for room in rooms[start:end]], exact)
+        return found
+
+    def exists(self, names: Sequence[bytes]) -> list[bool]:
+        """Which names have a value, in one round trip; only `load` proves that it is the name's own."""
+        return self._ask_all(self._volume.exists, names)
+
+    def leading(self, names: Sequence[bytes]) -> int:
+        """How many names from the first on have a value, without a hole."""
+        try:
+            return self._volume.longest_prefix([key_of_long_name(name) for name in names])
+        except (OSError, LookupError, RuntimeError) as refused:
+            self._complain(refused)
+            return 0
+
+    def prestage(self, names: Sequence[bytes]) -> list[bool]:
+        """Ask the agent to bring values into its memory; which are there or on their way."""
+        return self._ask_all(self._volume.prestage, names)
+
+    def forget(self, names: Sequence[bytes]) -> list[bool]:
+        """Delete values; which of them were there."""
+        return self._ask_all(self._volume.delete, names)
+
+    def _ask_all(self, ask: _Ask, names: Sequence[bytes]) -> list[bool]:
+        try:
+            return ask([key_of_long_name(name) for name in names])
+        except (OSError, LookupError, RuntimeError) as refused:
+            self._complain(refused)
+            return [False] * len(names)
+
+    def _store_batch(self, names: Sequence[bytes], values: Sequence[list[memoryview]]) -> list[bool]:
+        stored = [False] * len(names)
+        wanted = [index for index, value in enumerate(values) if _fits(value)]
+        if len(wanted) < len(values):
+            self._complain(ValueTooLong(f"a block is empty, or longer than {VALUE_BYTES_MAX - LABEL_BYTES}"))
+        keys = [key_of_long_name(names[index]) for index in wanted]
+        lengths = [_length(values[index]) for index in wanted]
+        try:
+            with self._pool._lender.lend() as session:
+                self.agent_seen = session is not None
+                if session is None:
+                    return stored
+                lent = session
+
+                def write(ticket: int) -> None:
+                    if lent.dead:
+                        return
+                    label = memoryview(label_of(names[wanted[ticket]], lengths[ticket]))
+                    try:
+                        lent.write_parts(ticket, [label, *values[wanted[ticket]]])
+                    except OSError:
+                        return  # what this value's enclosure says of it; the others go on
+                    stored[wanted[ticket]] = True
+
+                whole = [length + LABEL_BYTES for length in lengths]
+                session.bind_writes(self._volume.name, keys, whole, math.ceil(self._ttl or 0))
+                self._pool._share(write, len(wanted))
+        except SessionDead:
+            self.agent_seen = False
+        except (OSError, RuntimeError) as refused:
+            self._complain(refused)
+        return stored
+
+    def _load_batch(
+        self, names: Sequence[bytes], rooms: Sequence[list[memoryview]], exact: bool
+    ) -> list[int | None]:
+        found: list[int | None] = [None] * len(names)
+        strange: list[bytes] = []
+        try:
+            with self._pool._lender.lend() as session:
+                self.agent_seen = session is not None
+                if session is None:
+                    return found
+                lent = session
+
+                def read(ticket: int) -> None:
+                    if lent.dead:
+                        return
+                    length, proved = _read_one(lent, ticket, names[ticket], rooms[ticket])
+                    if proved and (not exact or length == _length(rooms[ticket])):
+                        found[ticket] = length
+                    elif proved is not None:
+                        strange.append(names[ticket])
+
+                session.bind_reads(self._volume.name, [key_of_long_name(name) for name in names])
+                self._pool._share(read, len(names))
+        except SessionDead:
+            self.agent_seen = False  # what came whole before that carries its proof, and stays
+        except (OSError, RuntimeError) as refused:
+            self._complain(refused)
+        if strange:
+            self.forget(strange)
+        return found
+
+    def _complain(self, refused: Exception) -> None:
+        """Once for each kind of refusal: an engine stores thousands of blocks a second."""
+        text = os.strerror(refused.errno) if isinstance(refused, OSError) and refused.errno else str(refused)
+        if text not in self._complaints and len(self._complaints) < _COMPLAINTS_MAX:
+            self._complaints.add(text)
+            _log.warning("volume %s of the g35 pool refuses blocks: %s", self._volume.name, text)
+
+
+def _read_one(session: Session, ticket: int, name: bytes, room: list[memoryview]) -> tuple[int, bool | None]:
+    """How many bytes of a value came, and whether they are the name's value, whole.
+
+    None where that cannot be said (nothing came, or it broke off), False where the value is another one.
+    """
+    label = memoryview(bytearray(LABEL_BYTES))
+    got = session.read_parts(ticket, [label, *room]) - LABEL_BYTES
+    if got <= 0:
+        return 0, None
+    magic, version, length, proof = _LABEL.unpack(label)
+    if magic != LABEL_MAGIC or version != LABEL_VERSION:
+        return 0, None  # not ours to judge, and not ours to delete
+    if proof != _proof_of(name) or length > _length(room):
+        return 0, False
+    return got, True if got == length else None
+
+
+def _views(parts: Sequence[Buffer | bytes]) -> list[memoryview]:
+    return [memoryview(part).cast("B") for part in parts]
+
+
+def _length(parts: Sequence[memoryview]) -> int:
+    return sum(len(part) for part in parts)
+
+
+def _fits(value: Sequence[memoryview]) -> bool:
+    return 0 < _length(value) <= VALUE_BYTES_MAX - LABEL_BYTES

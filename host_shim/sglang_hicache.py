@@ -1,0 +1,235 @@
+"""SGLang: a `dynamic` storage back-end of HiCache. Imported by SGLang alone, which has to be installed.
+
+    --enable-hierarchical-cache --hicache-storage-backend dynamic --hicache-storage-backend-extra-config
+        '{"backend_name": "g35", "module_path": "host_shim.sglang_hicache", "class_name": "G35HiCache",
+          "interface_v1": 1, "g35": {"mount": "/mnt/g35", "volume": "kv"}}'
+
+With `interface_v1` pages move between the pool and the host memory pool where they lie. One page is one
+value: however many pieces it has there (k and v, or each layer's), they are read and written by one system
+call: a page is whole or a miss. SGLang calls from its own prefetch and backup threads, which may wait.
+
+Written for sglang 0.5.23 (sglang/srt/mem_cache/hicache_storage.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, PoolHitPolicy, PoolName, PoolTransferResult
+
+from host_shim.connector_options import ConnectorOptions
+from host_shim.named_values import NamedValues, name_of
+from host_shim.pool import Pool
+
+_log = logging.getLogger(__name__)
+
+_KV = "kv"
+"""SGLang's own name of the pool that v1 calls are about."""
+
+
+class G35HiCache(HiCacheStorage):  # type: ignore[misc]
+    """See the module. The extra-config's `g35` holds the keys of `ConnectorOptions`."""
+
+    def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
+        extra = storage_config.extra_config or {}
+        self._options = ConnectorOptions.from_dict(extra.get("g35") or {})
+        self._pool = Pool(self._options.mount, parallel=self._options.parallel)
+        self._values = NamedValues(self._pool, self._options.volume, self._options.ttl)
+        why = self._values.why_unusable()
+        if why is not None:
+            self._pool.close()
+            raise ValueError(why)
+        self._sharded, self._replicated = _shards(storage_config)
+        self._is_mla = bool(storage_config.is_mla_model)
+        self._complained = False
+        self.mem_pool_host: Any = None
+        self._host_pools: dict[str, Any] = {}
+
+    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
+        self._host_pools[_text(host_pool_name)] = host_pool
+
+    def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
+        """How many pages from the first on are there, in one round trip; those are prestaged."""
+        names = self._names(_KV, keys)
+        found = self._values.leading(names)
+        if found and self._options.prestage:
+            self._values.prestage(names[:found])
+        return found
+
+    def exists(self, key: str) -> bool:
+        return self.batch_exists([key]) == 1
+
+    def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
+        """Load pages into the host memory pool; which of them are there whole."""
+        return self._load(_KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
+
+    def batch_set_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
+        """Store pages out of the host memory pool; which of them are on flash."""
+        return self._store(_KV, keys, self._pages(self.mem_pool_host, keys, host_indices))
+
+    def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> Any:
+        """A page as a tensor: `target_location`, filled. None for a miss."""
+        return self.batch_get([key], None if target_location is None else [target_location])[0]
+
+    def batch_get(self, keys: list[str], target_locations: Any = None, target_sizes: Any = None) -> list[Any]:
+        """`get` of many. Without a tensor for each page nobody knows its shape: all are misses."""
+        if not keys or target_locations is None or len(target_locations) != len(keys):
+            return [None] * len(keys)
+        rooms = [_tensor_memory(each) for each in target_locations]
+        whole = self._load(_KV, keys, [None if room is None else [room] for room in rooms])
+        return [tensor if well else None for tensor, well in zip(target_locations, whole, strict=True)]
+
+    def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
+        return self.batch_set([key], [value])
+
+    def batch_set(
+        self, keys: list[str], values: Any = None, target_locations: Any = None, target_sizes: Any = None
+    ) -> bool:
+        """Store pages given as tensors; whether all of them are on flash."""
+        if values is None or len(values) != len(keys):
+            return False
+        memories = [_tensor_memory(None if value is None else value.contiguous()) for value in values]
+        return all(self._store(_KV, keys, [None if each is None else [each] for each in memories]))
+
+    def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
+        """How long a prefix can be restored when other pools (states, windows) need their pages, too."""
+        transfers = list(pool_transfers or ())
+        asked = [self._names(_KV, keys), *(self._names(_text(each.name), keys) for each in transfers)]
+        flat = self._values.exists([name for names in asked for name in names])
+        there = [flat[at * len(keys) : (at + 1) * len(keys)] for at in range(len(asked))]
+        pages = there[0].index(False) if False in there[0] else len(keys)
+        hits: dict[Any, int] = {PoolName.KV: pages} if pages else {}
+        restorable = set(range(1, pages + 1))
+        for each, has in zip(transfers, there[1:], strict=True):
+            if each.hit_policy == PoolHitPolicy.ALL_PAGES:
+                window = pages
+            elif each.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+                window = max(1, len(each.keys or ()))
+            else:
+                self._complain(f"hit policy {each.hit_policy} of pool {each.name}")
+                return PoolTransferResult.empty()
+            own = {end for end in range(1, pages + 1) if all(has[max(0, end - window) : end])}
+            if own:
+                hits[each.name] = max(own)
+            restorable &= own
+        return PoolTransferResult(max(restorable, default=0), hits, sorted(restorable))
+
+    def batch_get_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
+        return {
+            each.name: self._load(_text(each.name), each.keys or [], self._pages_v2(each))
+            for each in transfers
+        }
+
+    def batch_set_v2(self, transfers: Sequence[Any], extra_info: Any = None) -> dict[Any, list[bool]]:
+        return {
+            each.name: self._store(_text(each.name), each.keys or [], self._pages_v2(each))
+            for each in transfers
+        }
+
+    def clear(self) -> bool:
+        """Not done: the pool does not list what it holds, and other engines' blocks are in it."""
+        self._complain("clearing the storage: blocks go when they expire or when their slots are needed;")
+        return False
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def _names(self, pool: str, keys: Sequence[str]) -> list[bytes]:
+        """The full identity of pages: what is stored, of which model and shard, in which layout."""
+        host_pool = self._host_pools.get(pool, self.mem_pool_host)
+        layout = getattr(host_pool, "layout", "")
+        dtype = getattr(host_pool, "dtype", "")
+        page = getattr(host_pool, "page_size", "")
+        shard = self._replicated if self._is_mla and pool == _KV else self._sharded
+        return [name_of("sglang", key, pool, layout, dtype, page, *shard) for key in keys]
+
+    def _load(self, pool: str, keys: Sequence[str], rooms: Sequence[list[memoryview] | None]) -> list[bool]:
+        """Which pages came, of exactly the length of their room; a page without a room is a miss."""
+        usable = [at for at, room in enumerate(rooms) if room is not None]
+        chosen = [room for room in rooms if room is not None]
+        found = self._values.load(self._names(pool, [keys[at] for at in usable]), chosen)
+        whole = [False] * len(keys)
+        for at, room, length in zip(usable, chosen, found, strict=True):
+            whole[at] = length == sum(len(part) for part in room)
+        return whole
+
+    def _store(self, pool: str, keys: Sequence[str], values: Sequence[list[memoryview] | None]) -> list[bool]:
+        usable = [at for at, value in enumerate(values) if value is not None]
+        chosen = [value for value in values if value is not None]
+        done = self._values.store(self._names(pool, [keys[at] for at in usable]), chosen)
+        stored = [False] * len(keys)
+        for at, well in zip(usable, done, strict=True):
+            stored[at] = well
+        return stored
+
+    def _pages_v2(self, transfer: Any) -> list[list[memoryview] | None]:
+        return self._pages(
+            self._host_pools.get(_text(transfer.name)), transfer.keys or [], transfer.host_indices
+        )
+
+    def _pages(self, host_pool: Any, keys: Sequence[str], indices: Any) -> list[list[memoryview] | None]:
+        """The memory of each key's page, piece by piece; None where SGLang cannot say where it lies."""
+        nowhere: list[list[memoryview] | None] = [None] * len(keys)
+        if not keys or host_pool is None or indices is None:
+            return nowhere
+        try:
+            addresses, sizes = host_pool.get_page_buffer_meta(indices)
+        except (ValueError, AssertionError, RuntimeError, AttributeError) as unknown:
+            self._complain(f"no page buffers of this host pool: {unknown}")
+            return nowhere
+        pieces = len(addresses) // len(keys)
+        if not pieces or pieces * len(keys) != len(addresses) or len(sizes) != len(addresses):
+            self._complain(f"{len(addresses)} page buffers for {len(keys)} pages")
+            return nowhere
+        memories = [_memory(address, size) for address, size in zip(addresses, sizes, strict=True)]
+        return [memories[at * pieces : (at + 1) * pieces] for at in range(len(keys))]
+
+    def _complain(self, what: str) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.warning("the g35 back-end of HiCache cannot serve this: %s", what)
+
+
+def _shards(config: Any) -> tuple[tuple[str | int, ...], tuple[str | int, ...]]:
+    """What else than its key names a page: of a pool that is split over ranks, and of one that is not.
+
+    The second has no tensor-parallel rank: those ranks hold the same and share their pages (MLA).
+    """
+    common: tuple[str | int, ...] = (
+        config.model_name or "",
+        "pp", config.pp_rank, config.pp_size,
+        "cp", config.attn_cp_rank, config.attn_cp_size,
+    )  # fmt: skip
+    if config.dcp_size > 1:
+        common += ("dcp", config.dcp_rank, config.dcp_size, config.tp_size, config.logical_page_size or 0)
+    return (*common, "tp", config.tp_rank, config.tp_size), common
+
+
+_view_of_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_of_memory.restype = ctypes.py_object
+_view_of_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200
+"""PyBUF_WRITE of CPython."""
+
+
+def _memory(address: int, size: int) -> memoryview:
+    """The engine's memory at an address; whoever uses it must have ended before the engine frees it.
+
+    By CPython's own call, because a ctypes array would need a type for each size of a page.
+    """
+    view: memoryview = _view_of_memory(address, size, _WRITABLE)
+    return view
+
+
+def _tensor_memory(tensor: Any) -> memoryview | None:
+    if tensor is None or not tensor.is_contiguous():
+        return None
+    size = tensor.numel() * tensor.element_size()
+    return _memory(tensor.data_ptr(), size) if size else None
+
+
+def _text(name: Any) -> str:
+    return str(getattr(name, "value", name))

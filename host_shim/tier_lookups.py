@@ -1,0 +1,121 @@
+"""Answers to "is this block there?" for a scheduler that asks key by key and never waits.
+
+A scheduler asks for the keys of its requests one by one, and again with each of its steps until it is told.
+The first question makes a verdict without an answer; `flush`, at the end of a step, sends all new keys as one
+batch to a thread, which asks the pool in one round trip. A verdict lives as long as a request that asked for
+it. Everything doubtful is "no": no agent, no answer within the deadline, no room for more questions. While an
+answer is overdue no further question is taken, so that a pool that hangs delays one step's requests and not
+those that come after.
+
+All methods belong to the thread (or the lock) that the engine calls its connector under; the pool is asked on
+a thread of the runner, which writes nothing but `found` of the verdicts it was given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from host_shim.connector_jobs import JobRunner
+
+VERDICTS_MAX = 65_536
+"""Keys under question by unfinished requests; 65,536 blocks of 16 tokens are a million tokens."""
+BATCHES_MAX = 64
+
+
+class _Verdict:
+    """One key. `found` is None until the pool has answered, `until` the time it is waited for."""
+
+    __slots__ = ("found", "requests", "until")
+
+    def __init__(self) -> None:
+        self.found: bool | None = None
+        self.until: float | None = None
+        self.requests: set[str] = set()
+
+
+class TierLookups:
+    """Verdicts on keys. `ask` is called on a thread with a batch of keys and may wait for the pool."""
+
+    def __init__(
+        self,
+        name: str,
+        ask: Callable[[Sequence[bytes]], Sequence[bool]],
+        deadline: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask = ask
+        self._deadline = deadline
+        self._clock = clock
+        self._runner = JobRunner(name, threads=1, waiting_max=BATCHES_MAX)
+        self._verdicts: dict[bytes, _Verdict] = {}
+        self._keys_of: dict[str, set[bytes]] = {}
+        self._new: list[tuple[bytes, _Verdict]] = []
+        self._overdue = False
+        self.late = 0
+        """Keys that were declared missing because the pool did not answer within the deadline."""
+
+    def verdict(self, key: bytes, request_id: str) -> bool | None:
+        """Whether the pool has `key`; None: ask again with the next step."""
+        one = self._verdicts.get(key)
+        if one is None:
+            if self._overdue or len(self._verdicts) >= VERDICTS_MAX:
+                return False
+            one = self._verdicts[key] = _Verdict()
+            self._new.append((key, one))
+        one.requests.add(request_id)
+        self._keys_of.setdefault(request_id, set()).add(key)
+        if one.found is None and one.until is not None and self._clock() > one.until:
+            one.found = False
+            self._overdue = True
+            self.late += 1
+        return one.found
+
+    def flush(self) -> None:
+        """Send the questions that came since the last call."""
+        new, self._new = self._new, []
+        asked = [(key, one) for key, one in new if one.requests]
+        if not asked:
+            return
+        until = self._clock() + self._deadline
+        for _key, one in asked:
+            one.until = until
+        if not self._runner.submit(lambda: self._answer(asked), urgent=True):
+            for _key, one in asked:
+                one.found = False
+
+    def mark_missing(self, keys: Sequence[bytes]) -> None:
+        """A load of these failed: whoever still asks is told no, or it would be tried for ever."""
+        for key in keys:
+            one = self._verdicts.get(key)
+            if one is not None:
+                one.found = False
+
+    def forget_request(self, request_id: str) -> None:
+        """A request is over; verdicts that no other request asked for are dropped."""
+        for key in self._keys_of.pop(request_id, ()):
+            one = self._verdicts.get(key)
+            if one is not None:
+                one.requests.discard(request_id)
+                if not one.requests:
+                    del self._verdicts[key]
+
+    def settle(self, seconds: float) -> bool:
+        """Wait until every question sent has its answer; for tests and an orderly end."""
+        return self._runner.drain(seconds)
+
+    def close(self, seconds: float = 1.0) -> None:
+        """Take no further questions; the thread ends, or is left to its fate after `seconds`."""
+        self._overdue = True
+        self._runner.close(seconds)
+
+    def _answer(self, asked: Sequence[tuple[bytes, _Verdict]]) -> None:
+        answers: Sequence[bool] = ()
+        try:
+            answers = self._ask([key for key, _one in asked])
+        finally:
+            for index, (_key, one) in enumerate(asked):
+                if one.found is None:
+                    one.found = index < len(answers) and bool(answers[index])
+            self._overdue = False

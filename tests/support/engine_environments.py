@@ -1,0 +1,49 @@
+"""The environments that `make engines` makes, and running a script of the tests in one of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_HOME = _REPOSITORY / ".cache" / "engines"
+
+
+def engine_python(engine: str) -> Path:
+    """The interpreter that has `engine`; skips the test where `make engines` was not called, and in CI.
+
+    Importing an engine takes up to a minute; G35_ENGINES=1 wants it there, too.
+    """
+    if os.environ.get("CI") and os.environ.get("G35_ENGINES") != "1":
+        pytest.skip("engines are not run in CI unless G35_ENGINES=1")
+    python = _HOME / engine / "bin" / "python"
+    if not (_HOME / engine / ".g35-engine").exists() or not python.exists():
+        pytest.skip(f"{engine} is not installed: make engines ENGINES={engine}")
+    return python
+
+
+def run_in_engine(engine: str, script: Path, *arguments: str, seconds: float = 120.0) -> str:
+    """What `script` printed, run by the engine's interpreter with host_shim on its path.
+
+    Fails the test with all that was printed where it does not end well, or not within `seconds`.
+    """
+    python = engine_python(engine)
+    environment = dict(os.environ, PYTHONPATH=str(_REPOSITORY), PYTHONDONTWRITEBYTECODE="1")
+    try:
+        done = subprocess.run(
+            [str(python), str(script), *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        pytest.fail(f"{script.name} of {engine} ran longer than {seconds} s:\n{late.stdout!r}")
+    if done.returncode:
+        pytest.fail(f"{script.name} of {engine} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout

@@ -1,0 +1,62 @@
+"""A control face over a pool in memory as a file that host_shim opens: a whole client without a mount."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from agent.fs.control_face import CONTROL_ROOT, ControlFace, StartPrestage
+from agent.fs.interface import Caller, FsError
+from agent.pool.continuing import INACTIVE, Continuer
+from agent.pool.operations import AnyVolume
+from agent.pool.steps import settle
+from host_shim.control_wire import Outcome
+from tests.support.memory_pool import PoolAgent
+
+_SESSION = CONTROL_ROOT + 1
+
+
+def refuse_prestage(_volume: AnyVolume, _key: bytes, _milliseconds: int = 0) -> Outcome:
+    return Outcome.REFUSED
+
+
+class SessionDoor:
+    """Implements `host_shim.session.Files`; one request at a time, as a worker serves them."""
+
+    def __init__(
+        self,
+        agent: PoolAgent,
+        continuer: Continuer = INACTIVE,
+        start_prestage: StartPrestage = refuse_prestage,
+    ) -> None:
+        self._lanes = agent.lanes
+        self._lock = threading.Lock()
+
+        def status() -> Mapping[str, Any]:
+            settings = agent.volume.settings
+            return {"volumes": [{"name": settings.name, "value_bytes": settings.value_bytes}]}
+
+        self.face = ControlFace(
+            [agent.volume], lambda: agent.lanes, status, start_prestage, agent.prestage, (0, 0), continuer
+        )
+
+    def open(self, _path: str) -> int:
+        return settle(self.face.open(Caller(), _SESSION, 0), self._lanes).handle
+
+    def close(self, descriptor: int) -> None:
+        settle(self.face.release(_SESSION, descriptor), self._lanes)
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        try:
+            with self._lock:
+                return settle(self.face.write(_SESSION, descriptor, offset, memoryview(data)), self._lanes)
+        except FsError as error:
+            raise OSError(error.errno, str(error)) from None
+
+    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
+        try:
+            with self._lock:
+                return settle(self.face.read(_SESSION, descriptor, offset, into), self._lanes)
+        except FsError as error:
+            raise OSError(error.errno, str(error)) from None

@@ -1,0 +1,196 @@
+"""Flash behind two paths, in memory and virtual time: lanes send to it, a test breaks the paths.
+
+A path that is lost or stopped keeps the writes that were under way and carries them out when its controller
+gets round to it, which is what a fence has to be right about.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from agent.remote import lanes as lanes_module
+from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.lanes import WorkerLanes
+from nvmeof.host.command import Command
+from nvmeof.transport.base import ControllerInfo, HostQueue, NamespaceInfo
+from nvmeof.wire.sqe import IoOpcode
+
+BLOCK = 4096
+NGUID = bytes(range(1, 17))
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+@dataclass
+class Flash:
+    """One namespace; `late` are writes that nobody waits for any more, and when they land."""
+
+    clock: Clock
+    blocks: dict[int, bytes] = field(default_factory=dict)
+    late: list[tuple[float, int, bytes]] = field(default_factory=list)
+    landed_late: int = 0
+
+    def catch_up(self) -> None:
+        due = sorted(entry for entry in self.late if entry[0] <= self.clock.now)
+        self.late = [entry for entry in self.late if entry[0] > self.clock.now]
+        for _, block, content in due:
+            self.blocks[block] = content
+            self.landed_late += 1
+
+    def carry_out(self, command: Command) -> None:
+        self.catch_up()
+        first = command.cdw10
+        if command.opcode == IoOpcode.WRITE:
+            for block, content in pieces(command):
+                self.blocks[block] = content
+        elif command.data_in is not None:
+            view = command.data_in
+            for at in range(0, len(view), BLOCK):
+                view[at : at + BLOCK] = self.blocks.get(first + at // BLOCK, bytes(BLOCK))
+            command.received = len(view)
+
+
+def pieces(command: Command) -> list[tuple[int, bytes]]:
+    """The blocks of a write: number and content."""
+    data = b"".join(bytes(part) for part in command.data_out)
+    return [(command.cdw10 + at // BLOCK, data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
+
+
+class PathInfo:
+    """As much of a controller as lanes look at, and the state of the path to it."""
+
+    io_queues = 8
+    max_queue_entries = 32
+
+    def __init__(self, flash: Flash, dice: random.Random) -> None:
+        self.flash = flash
+        self.dice = dice
+        self.answers = True
+        """False: it takes commands and says nothing."""
+        self.refusal = 0
+        """The ANA status that commands are answered with."""
+        self.lands_within = 10.0
+        """How much later a write that was under way may be carried out, in seconds."""
+        self.queues: list[PathQueue] = []
+
+    def lose(self) -> None:
+        """Every queue dies, with what is under way on it."""
+        for queue in self.queues:
+            queue.die("the path is gone")
+        self.queues.clear()
+
+
+class PathQueue:
+    """A `HostQueue` whose commands are answered when they are waited for."""
+
+    needs_reconnect = False
+    max_transfer = 1 << 20
+
+    def __init__(self, path: PathInfo) -> None:
+        self.path = path
+        self.alive = True
+        self.in_flight: list[Command] = []
+        self.sent = 0
+        path.queues.append(self)
+
+    def register(self, buffer: memoryview) -> None: ...
+
+    def oldest_abandoned(self) -> None:
+        return None
+
+    def submit(self, command: Command, *, more: bool = False) -> None:
+        self.sent += 1
+        command.cid = self.sent
+        self.in_flight.append(command)
+
+    def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
+        path, clock = self.path, self.path.flash.clock
+        if command.done:
+            return True
+        if not path.answers:
+            clock.now = max(clock.now, deadline)
+            return False
+        clock.now += 0.0005
+        for each in list(self.in_flight):
+            self.in_flight.remove(each)
+            if path.refusal:
+                each.end(path.refusal)
+            else:
+                path.flash.carry_out(each)
+                each.end(0)
+        return True
+
+    def abandon(self, command: Command) -> None:
+        if command in self.in_flight:
+            self.in_flight.remove(command)
+            self._may_land(command)
+            command.abandoned = True
+
+    def _may_land(self, command: Command) -> None:
+        path = self.path
+        if command.opcode == IoOpcode.WRITE and path.dice.random() < 0.7:
+            at = path.flash.clock.now + path.dice.random() * path.lands_within
+            path.flash.late += [(at, block, content) for block, content in pieces(command)]
+
+    def die(self, reason: str) -> None:
+        self.alive = False
+        for command in self.in_flight:
+            self._may_land(command)
+            command.lose(reason)
+        self.in_flight.clear()
+
+    def close(self) -> None:
+        if self.alive:
+            self.die("closed by us")
+
+
+class _AtOnce:
+    """`Connecting` without a thread."""
+
+    def __init__(self, connect: Callable[[], HostQueue], name: str) -> None:
+        self.queue: HostQueue | None = connect()
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def give_up(self) -> None: ...
+
+
+class TwoPaths:
+    """Lanes of one worker on a namespace with two paths."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+        self.clock = Clock()
+        self.flash = Flash(self.clock)
+        self.dice = random.Random(seed)
+        self.paths = [PathInfo(self.flash, self.dice) for _ in range(2)]
+        monkeypatch.setattr(lanes_module, "time", self.clock)
+        monkeypatch.setattr(lanes_module, "Connecting", _AtOnce)
+        monkeypatch.setattr(
+            lanes_module, "connect_io_queue", lambda session, *_: cast(HostQueue, PathQueue(session))
+        )
+        self.enclosures = [
+            Enclosure(name, cast(ControllerInfo, path), epoch=1, nqn="nqn.one", namespaces=self._seen())
+            for name, path in zip(("shelf", "shelf#2"), self.paths, strict=True)
+        ]
+        self.fabric = Fabric(self.enclosures)
+        self.fabric.adopt([NGUID])
+        self.lanes = WorkerLanes(self.fabric, 1)
+
+    @staticmethod
+    def _seen() -> tuple[NamespaceInfo, ...]:
+        return (NamespaceInfo(1, NGUID, 1 << 20, BLOCK, ana_group=1),)

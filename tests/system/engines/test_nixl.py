@@ -1,0 +1,19 @@
+"""NIXL's POSIX plug-in on /fs, in each of its queue modes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.engine_environments import engine_python, run_in_engine
+from tests.support.pool_up import PoolUp
+from tests.support.processes import Processes
+
+STEPS = Path(__file__).with_name("nixl_steps.py")
+
+
+def test_nixl_on_the_mount(processes: Processes, tmp_path: Path) -> None:
+    engine_python("nixl")
+    pool = PoolUp(processes, tmp_path / "state", "--drives", "1", "--drive-size", "256M")
+    printed = run_in_engine("nixl", STEPS, str(pool.mount / "fs"), seconds=240)
+    assert "all steps done" in printed
+    pool.down()

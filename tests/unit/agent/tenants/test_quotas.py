@@ -1,0 +1,372 @@
+"""What a tenant may have: slots, bytes and bandwidth, alone and against its neighbours."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.errors import ConfigError
+from agent.inline.root_keys import HeldRootKey
+from agent.inline.secrets import SecretKey
+from agent.pool.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket, WaitingRoom
+from agent.pool.directory_cache import DirectoryCache
+from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
+from agent.pool.prestage import PrestageCache
+from agent.pool.quota import Limits, Measured, Quota
+from agent.pool.reading import Reading
+from agent.pool.tally import MissCause
+from agent.pool.tenants import with_limits, without_key
+from agent.pool.upkeep import delete, pin
+from agent.pool.volume import Timing, Volume
+from agent.pool.writing import PutRefused, Writing
+from agent.remote.fabric import Enclosure, Fabric
+from agent.telemetry import metrics, snapshot
+from agent.tenancy import Audience
+from agent.tenant_upkeep import TenantUpkeep
+from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
+from tests.support.memory_pool import key_of, nguid_of
+
+ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+SIZE = 48 << 20
+VALUE = b"blue" * 100
+
+
+def planned() -> PoolMap:
+    wishes = [
+        VolumeWish(name=name, value_bytes=1 << 16, share=share, tenant=tenant, kind=kind)
+        for name, tenant, share, kind in (
+            ("blue", "blue", 0.4, "kv"), ("blue-files", "blue", 0.1, "files"), ("red", "red", 0.3, "kv"),
+        )
+    ]  # fmt: skip
+    return plan_pool([(nguid_of(number), SIZE) for number in range(2)], wishes, ROOT)
+
+
+class Shelf:
+    """Flash of two namespaces; `agent` opens it as one more agent of the pool would."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self.pool_map = planned()
+        self.namespaces = [MemoryNamespace(SIZE) for _ in range(2)]
+
+    def limit(self, **limits: int) -> None:
+        self.pool_map = with_limits(self.pool_map, "blue", **limits)
+
+    def agent(self, workers: int = 2, cache_bytes: int = 16 << 20) -> Agent:
+        return Agent(self, workers, cache_bytes)
+
+
+class Agent:
+    def __init__(self, shelf: Shelf, workers: int, cache_bytes: int) -> None:
+        self.shelf = shelf
+        self.lanes = MemoryLanes(shelf.namespaces)
+        self.cache = DirectoryCache(cache_bytes)
+        self.volumes = {
+            each.name: Volume(
+                shelf.pool_map.settings(each), shelf.pool_map.secret(each, ROOT), self.cache, Timing()
+            )
+            for each in shelf.pool_map.volumes
+        }
+        self.tenants = TenantUpkeep(shelf.pool_map, list(self.volumes.values()), workers, ROOT, shelf.state)
+
+    def put(self, volume: str, number: int, value: bytes = VALUE, *, may_evict: bool = True) -> None:
+        self.lanes.clock += 0.1
+        writing = Writing(self.volumes[volume], key_of(number), length=len(value), may_evict=may_evict)
+        assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 5))
+
+    def get(self, volume: str, number: int) -> bytes | MissCause:
+        reading, into = Reading(self.volumes[volume], key_of(number)), bytearray(1 << 16)
+        count = self.lanes.run(reading.read(self.lanes, 0, memoryview(into), self.lanes.now() + 0.05))
+        return bytes(into[:count]) if reading.cause is None else reading.cause
+
+    def stored(self, volume: str, numbers: range) -> int:
+        return sum(self.get(volume, number) == VALUE for number in numbers)
+
+    def look(self, times: int = 4) -> None:
+        for _ in range(times):
+            self.lanes.run(self.tenants.look(self.lanes))
+
+    def row(self, name: str = "blue") -> dict[str, object]:
+        return next(row for row in self.tenants.snapshot() if row["name"] == name)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path)
+
+
+# -- room ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["slots", "bytes"])
+def test_at_its_quota_a_tenant_evicts_its_own_and_nobody_elses(shelf: Shelf, limit: str) -> None:
+    slot = shelf.pool_map.settings(shelf.pool_map.volumes[0]).slot_bytes
+    shelf.limit(**({"quota_slots": 40} if limit == "slots" else {"quota_bytes": 40 * slot + 5}))
+    agent = shelf.agent()
+    for number in range(60):
+        agent.put("red", number)
+    for number in range(100):
+        agent.put("blue", number)
+        assert agent.row()["slots_known_taken"] == min(number + 1, 40)
+    assert agent.row()["bytes_known_taken"] == 40 * slot
+    assert agent.row()["quota_evictions"] == 60
+    assert agent.stored("blue", range(100)) == 40
+    assert agent.get("blue", 99) == VALUE, "the last one is there"
+    assert agent.stored("red", range(60)) == 60, "the neighbour has all that it had"
+    assert agent.row("red")["quota_evictions"] == 0
+    # What was evicted is a miss with its cause, as far as ghosts reach back.
+    causes = {agent.get("blue", number) for number in range(100)} - {VALUE}
+    assert MissCause.EVICTED in causes
+    assert causes <= {MissCause.EVICTED, MissCause.NEVER_STORED}
+
+
+def test_eviction_is_found_in_other_sets_too(shelf: Shelf) -> None:
+    """With a quota far below the volume's size, a new key's own two sets mostly hold nothing."""
+    shelf.limit(quota_slots=3)
+    agent = shelf.agent()
+    for number in range(40):
+        agent.put("blue", number)
+        assert agent.get("blue", number) == VALUE
+        assert agent.row()["slots_known_taken"] <= 3
+    assert agent.stored("blue", range(40)) == 3
+
+
+def test_deleting_makes_room_and_pins_are_kept(shelf: Shelf) -> None:
+    shelf.limit(quota_slots=2)
+    agent = shelf.agent()
+    agent.put("blue", 1)
+    agent.put("blue", 2)
+    volume, lanes = agent.volumes["blue"], agent.lanes
+    until = int(lanes.wall()) + 1000
+    for number in (1, 2):
+        assert lanes.run(pin(volume, lanes, key_of(number), until, lanes.now() + 1))
+    with pytest.raises(PutRefused, match="quota") as refused:
+        agent.put("blue", 3)
+    assert refused.value.cause is None, "the host is told ENOSPC"
+    assert agent.row()["quota_puts_refused"] == 1
+    assert lanes.run(delete(volume, lanes, key_of(1), lanes.now() + 1))
+    agent.put("blue", 3)
+    assert [agent.get("blue", number) for number in (2, 3)] == [VALUE, VALUE]
+
+
+def test_blocks_of_files_are_refused_and_never_evicted(shelf: Shelf) -> None:
+    shelf.limit(quota_slots=5)
+    agent = shelf.agent()
+    for number in range(5):
+        agent.put("blue-files", number, may_evict=False)
+    with pytest.raises(PutRefused, match="quota"):
+        agent.put("blue-files", 5, may_evict=False)
+    with pytest.raises(PutRefused, match="quota"):
+        agent.put("blue", 1)
+    shelf.limit(quota_slots=2)
+    agent.tenants.follow(shelf.pool_map)
+    agent.look()
+    assert agent.stored("blue-files", range(5)) == 5, "also when the quota is lowered"
+
+
+def test_a_put_that_fails_leaves_nothing_set_aside(shelf: Shelf) -> None:
+    shelf.limit(quota_slots=10)
+    agent = shelf.agent()
+    agent.put("blue", 0)
+    for namespace in shelf.namespaces:
+        namespace.broken = True
+    for number in range(1, 9):
+        with pytest.raises(PutRefused):
+            agent.put("blue", number)
+    for namespace in shelf.namespaces:
+        namespace.broken = False
+    writing = Writing(agent.volumes["blue"], key_of(20))
+    agent.lanes.run(writing.write(agent.lanes, 0, memoryview(VALUE), agent.lanes.now() + 5))
+    assert agent.row()["slots_known_taken"] == 2
+    agent.lanes.run(writing.drop(agent.lanes))
+    assert agent.row()["slots_known_taken"] == 1
+
+
+def test_a_quota_is_the_pools_and_other_agents_are_counted_by_the_walk(shelf: Shelf) -> None:
+    shelf.limit(quota_slots=30)
+    one, other = shelf.agent(), shelf.agent()
+    for number in range(30):
+        one.put("blue", number)
+    for number in range(30, 50):
+        other.put("blue", number)
+    other.look()
+    assert other.row()["slots_known_taken"] <= 30, "the walk counts the other's, and evicts what is too much"
+    assert other.row()["quota_evictions"]
+    one.look()
+    assert one.row()["slots_known_taken"] == other.row()["slots_known_taken"]
+    assert shelf.agent().stored("blue", range(50)) <= 30
+
+
+def test_an_agent_that_starts_counts_what_there_is_and_a_lowered_quota_is_kept(shelf: Shelf) -> None:
+    first = shelf.agent()
+    for number in range(50):
+        first.put("blue", number)
+    shelf.limit(quota_slots=50)
+    later = shelf.agent()
+    assert later.row()["slots_known_taken"] == 0
+    later.look()
+    assert later.row()["slots_known_taken"] == 50
+    shelf.limit(quota_slots=12)
+    later.tenants.follow(shelf.pool_map)
+    later.look()
+    assert later.row()["slots_known_taken"] == 12
+    assert later.stored("blue", range(50)) == 12
+    shelf.limit(quota_slots=0)
+    later.tenants.follow(shelf.pool_map)
+    later.put("blue", 60)
+    assert later.row()["slots_known_taken"] == 13
+
+
+def test_the_count_holds_when_directories_are_forgotten(shelf: Shelf) -> None:
+    """A cache for 16 sets, of 18 and those of the neighbour."""
+    shelf.limit(quota_slots=500)
+    agent = shelf.agent(cache_bytes=1)
+    for number in range(300):
+        agent.put("blue", number)
+        agent.put("red", number)
+    assert agent.row()["slots_known_taken"] == 300
+    agent.look()
+    assert agent.row()["slots_known_taken"] == 300
+    assert agent.lanes.tally("blue").evictions == 0
+
+
+def test_threads_together_do_not_set_aside_more_than_there_is(shelf: Shelf) -> None:
+    volume = shelf.agent().volumes["blue"]
+    quota = Quota([Measured(volume.occupancy, 100)], Limits(slots=50))
+    taken: list[bool] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait(10)
+        for _ in range(40):
+            taken.append(quota.set_aside(100))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sum(taken) == 50
+    assert quota.in_use() == (50, 5000)
+    assert not quota.is_over()
+
+
+# -- bandwidth ----------------------------------------------------------------------------------------
+
+
+def test_a_bucket_fills_at_its_rate_and_owes_what_was_moved() -> None:
+    bucket = TokenBucket(1000, 0.0)
+    assert bucket.ready_at(0.0) == 0.0
+    bucket.charge(int(1000 * BURST_SECONDS) + 500, 0.0)
+    assert bucket.ready_at(0.0) == pytest.approx(0.5)
+    assert bucket.ready_at(0.3) == pytest.approx(0.5)
+    assert bucket.ready_at(0.6) == 0.6
+    bucket.charge(0, 1000.0)
+    bucket.charge(int(1000 * BURST_SECONDS) + 100, 1000.0)
+    assert bucket.ready_at(1000.0) == pytest.approx(1000.1), "a long rest is worth no more than the burst"
+
+
+def test_over_its_bandwidth_a_tenant_waits_and_its_neighbour_does_not(shelf: Shelf) -> None:
+    size = 1 << 16
+    shelf.limit(bandwidth=10 * size)
+    agent = shelf.agent()
+    value = random.Random(1).randbytes(size)
+    for number in range(30):
+        agent.put("blue", number, value)
+    began = agent.lanes.now()
+    for number in range(30, 60):
+        agent.lanes.clock -= 0.1
+        agent.put("blue", number, value)
+    took = agent.lanes.now() - began
+    assert took == pytest.approx(3.0, abs=0.5), "30 values at 10 a second"
+    assert agent.row()["bandwidth_waits"]
+    before = agent.lanes.now()
+    agent.lanes.clock -= 0.1
+    agent.put("red", 1, value)
+    assert agent.lanes.now() == pytest.approx(before), "red waits for nothing"
+    # A read has a twentieth of a second: what blue owes is not paid by then.
+    assert agent.get("red", 1) == value
+    causes = [agent.get("blue", 59) for _ in range(5)]
+    assert MissCause.LATE in causes
+    assert agent.lanes.tally("blue").misses[MissCause.LATE] == agent.row()["bandwidth_late"]
+
+
+def test_a_put_that_cannot_be_in_time_is_refused_as_late(shelf: Shelf) -> None:
+    shelf.limit(bandwidth=1000)
+    agent = shelf.agent()
+    agent.put("blue", 1, bytes(1 << 16))
+    with pytest.raises(PutRefused, match="bandwidth") as refused:
+        agent.put("blue", 2, VALUE)
+    assert refused.value.cause is MissCause.LATE
+    shelf.limit(bandwidth=0)
+    agent.tenants.follow(shelf.pool_map)
+    agent.put("blue", 2, VALUE)
+
+
+def test_seats_for_waiting_are_few() -> None:
+    lanes, waiting = MemoryLanes([]), WaitingRoom(1)
+    one, other = Bandwidth(waiting, 1000), Bandwidth(waiting, 1000)
+    for each in (one, other):
+        each.charge(lanes, 1000)
+    steps = one.admit(lanes, lanes.now() + 100)
+    next(steps)
+    assert lanes.run(other.admit(lanes, lanes.now() + 100)) is False, "the seat is taken: late at once"
+    assert other.late == 1
+    steps.close()
+    assert lanes.run(other.admit(lanes, lanes.now() + 100)) is True
+    assert other.waits == 1
+    assert lanes.run(Bandwidth(WaitingRoom(0)).admit(lanes, lanes.now())) is True, "no limit, no seat needed"
+
+
+# -- the map, and what is said --------------------------------------------------------------------------
+
+
+def test_limits_stand_in_the_map_and_outlive_the_key(shelf: Shelf) -> None:
+    plain = shelf.pool_map
+    assert b"quota" not in plain.encode(), "older agents read a map without limits"
+    shelf.limit(quota_slots=5, bandwidth=7)
+    assert shelf.pool_map.version == plain.version + 1
+    blue = shelf.pool_map.tenants[0]
+    assert (blue.quota_slots, blue.quota_bytes, blue.bandwidth) == (5, 0, 7)
+    shelf.limit(quota_bytes=6)
+    assert with_limits(shelf.pool_map, "blue", quota_bytes=6) is shelf.pool_map
+    blue = without_key(shelf.pool_map, "blue").tenants[0]
+    assert (blue.quota_slots, blue.quota_bytes, blue.bandwidth) == (5, 6, 7)
+    with pytest.raises(ConfigError, match="no tenant grey"):
+        with_limits(plain, "grey", quota_slots=1)
+    on_kv = VolumeWish(name="kv", value_bytes=1 << 16, share=1.0, tenant="blue")
+    with pytest.raises(ConfigError, match="KV namespaces"):
+        with_limits(plan_pool([], [on_kv], ROOT, [(nguid_of(0), SIZE)]), "blue", quota_slots=1)
+
+
+def test_status_and_metrics_tell_of_tenants_and_a_door_of_its_own_only(shelf: Shelf) -> None:
+    shelf.limit(quota_slots=5)
+    agent = shelf.agent()
+    agent.put("blue", 1)
+    agent.get("blue", 1)
+    volumes = list(agent.volumes.values())
+    sources = snapshot.Sources(
+        "pool", 1, "/mnt", "fuse", volumes, Fabric([Enclosure("shelf")]), agent.cache, PrestageCache(0),
+        lambda: [agent.lanes.tallies], lambda: None, tenants=agent.tenants.snapshot,
+    )  # fmt: skip
+    whole = snapshot.take(sources)
+    assert [row["name"] for row in whole["tenants"]] == ["blue", "red"]
+    assert (whole["tenants"][0]["bytes_read"], whole["tenants"][0]["puts"]) == (len(VALUE), 1)
+    samples = {
+        (sample.name, sample.labels["tenant"]): sample.value
+        for family in metrics.Collector(lambda: whole).collect()
+        for sample in family.samples
+        if "tenant" in sample.labels
+    }
+    assert samples["g35_tenant_slots_max", "blue"] == 5
+    assert samples["g35_tenant_slots_known_taken", "blue"] == 1
+    assert samples["g35_tenant_bytes_written_total", "red"] == 0
+
+    for tenant, seen in (("red", ["red"]), ("blue", [])):
+        audience = Audience("agent", tenants=(tenant,))
+        own = audience.key_value(volumes)
+        said = snapshot.take(audience.sources(sources, own))
+        assert [row["name"] for row in said["tenants"]] == seen, "blue has files that this door does not show"

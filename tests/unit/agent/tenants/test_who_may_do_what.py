@@ -1,0 +1,48 @@
+"""The files behind `/.g35` and `/kv`: who may do what, by the modes that the kernel checks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+import pytest
+
+from agent.fs.control_face import CONTROL_ROOT, ControlFace
+from agent.fs.interface import Caller, FsError, SetAttributes
+from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.fs.mounting import MountOptions, _common
+from agent.pool.steps import settle
+from host_shim.control_wire import Outcome
+from tests.support.memory_pool import MemoryPool
+
+OWNER = (1234, 567)
+
+
+def test_sessions_are_for_their_owner_and_status_is_for_reading() -> None:
+    agent = MemoryPool().agent()
+    lanes, caller = agent.lanes, Caller(99, 99)
+    face = ControlFace([agent.volume], lambda: lanes, dict, lambda *_: Outcome.STARTED, None, OWNER)
+    modes = {}
+    for name in (b"session", b"status.json"):
+        attributes = settle(face.lookup(caller, CONTROL_ROOT, name), lanes).attributes
+        assert (attributes.uid, attributes.gid) == OWNER
+        modes[name] = stat.S_IMODE(attributes.mode)
+    assert modes == {b"session": 0o600, b"status.json": 0o444}
+    ino = settle(face.lookup(caller, CONTROL_ROOT, b"status.json"), lanes).attributes.ino
+    handle = settle(face.open(caller, ino, os.O_RDWR), lanes).handle
+    with pytest.raises(FsError) as refused:
+        settle(face.write(ino, handle, 0, memoryview(b"x")), lanes)
+    assert refused.value.errno == errno.EBADF
+    session = settle(face.lookup(caller, CONTROL_ROOT, b"session"), lanes).attributes.ino
+    for changes in (SetAttributes(mode=0o666), SetAttributes(uid=99)):
+        with pytest.raises(FsError) as refused:
+            settle(face.setattr(caller, session, changes, None), lanes)
+        assert refused.value.errno == errno.EPERM, "nobody opens it to others"
+
+    values = KvFace([agent.volume], lambda: lanes, None, OWNER)
+    folder = settle(values.lookup(caller, KV_ROOT, b"v"), lanes).attributes
+    assert (folder.uid, stat.S_IMODE(folder.mode)) == (OWNER[0], 0o755), "others store nothing there"
+    listed = settle(values.readdir(folder.ino, 0, 2), lanes)
+    assert list(listed) == []
+    assert "default_permissions" in _common(MountOptions(allow_other=True)).split(",")

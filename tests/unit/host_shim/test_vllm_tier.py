@@ -1,0 +1,219 @@
+"""The translation of vLLM's tier interface, with modules in vLLM's shape in the place of vLLM's own."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from host_shim.pool import Pool
+from tests.support.scripted_agent import ScriptedAgent
+from tests.support.waiting import wait_until
+
+CHUNK = 1024
+CHUNKS = 16
+
+
+class LookupResult(enum.Enum):
+    MISS = 1
+    HIT = 2
+    HIT_PENDING = 3
+    RETRY = 4
+
+
+class Numbers(list[int]):
+    """What the tier uses of a numpy array."""
+
+    def tolist(self) -> list[int]:
+        return list(self)
+
+
+@dataclass
+class JobResult:
+    job_id: int
+    success: bool
+    successful_keys: tuple[bytes, ...] | None = None
+    transfer_time: float | None = None
+    transfer_bytes: int | None = None
+
+
+class SecondaryTierManager:
+    def __init__(self, spec: object, view: memoryview, tier_type: str, detector: object = None) -> None:
+        assert view.strides is not None
+        self.block_size_bytes = view.strides[0]
+        self.tier_type = tier_type
+
+
+class FileMapper:
+    rank = 0
+
+    def __init__(self, fields: dict[str, object]) -> None:
+        self._fields = fields
+
+    @classmethod
+    def from_offloading_spec(cls, *, offloading_spec: Any, **_options: object) -> FileMapper:
+        return cls({"model_name": offloading_spec.model})
+
+    def get_run_config(self) -> dict[str, object]:
+        return self._fields
+
+
+def _module(name: str, **content: object) -> ModuleType:
+    made = ModuleType(name)
+    vars(made).update(content)
+    return made
+
+
+@pytest.fixture
+def tier_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    locality = enum.Enum("locality", {"LOCAL": "LOCAL", "REMOTE": "REMOTE"})
+    medium = enum.Enum("medium", {"STORAGE": "STORAGE"})
+    base = _module(
+        "vllm.v1.kv_offload.base",
+        Locality=locality,
+        LookupResult=LookupResult,
+        Medium=medium,
+        RequestOffloadingContext=SimpleNamespace,
+    )
+    modules = [
+        _module(name) for name in ("vllm", "vllm.v1", "vllm.v1.kv_offload", "vllm.v1.kv_offload.tiering")
+    ]
+    modules += [
+        base,
+        _module("vllm.v1.kv_offload.file_mapper", FileMapper=FileMapper),
+        _module(
+            "vllm.v1.kv_offload.tiering.base",
+            JobResult=JobResult,
+            SecondaryTierManager=SecondaryTierManager,
+        ),
+    ]
+    for each in modules:
+        monkeypatch.setitem(sys.modules, each.__name__, each)
+    monkeypatch.delitem(sys.modules, "host_shim.vllm_tier", raising=False)
+    yield importlib.import_module("host_shim.vllm_tier")
+    sys.modules.pop("host_shim.vllm_tier", None)
+
+
+class Engine:
+    """A scheduler that has one tier, and whose steps the test takes."""
+
+    def __init__(self, module: Any, agent: ScriptedAgent, model: str = "m", **options: object) -> None:
+        self.memory = bytearray(CHUNK * CHUNKS)
+        module.Pool = lambda mount, **given: Pool(mount, files=agent, **given)
+        self.tier = module.G35Tier(
+            offloading_spec=SimpleNamespace(model=model, blocks_per_chunk=1),
+            primary_kv_view=memoryview(self.memory).cast("B", (CHUNKS, CHUNK)),
+            tier_type="G35Tier",
+            mount="/nowhere",
+            **options,
+        )
+        self._jobs = 0
+
+    def run(self, submit: Any, keys: Sequence[bytes], chunks: Sequence[int]) -> JobResult:
+        self._jobs += 1
+        submit(SimpleNamespace(job_id=self._jobs, keys=keys, chunk_ids=Numbers(chunks)))
+        self.tier.drain_jobs()
+        (result,) = self.tier.get_finished_jobs()
+        assert isinstance(result, JobResult)
+        return result
+
+    def lookup(self, key: bytes, request: str) -> LookupResult:
+        """What a request is told in the end, steps of the scheduler between."""
+        context = SimpleNamespace(req_id=request)
+
+        def told() -> LookupResult | None:
+            found = self.tier.lookup(key, context)
+            self.tier.on_schedule_end(None)
+            assert isinstance(found, LookupResult)
+            return None if found is LookupResult.RETRY else found
+
+        found = wait_until(told, 10, "a verdict")
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def agent() -> ScriptedAgent:
+    return ScriptedAgent()
+
+
+@pytest.fixture
+def engine(tier_module: Any, agent: ScriptedAgent) -> Iterator[Engine]:
+    made = Engine(tier_module, agent)
+    yield made
+    made.tier.shutdown()
+    assert agent.open_files == 0
+
+
+def test_store_lookup_load(engine: Engine) -> None:
+    engine.memory[:CHUNK] = b"x" * CHUNK
+    stored = engine.run(engine.tier.submit_store, [b"a"], [0])
+    assert (stored.success, stored.transfer_bytes) == (True, CHUNK)
+    assert engine.lookup(b"a", "r") is LookupResult.HIT
+    assert engine.lookup(b"b", "r") is LookupResult.MISS
+    loaded = engine.run(engine.tier.submit_load, [b"a"], [7])
+    assert loaded.success
+    assert loaded.successful_keys is None
+    assert engine.memory[7 * CHUNK : 8 * CHUNK] == b"x" * CHUNK
+
+
+def test_the_first_question_is_answered_later(engine: Engine) -> None:
+    assert engine.tier.lookup(b"a", SimpleNamespace(req_id="r")) is LookupResult.RETRY
+    engine.tier.on_request_finished(SimpleNamespace(req_id="r"))
+
+
+def test_a_load_that_fails_in_part(engine: Engine, agent: ScriptedAgent) -> None:
+    engine.run(engine.tier.submit_store, [b"a", b"b"], [0, 1])
+    assert engine.lookup(b"b", "r") is LookupResult.HIT
+    (lost,) = (
+        key for volume, key in list(agent.values) if agent.values[volume, key][16:48] == _proof(engine, b"b")
+    )
+    del agent.values["kv", lost]
+    result = engine.run(engine.tier.submit_load, [b"a", b"b"], [4, 5])
+    assert not result.success
+    assert result.successful_keys == (b"a",)
+    assert engine.lookup(b"b", "r") is LookupResult.MISS, "or the scheduler would try it for ever"
+
+
+def _proof(engine: Engine, key: bytes) -> bytes:
+    from host_shim.named_values import label_of
+
+    return label_of(engine.tier._name(key), CHUNK)[16:48]
+
+
+def test_found_blocks_are_prestaged(engine: Engine, agent: ScriptedAgent) -> None:
+    engine.run(engine.tier.submit_store, [b"a"], [0])
+    assert engine.lookup(b"a", "r") is LookupResult.HIT
+    assert len(agent.prestaged) == 1
+
+
+def test_another_model_has_blocks_of_its_own(engine: Engine, tier_module: Any, agent: ScriptedAgent) -> None:
+    engine.run(engine.tier.submit_store, [b"a"], [0])
+    for options in ({"model": "other"}, {"namespace": "tenant"}):
+        other = Engine(tier_module, agent, **options)  # type: ignore[arg-type]
+        assert other.lookup(b"a", "r") is LookupResult.MISS
+        other.tier.shutdown()
+    same = Engine(tier_module, agent)
+    assert same.lookup(b"a", "r") is LookupResult.HIT
+    same.tier.shutdown()
+
+
+@pytest.mark.expects_log("will store nothing")
+def test_slots_that_are_too_small_are_said_and_are_misses(tier_module: Any) -> None:
+    agent = ScriptedAgent(slot_bytes=CHUNK)
+    engine = Engine(tier_module, agent)
+    assert engine.lookup(b"a", "r") is LookupResult.MISS
+    engine.tier.shutdown()
+
+
+def test_no_agent_is_misses_and_failed_jobs(engine: Engine, agent: ScriptedAgent) -> None:
+    agent.kill()
+    assert engine.lookup(b"a", "r") is LookupResult.MISS
+    assert not engine.run(engine.tier.submit_store, [b"a"], [0]).success
+    assert not engine.run(engine.tier.submit_load, [b"a"], [0]).success

@@ -1,0 +1,102 @@
+"""Prestaged values that wait opened."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from agent.pool.open_waiting import OpenReading
+from agent.pool.operations import new_reading
+from agent.pool.prestage import PrestageCache
+from agent.pool.prestager import stage, stage_expected
+from agent.pool.tally import MissCause
+from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
+
+SIZE = 150_000
+
+
+@pytest.fixture(params=SUITES)
+def agent(request: pytest.FixtureRequest) -> PoolAgent:
+    agent = MemoryPool(value_bytes=262_144, suite=request.param).agent()
+    agent.prestage = PrestageCache(1 << 20, waits_open=True)
+    agent.put(key_of(1), VALUE, ttl_seconds=100)
+    return agent
+
+
+VALUE = random.Random(35).randbytes(SIZE)
+
+
+def staged(agent: PoolAgent) -> OpenReading:
+    assert agent.prestage is not None
+    assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(1)))
+    reading = new_reading(agent.volume, key_of(1), agent.prestage)
+    assert isinstance(reading, OpenReading)
+    return reading
+
+
+def read(agent: PoolAgent, reading: OpenReading, offset: int = 0, size: int = 262_144) -> bytes:
+    into = bytearray(size)
+    count = agent.lanes.run(reading.read(agent.lanes, offset, memoryview(into), agent.deadline()))
+    assert not any(into[count:])
+    return bytes(into[:count])
+
+
+def test_it_is_served_in_any_range_without_a_read(agent: PoolAgent) -> None:
+    reading = staged(agent)
+    reads = sum(each.reads for each in agent.lanes.namespaces)
+    assert reading.length is None
+    assert read(agent, reading) == VALUE
+    assert reading.length == SIZE
+    for offset, size in ((0, 1), (65_535, 2), (SIZE - 1, 9), (SIZE, 9), (SIZE + 5, 9)):
+        assert read(agent, reading, offset, size) == VALUE[offset : offset + size]
+    assert sum(each.reads for each in agent.lanes.namespaces) == reads
+    assert (agent.tally.gets_hit, agent.tally.prestage_hits) == (1, 1)
+    assert agent.prestage is not None
+    assert agent.prestage.bytes_held == SIZE
+    assert agent.prestage.counts(agent.volume.settings.volume_id).useful_bytes == SIZE
+
+
+def test_another_write_of_the_key_is_not_served_from_it(agent: PoolAgent) -> None:
+    staged(agent)
+    assert agent.delete(key_of(1))
+    agent.put(key_of(1), b"another")
+    reading = new_reading(agent.volume, key_of(1), agent.prestage)
+    assert not isinstance(reading, OpenReading)
+    assert agent.prestage is not None
+    assert agent.prestage.bytes_held == 0
+    assert agent.get(key_of(1)) == b"another"
+
+
+def test_it_expires_and_is_erased_like_any_other(agent: PoolAgent) -> None:
+    reading, another = staged(agent), staged(agent)
+    assert read(agent, reading, size=10) == VALUE[:10]
+    agent.lanes.clock += 101.0
+    for each in (reading, another):
+        assert read(agent, each) == b""
+        assert each.cause is MissCause.EXPIRED
+    agent.lanes.clock -= 101.0
+    reading = staged(agent)
+    agent.volume.forget_secret()
+    assert read(agent, reading) == b""
+    assert reading.cause is MissCause.WRONG_KEY
+    assert (agent.tally.gets_hit, agent.tally.gets_missed) == (0, 3)
+
+
+def test_what_does_not_prove_itself_waits_sealed_and_flash_decides(agent: PoolAgent) -> None:
+    namespace, offset, _ = agent.where(key_of(1))
+    agent.lanes.namespaces[namespace].flip(offset + 4096 + 70_000)
+    assert agent.prestage is not None
+    assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(1)))
+    assert not isinstance(new_reading(agent.volume, key_of(1), agent.prestage), OpenReading)
+    assert agent.get(key_of(1)) is MissCause.CORRUPT
+
+
+def test_a_guess_waits_sealed(agent: PoolAgent) -> None:
+    assert agent.prestage is not None
+    pseudonym = agent.volume.placement.pseudonym(key_of(1))
+    assert agent.prestage.expect(agent.volume.settings.volume_id, pseudonym)
+    assert agent.lanes.run(stage_expected(agent.volume, agent.prestage, agent.lanes, pseudonym))
+    assert not isinstance(new_reading(agent.volume, key_of(1), agent.prestage), OpenReading)
+    assert agent.get(key_of(1)) == VALUE
+    assert agent.tally.prestage_hits == 1

@@ -1,0 +1,100 @@
+"""Paths in the configuration and in the fabric, and the fence by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.config import EnclosureSection, parse_path
+from agent.remote.fabric import AVOID_MOST_SECONDS, Enclosure, Fabric, Route
+from agent.remote.fence import MOST_PLACES, Fence
+from agent.remote.paths import in_order
+from nvmeof.transport.base import NamespaceInfo
+
+NGUID, OTHER = bytes(range(1, 17)), bytes(range(2, 18))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10.0.0.1:4420", ("10.0.0.1", 4420)),
+        ("[fd00::1]:1", ("fd00::1", 1)),
+        ("shelf:9", ("shelf", 9)),
+    ],
+)
+def test_a_path(text: str, found: tuple[str, int]) -> None:
+    assert parse_path(text) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "10.0.0.1", ":4420", "fd00::1:4420", "[fd00::1]", "[10.0.0.1:1", "[a]:1", "a:0", "a:65536", "a:²"],
+)
+def test_no_path(text: str) -> None:
+    with pytest.raises(ValueError, match=r"ADDRESS:PORT|between 1 and 65535"):
+        parse_path(text)
+
+
+def test_a_section_for_each_path() -> None:
+    section = EnclosureSection(
+        name="shelf", address="10.0.1.7", nqn="nqn.2026-01.shelf", data_digest=True, paths=("[fd00::7]:4421",)
+    )
+    first, second = section.each_path()
+    assert (first.name, first.address, first.port, first.paths) == ("shelf", "10.0.1.7", 4420, ())
+    assert (second.name, second.address, second.port, second.paths) == ("shelf#2", "fd00::7", 4421, ())
+    assert second.nqn == section.nqn
+    assert second.data_digest
+
+
+def test_a_fence_stands_around_its_place_for_its_time() -> None:
+    fence = Fence()
+    assert not fence.stands(NGUID, 0, 4096, 0.0)
+    fence.put_up(NGUID, 8192, 4096, 12.0, 0.0)
+    assert fence.stands(NGUID, 8192, 4096, 11.9)
+    assert fence.stands(NGUID, 0, 8193, 1.0)
+    assert fence.stands(NGUID, 12287, 1, 1.0)
+    assert not fence.stands(NGUID, 0, 8192, 1.0)
+    assert not fence.stands(NGUID, 12288, 4096, 1.0)
+    assert not fence.stands(OTHER, 8192, 4096, 1.0)
+    fence.put_up(NGUID, 8192, 4096, 5.0, 1.0)
+    assert fence.stands(NGUID, 8192, 4096, 11.9), "the longer one counts"
+    assert not fence.stands(NGUID, 8192, 4096, 12.0)
+
+
+def test_with_too_many_places_the_namespace_is_fenced() -> None:
+    fence = Fence()
+    for number in range(MOST_PLACES + 1):
+        fence.put_up(NGUID, number * 4096, 4096, 12.0, 0.0)
+    assert fence.stands(NGUID, 1 << 40, 4096, 11.0)
+    assert not fence.stands(OTHER, 0, 4096, 11.0)
+    assert not fence.stands(NGUID, 1 << 40, 4096, 12.0)
+
+
+def test_a_path_that_left_a_request_alone_goes_behind_for_longer_each_time() -> None:
+    paths = [Enclosure("shelf"), Enclosure("shelf#2")]
+    ways = [Route(path, 1, 4096) for path in paths]
+    now = 100.0
+    assert in_order(ways, now) == ways
+    pauses = []
+    for _ in range(8):
+        paths[0].avoid(now)
+        paths[0].avoid(now + 0.1)
+        assert in_order(ways, now + 0.1) == ways[::-1]
+        pauses.append(paths[0].avoided_until - now)
+        now = paths[0].avoided_until
+    assert pauses[:4] == pytest.approx([0.5, 1.0, 2.0, 4.0])
+    assert pauses[-1] == AVOID_MOST_SECONDS
+    paths[0].answered(now)
+    paths[0].avoid(now)
+    assert paths[0].avoided_until - now == pytest.approx(0.5)
+
+
+def test_two_enclosures_that_claim_one_namespace_are_no_paths_to_it() -> None:
+    seen = (NamespaceInfo(1, NGUID, 1 << 20, 4096),)
+    both = [
+        Enclosure(name, session=object(), nqn=f"nqn.{name}", namespaces=seen)  # type: ignore[arg-type]
+        for name in ("one", "another")
+    ]
+    fabric = Fabric(both)
+    fabric.adopt([NGUID])
+    assert [way.enclosure.name for way in fabric.ways[0]] == ["another"]
+    assert not any(enclosure.has_other_paths for enclosure in both)
