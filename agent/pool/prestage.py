@@ -145,10 +145,12 @@ class PrestageCache:
         expected = self._expected.get((volume_id, pseudonym))
         return expected is not None and guessed in (None, expected)
 
-    def expect_no_more(self, volume_id: bytes, pseudonym: bytes) -> None:
-        """Nobody will read it into here."""
+    def expect_no_more(self, volume_id: bytes, pseudonym: bytes, *, guessed: bool = False) -> None:
+        """Nobody will read it into here, as a guess or as what was announced."""
+        place = (volume_id, pseudonym)
         with self._lock:
-            self._expected.pop((volume_id, pseudonym), None)
+            if self._expected.get(place) is guessed:
+                del self._expected[place]
 
     def bring(
         self,

@@ -196,7 +196,8 @@ class Prestager:
                 log.warning("%s is still reading and is left behind", thread.name)
 
     def _forget(self, item: _Item) -> None:
-        self._cache.expect_no_more(item.volume.settings.volume_id, item.pseudonym)
+        volume_id = item.volume.settings.volume_id
+        self._cache.expect_no_more(volume_id, item.pseudonym, guessed=item.key is None)
 
     def _next(self) -> _Item | None:
         """The next key that is still worth reading; None at the end."""

@@ -142,7 +142,7 @@ class Ahead:
         assert volume is agent.volume
         assert agent.prestage is not None
         self.guessed.append(pseudonym)
-        if agent.prestage.expect(agent.volume.settings.volume_id, pseudonym):
+        if agent.prestage.expect(agent.volume.settings.volume_id, pseudonym, guessed=True):
             agent.lanes.run(stage_expected(agent.volume, agent.prestage, agent.lanes, pseudonym))
 
 
