@@ -25,6 +25,7 @@ from pathlib import Path
 from agent.cli.replay.report import Report, readable_bytes
 from agent.cli.replay.running import ReplayOptions, run_replay
 from agent.cli.replay.trace_making import encode_line, made_trace
+from agent.errors import UserError
 from tests.support.leaks import mounts_below, unmount_below
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes, mark_this_run, strays
@@ -130,7 +131,14 @@ class Soak:
             self._trace, self._pool.mount, bytes_per_token=BYTES_PER_TOKEN, seed=seed, progress=False,
             agent_wait=60.0,
         )  # fmt: skip
-        report = run_replay(options)
+        while True:
+            wait_until(self._pool.answers, 60, "the agent to answer")
+            try:
+                report = run_replay(options)
+                break
+            except UserError:
+                if self._pool.answers():  # else it was killed just after it had answered
+                    raise
         self.wrong += report.troubles()
         record = report.record()
         for name in (

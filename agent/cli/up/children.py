@@ -26,7 +26,8 @@ RESTARTS_MAX = 1000
 RESTART_SECONDS = 0.5
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """To be called between fork and exec: the kernel kills this process when its parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -57,7 +58,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
                 # A Ctrl-C at the terminal is for `g35 up`, which ends its children in their order.
                 start_new_session=True,
             )

@@ -34,6 +34,10 @@ PROMISED = {
     "copies_per_byte_virtiofs": "bytes/byte",
     "host_cpu_s_per_gib_fuse": "s/GiB",
     "host_cpu_s_per_gib_virtiofs": "s/GiB",
+    **{f"{store}_get_1m_x4": "GiB/s" for store in ("kv", "mooncake", "lm", "redis", "redis_tls")},
+    "kv_get_4m_x4": "GiB/s",
+    "mooncake_get_4m_x4": "GiB/s",
+    "shim_loop_block_ms": "ms",
     "write_amplification": "ratio",
     "agent_rss_mib": "MiB",
 }

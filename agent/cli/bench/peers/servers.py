@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from agent.cli.bench.redis_site import ADDRESS, free_ports
-from agent.cli.up.children import Child
+from agent.cli.up.children import Child, die_with_parent
 from agent.errors import G35Error
 
 PROVIDER_BYTES = 1 << 30
@@ -111,7 +111,7 @@ def main() -> int:
     try:
         with ExitStack() as stack:
             command = PEERS[peer](python, folder, stack)
-            return subprocess.run(command, check=False).returncode
+            return subprocess.run(command, check=False, preexec_fn=die_with_parent).returncode
     except G35Error as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

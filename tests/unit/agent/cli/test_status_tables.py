@@ -32,7 +32,8 @@ def snapshot() -> dict[str, Any]:
                 "name": NAME, "kind": "files", "suite": "aes-256-xts+crc64", "slots": LARGE + 10,
                 "slots_seen_taken": LARGE + 11, "gets": LARGE + 12, "hit_ratio": None, "puts": LARGE + 13,
                 "evictions": LARGE + 14, "prestaged_bytes": 1 << 58, "prestage_hits": LARGE + 26,
-                "prestage_useful_bytes": 1 << 57, "prestage_wasted_bytes": 1 << 56, "prestage_late": LARGE + 27,
+                "prestage_useful_bytes": 1 << 57, "prestage_wasted_bytes": 1 << 56,
+                "prestage_late": LARGE + 27,
             }
         ],
         "tenants": [
