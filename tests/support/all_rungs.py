@@ -1,8 +1,7 @@
-"""What `make test` runs: every rung, the lab beside the ones that touch nothing.
+"""What `make test` runs: every rung, the system tests beside the others.
 
-Emulated guests and tests that only compute each keep about one core busy, so they share a machine well. The
-system tests, which look at clocks, come last and have it to themselves. The lab's words are kept and printed
-when it has ended. The exit code is the first that is not 0.
+Two streams of tests keep two cores busy, and neither looks at a clock so closely that it minds the other. The
+words of the second are kept and printed when it has ended. The exit code is the first that is not 0.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-BESIDE = ("lab",)
-FIRST = ("unit", "pair", "sim", "rules")
-LAST = ("system",)
+SEEN = ("unit", "pair", "sim", "rules", "lab")
+BESIDE = ("system",)
 END_SECONDS = 60
 NO_TESTS = 5
 """pytest's exit code where its options leave no test of a rung."""
@@ -31,30 +29,29 @@ def pytest_of(rungs: Sequence[str], words: Sequence[str]) -> list[str]:
 def run_all(words: Sequence[str]) -> int:
     """Run every rung, `words` being options of pytest's for each; the exit code."""
     with tempfile.TemporaryFile() as said:
-        lab = subprocess.Popen(pytest_of(BESIDE, words), stdout=said, stderr=subprocess.STDOUT)
+        beside = subprocess.Popen(pytest_of(BESIDE, words), stdout=said, stderr=subprocess.STDOUT)
         try:
-            codes = [subprocess.call(pytest_of(FIRST, words))]
-            print("the lab, which began beside these:", flush=True)
-            codes.append(lab.wait())
+            codes = [subprocess.call(pytest_of(SEEN, words))]
+            print("the system tests, which began beside these:", flush=True)
+            codes.append(beside.wait())
             said.seek(0)
             sys.stdout.buffer.write(said.read())
             sys.stdout.flush()
-            codes.append(subprocess.call(pytest_of(LAST, words)))
         finally:
-            _end(lab)
+            _end(beside)
     ran = [code for code in codes if code != NO_TESTS] or [NO_TESTS]
     return next((code for code in ran if code), 0)
 
 
-def _end(lab: subprocess.Popen[bytes]) -> None:
-    """As Ctrl-C does, so that it tidies up: its guests are gone when it is."""
-    if lab.poll() is None:
-        lab.send_signal(signal.SIGINT)
+def _end(tests: subprocess.Popen[bytes]) -> None:
+    """As Ctrl-C does, so that they tidy up: what they started is gone when they are."""
+    if tests.poll() is None:
+        tests.send_signal(signal.SIGINT)
         try:
-            lab.wait(END_SECONDS)
+            tests.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            lab.kill()
-            lab.wait()
+            tests.kill()
+            tests.wait()
 
 
 if __name__ == "__main__":

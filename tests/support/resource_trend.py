@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
 
 LOOKS_MAX = 512
 _PAGE_BYTES = resource.getpagesize()
@@ -20,15 +19,11 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Resident bytes of a process (by id: one that was started again is another) at a time in seconds.
-
-    `cached` of them are in a cache that has a bound of its own.
-    """
+    """Resident bytes of a process (by id: one that was started again is another) at a time in seconds."""
 
     seconds: float
     process_id: int
     resident: int
-    cached: int = 0
 
 
 class ResourceTrend:
@@ -40,18 +35,15 @@ class ResourceTrend:
         self._looks: dict[str, list[Look]] = {name: [] for name in names}
         self._began = time.monotonic()
 
-    def look(self, cached: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Take one look at all; a process that is just being started again is left out.
-
-        `cached` are the bytes that processes say they hold in caches.
-        """
+    def look(self) -> None:
+        """Take one look at all; a process that is just being started again is left out."""
         for name, looks in self._looks.items():
             try:
                 process_id = int((self._state / f"{name}.pid").read_text())
                 resident = int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * _PAGE_BYTES
             except (OSError, ValueError):
                 continue
-            looks.append(Look(time.monotonic() - self._began, process_id, resident, cached.get(name, 0)))
+            looks.append(Look(time.monotonic() - self._began, process_id, resident))
             if len(looks) > LOOKS_MAX:
                 del looks[1:-1:2]
         self.log_bytes = sum(file.stat().st_size for file in self._state.glob("*.log"))
@@ -75,14 +67,14 @@ class ResourceTrend:
         return found
 
     def growth_percent(self, name: str) -> float | None:
-        """How much the resident memory of a process, without its caches, grew in its last life.
+        """How much the resident memory of a process grew in its last life, once its caches had filled.
 
         The first third of that life is left out; of the rest, the median of the last fifth is held against
         that of the first. None where there were too few looks.
         """
         looks = self._looks[name]
         life = [look for look in looks if look.process_id == looks[-1].process_id]
-        settled = [look.resident - look.cached for look in life[len(life) // 3 :]]
+        settled = [look.resident for look in life[len(life) // 3 :]]
         fifth = len(settled) // 5
         if not fifth:
             return None

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.cli.bench.redis_site import NotHere
 from agent.cli.bench.rounds import GIBIBYTE, Sample
 from agent.errors import G35Error
 
@@ -29,7 +30,7 @@ class LineClient:
             )
         try:
             self._heard()
-        except G35Error:
+        except (G35Error, NotHere):
             self.stop()
             raise
 
@@ -61,6 +62,8 @@ class LineClient:
             words = self._log.read_text(errors="replace").strip().splitlines()[-1:]
             raise G35Error(f"{self._name} ended: {' '.join(words) or 'it said nothing'}")
         answer: dict[str, Any] = json.loads(line)
+        if "not_here" in answer:
+            raise NotHere(answer["not_here"])
         if "error" in answer:
             raise G35Error(f"{self._name}: {answer['error']}")
         return answer

@@ -111,14 +111,14 @@ def _is_noticed(layout: Layout) -> bool:
 @contextmanager
 def _pool_up(folder: Path) -> Iterator[Layout]:
     folder.mkdir()
-    layout, log = Layout(folder / "state"), folder / "up.log"
+    layout, log = Layout(folder / "up"), folder / "pool.log"
     command = [
         sys.executable, "-P", "-m", "agent.cli", "up", "--state", str(layout.state),
         "--enclosures", str(ENCLOSURES), "--drives", "1", "--drive-size", "128M", "--media", "memory",
         "--transport", "tcp", "--no-files", "--value-size", str(VALUE_BYTES), "--no-restart",
         "--read-deadline-ms", str(DEADLINE_MS),
     ]  # fmt: skip
-    child = Child("the pool", command, log, lambda: says_ready(log), folder / "up.pid")
+    child = Child("the pool", command, log, lambda: says_ready(log), folder / "pool.pid")
     with ExitStack() as undo:
         undo.callback(clear_dead_mount, layout.default_mount())
         undo.callback(child.stop)

@@ -27,6 +27,7 @@ from typing import Any
 
 from agent.errors import G35Error, UserError
 
+PRESTAGE_MEMORY = "256M"
 DIRECTORY_FRESH_MS = 1000
 """With one agent on the pool, what it remembers of a directory is what is there; another one that somebody
 sets on it all the same is seen as late as this."""
@@ -215,6 +216,7 @@ def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], opt
         f"metrics = {text(options.metrics)}",
         "",
         "[prestage]",
+        f"memory = {text(options.prestage_memory)}",
         f"learn = {str(options.learn).lower()}",
         "",
         "[fabric]",
@@ -268,3 +270,4 @@ class AgentOptions:
     shared: bool = False
     virtiofs: bool = False
     learn: bool = False
+    prestage_memory: str = PRESTAGE_MEMORY

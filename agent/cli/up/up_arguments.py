@@ -88,6 +88,7 @@ def _size_between(least: int, most: int) -> Callable[[str], str]:
 
 value_size_option = _size_between(VALUE_BYTES_MIN, VALUE_BYTES_MAX)
 drive_size_option = _size_between(_MIB, DRIVE_BYTES_MAX)
+memory_option = _size_between(0, 1 << 44)
 
 
 def metrics_option(text: str) -> str:

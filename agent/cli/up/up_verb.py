@@ -20,7 +20,15 @@ from rich.console import Console
 
 from agent.cli.status_verb import read_status
 from agent.cli.up.children import Child, detach
-from agent.cli.up.layout import AgentOptions, Layout, Running, agent_toml, default_state, is_alive
+from agent.cli.up.layout import (
+    PRESTAGE_MEMORY,
+    AgentOptions,
+    Layout,
+    Running,
+    agent_toml,
+    default_state,
+    is_alive,
+)
 from agent.cli.up.rdma_addresses import free_address_from
 from agent.cli.up.up_arguments import (
     DoorName,
@@ -30,6 +38,7 @@ from agent.cli.up.up_arguments import (
     check_captures,
     check_room,
     drive_size_option,
+    memory_option,
     metrics_option,
     value_size_option,
 )
@@ -94,6 +103,10 @@ def up(
     learn: Annotated[
         bool, typer.Option("--learn", help="Read the likely continuation of a prefix ahead.")
     ] = False,
+    prestage_memory: Annotated[
+        str,
+        typer.Option(callback=memory_option, help="Memory for values that were prestaged; 0: none."),
+    ] = PRESTAGE_MEMORY,
     metrics: Annotated[
         str,
         typer.Option(
@@ -122,6 +135,7 @@ def up(
         shared,
         virtiofs,
         learn,
+        prestage_memory,
     )
     if media is Media.MEMORY or not layout.has_drives():
         check_room(enclosures, drives, drive_size, options)

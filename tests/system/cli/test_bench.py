@@ -67,7 +67,7 @@ def test_every_byte_of_the_values_is_written_once(processes: Processes, tmp_path
     assert record["bytes_of_values"] == record["puts"] << 20
 
 
-def test_measured_once_on_pools_of_their_own(processes: Processes, tmp_path: Path) -> None:
+def test_pools_of_their_own(processes: Processes, tmp_path: Path) -> None:
     target = tmp_path / "bench.json"
     names = [
         "tenant_erase_ms",

@@ -74,6 +74,14 @@ def test_a_client_answers_line_by_line_and_ends_with_its_input(
     assert log.read_text() == "what an engine's library prints\n"
 
 
+def test_a_client_that_cannot_be_had_here_says_so(tmp_path: Path) -> None:
+    said = 'print(\'{"not_here": "no such thing"}\')'
+    with pytest.raises(NotHere, match="no such thing"):
+        LineClient("the scripted peer", [sys.executable, "-c", said], tmp_path / "log")
+    with pytest.raises(G35Error, match="the scripted peer ended: it is full"):
+        LineClient("the scripted peer", [sys.executable, "-c", "exit('it is full')"], tmp_path / "log")
+
+
 def test_a_network_of_its_own_has_a_loopback_and_nothing_else() -> None:
     told = subprocess.run(
         [
@@ -124,7 +132,8 @@ def test_a_ticker_sees_what_holds_up_its_loop() -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse on this machine")
 def test_a_loop_that_calls_host_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That it is measured; how long it takes is for a quiet machine to say."""
-    monkeypatch.setattr(loop_probe, "SECONDS", 0.3)
+    for name, value in (("SECONDS", 0.3), ("VALUE_BYTES", 64 << 10), ("DRIVE_BYTES", 64 << 20)):
+        monkeypatch.setattr(loop_probe, name, value)
     counted = loop_probe.measure(tmp_path / "loop")["shim_loop_block_ms"]
     assert counted.value > 0
     assert counted.details["calls"] > 0

@@ -51,7 +51,7 @@ def test_what_outgrows_its_bound_is_said(tmp_path: Path) -> None:
 def test_growth_is_told_of_the_last_life_once_it_has_settled(tmp_path: Path) -> None:
     trend = ResourceTrend(tmp_path, ("agent",))
     trend._looks["agent"] = [Look(at, 1, 900) for at in range(50)]
-    trend._looks["agent"] += [Look(at, 2, 10 * at if at < 10 else 100 + 5 * at, 4 * at) for at in range(30)]
+    trend._looks["agent"] += [Look(at, 2, 10 * at if at < 10 else 100 + at) for at in range(30)]
     assert trend.growth_percent("agent") == pytest.approx(100 * (127.5 - 111.5) / 111.5)
     trend._looks["agent"] = [Look(0, 1, 5)]
     assert trend.growth_percent("agent") is None

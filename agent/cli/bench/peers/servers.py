@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
-from agent.cli.bench.redis_site import ADDRESS, free_ports
+from agent.cli.bench.redis_site import ADDRESS, NotHere, free_ports
 from agent.cli.up.children import Child, die_with_parent
 from agent.errors import G35Error
 
@@ -72,14 +73,14 @@ def enter_own_network() -> None:
     """Leave the machine's network for one of this process's own, with its loopback up.
 
     Without the privilege a user namespace is made as well, which Linux lets everybody do by default. Raises
-    G35Error where it does not.
+    NotHere where it does not.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNET) and libc.unshare(CLONE_NEWUSER | CLONE_NEWNET):
         why = os.strerror(ctypes.get_errno())
-        raise G35Error(
-            f"no network of its own for a server that listens on all addresses: {why}",
-            "allow unprivileged user namespaces, or run it with CAP_SYS_ADMIN",
+        raise NotHere(
+            f"no network of its own for a server that listens on all addresses: {why}; "
+            "allow unprivileged user namespaces, or run it with CAP_SYS_ADMIN"
         )
     with socket.socket() as any_socket:
         asked = _IFREQ.pack(b"lo", 0)
@@ -112,6 +113,9 @@ def main() -> int:
         with ExitStack() as stack:
             command = PEERS[peer](python, folder, stack)
             return subprocess.run(command, check=False, preexec_fn=die_with_parent).returncode
+    except NotHere as why:
+        print(json.dumps({"not_here": str(why)}), flush=True)
+        return 1
     except G35Error as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
