@@ -16,15 +16,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import trio
 
-from agent.config import Configuration, host_identity
+from agent.config import Configuration
 from agent.errors import G35Error
 from agent.fs.control_face import CONTROL_ROOT, ControlFace
 from agent.fs.dev_fuse import DevFuseDoor
@@ -43,30 +43,24 @@ from agent.keeping import Keeping
 from agent.map_watch import MapWatch
 from agent.membership import Membership
 from agent.pool.directory_cache import DirectoryCache
-from agent.pool.kv_opening import inspect_kv
 from agent.pool.kv_volume import KvVolume
-from agent.pool.opening import Inspection, inspect, newest_map
+from agent.pool.opening import newest_map
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import PoolMap
 from agent.pool.prestager import THREADS as PRESTAGE_THREADS
-from agent.pool.tally import Tally
 from agent.pool.volume import Volume
+from agent.reaching import LanesPool, connected, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes, current_lanes
-from agent.remote.secrets_at_hand import secret_finder
-from agent.remote.supervisor import Supervisor
 from agent.seen_map import refuse_older_map, remember_map
 from agent.serving import Serving, storing_queues
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
 from agent.tenancy import Audience, Members
 from agent.tenant_upkeep import TenantUpkeep
-from nvmeof.transport.base import NamespaceInfo
 
 log = logging.getLogger(__name__)
 
-FIRST_TRY_SECONDS = 5.0
-"""How long the start waits for enclosures. Those that come later join by themselves."""
 UPKEEP_SECONDS = 0.5
 LOOK_SECONDS = 0.25
 """How soon an unmount by somebody else is noticed."""
@@ -77,82 +71,6 @@ EXTRA_QUEUES = PRESTAGE_THREADS + 2
 Doors = list[tuple[str, Door]]
 """By their names: `fuse`, and `virtiofs-0` and so on."""
 MOUNT_DOOR = "fuse"
-
-
-class LanesPool:
-    """All lanes of this process, one for each queue id, and closed together."""
-
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
-        self._made: dict[int, WorkerLanes] = {}
-        self._lock = threading.Lock()
-
-    def take(self, queue_id: int) -> WorkerLanes:
-        """The lanes of a queue id, for a thread to keep. Those that an earlier thread is done with go on:
-        a second Connect of the same id could reach the enclosure before the end of the first."""
-        with self._lock:
-            lanes = self._made.get(queue_id)
-            if lanes is not None:
-                return lanes
-            lanes = self._made[queue_id] = WorkerLanes(self._fabric, queue_id)
-        lanes.connect_ahead()
-        return lanes
-
-    def tallies(self) -> Iterator[Mapping[str, Tally]]:
-        """The counters of all lanes, each a copy of the table (not of the counts)."""
-        for lanes in list(self._made.values()):
-            yield dict(lanes.tallies)
-
-    def close(self) -> None:
-        """Hang up all queues; no thread may use them any more."""
-        for lanes in self._made.values():
-            lanes.close()
-
-
-@asynccontextmanager
-async def connected(configuration: Configuration, io_queues: int) -> AsyncIterator[Supervisor]:
-    """The sessions to the enclosures, for as long as the block runs; each was tried once."""
-    host_nqn, host_id = host_identity(configuration.agent.state)
-    verbs = configuration.fabric.choice
-    supervisor = Supervisor(
-        configuration.enclosures,
-        host_nqn,
-        host_id,
-        io_queues,
-        verbs,
-        secret_finder(configuration.fabric),
-        configuration.discovery,
-    )
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(supervisor.run)
-        await supervisor.all_tried(FIRST_TRY_SECONDS)
-        yield supervisor
-        nursery.cancel_scope.cancel()
-
-
-def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Inspection]]:
-    """Every namespace that is reachable: NGUID, bytes, what it carries. Numbers them in this order."""
-    seen = {
-        namespace.nguid: namespace for enclosure in fabric.enclosures for namespace in enclosure.namespaces
-    }
-    fabric.adopt(list(seen))
-    return [
-        (nguid, namespace.size_bytes, _look_at(lanes, number, namespace))
-        for number, (nguid, namespace) in enumerate(seen.items())
-    ]
-
-
-def _look_at(lanes: WorkerLanes, number: int, namespace: NamespaceInfo) -> Inspection:
-    if namespace.kv is None:
-        return lanes.run(inspect(lanes, number, namespace.nguid, namespace.size_bytes))
-    found = lanes.run(inspect_kv(lanes, number, namespace.nguid))
-    return replace(found, kv=namespace.kv)
-
-
-def unreached(fabric: Fabric) -> str:
-    """The enclosures that are not connected, and why, for an error message."""
-    away = [f"{each.name} ({each.fault})" for each in fabric.enclosures if each.session is None]
-    return ", ".join(away) or "none"
 
 
 def open_volumes(
@@ -204,7 +122,9 @@ class Agent:
         self.start_prestage = self.serving.start_prestage
         self.tenants = TenantUpkeep(pool_map, self.volumes, settings.workers, root, settings.state)
         self.watch = MapWatch(pool_map, self.volumes, self.prestage, self._follow_map, fabric.grow)
-        self.membership = Membership(configuration.pool, self.volumes, fabric)
+        self.membership = Membership(
+            configuration.pool, self.volumes, fabric, root, lambda: self.watch.pool_map
+        )
         self.files: FilesFace | None = None
         first_extra = settings.workers + 1
         self._upkeep_queue = first_extra + PRESTAGE_THREADS
@@ -224,7 +144,11 @@ class Agent:
         self.sources.tenants, self.sources.keys = self.tenants.snapshot, self.tenants.rotation.snapshot
         keeper_queue = self._upkeep_queue + 1
         self.keeping = Keeping(
-            configuration.scrub, self.volumes, lambda: lanes.take(keeper_queue), lanes.tallies
+            configuration.scrub,
+            self.volumes,
+            lambda: lanes.take(keeper_queue),
+            lanes.tallies,
+            self._has_files,
         )
         self.sources.keeping = self.keeping.snapshot
         self.sources.membership = self.membership.snapshot
@@ -244,6 +168,13 @@ class Agent:
         if self.files is None:
             return None
         return {**asdict(self.files.counters), **asdict(self.files.gauges())}
+
+    def _has_files(self) -> bool:
+        """Whether /fs of this agent is in use: one agent of a pool uses it."""
+        if self.files is None:
+            return False
+        held = self.files.gauges()
+        return held.inodes > 1 or held.doomed_blocks > 0  # One is the root folder.
 
     def _doors_snapshot(self) -> dict[str, dict[str, int]]:
         counts = {}
@@ -325,6 +256,7 @@ class Agent:
     def start(self) -> None:
         self.serving.start()
         self.keeping.start()
+        self.membership.start(self.configuration.agent.workers + own_queues(self.configuration))
         self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
         self._upkeep.start()
 
@@ -336,10 +268,17 @@ class Agent:
         self._stopping.set()
         self.serving.stop()
         self.keeping.stop()
+        self.membership.stop()
         if self._upkeep is not None:
             self._upkeep.join()
+        self.tenants.rotation.close()
         if self.files is not None:
             self.files.close()
+
+
+def own_queues(configuration: Configuration) -> int:
+    """Queues of the agent's own threads beside its workers; the last is that of agent/auto_membership.py."""
+    return EXTRA_QUEUES + storing_queues(configuration.policies) + (configuration.pool.membership == "auto")
 
 
 def guest_queues(configuration: Configuration) -> int:
@@ -383,8 +322,8 @@ def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> i
 async def serve(configuration: Configuration, ready: Callable[[], None], stop: trio.Event) -> None:
     """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
     root = root_key_in(configuration.agent.key_file)
-    wanted, extra = configuration.agent.worker_count, EXTRA_QUEUES + guest_queues(configuration)
-    extra += storing_queues(configuration.policies)
+    wanted = configuration.agent.worker_count
+    extra = own_queues(configuration) + guest_queues(configuration)
     async with (
         connected(configuration, wanted + extra) as supervisor,
         AsyncExitStack() as cleanup,
@@ -436,7 +375,7 @@ def _make_doors(agent: Agent, wanted_workers: int) -> Doors:
             MountOptions(allow_other=settings.allow_other or None),
         )
         doors.append((MOUNT_DOOR, door))
-    first = settings.workers + EXTRA_QUEUES + storing_queues(agent.configuration.policies) + 1
+    first = settings.workers + own_queues(agent.configuration) + 1
     guests = make_guest_doors(
         agent, agent.configuration.virtiofs, wanted_workers, first, lanes.take, settings.state
     )

@@ -36,6 +36,7 @@ from agent.pool.pool_map import (
 )
 from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
+from agent.pool_section import PoolSection
 from agent.scrub_section import ScrubSection
 from agent.serving_sections import PolicySection, PrestageSection
 from agent.sizes import Size as Size
@@ -153,6 +154,13 @@ class EnclosureSection(_Section):
         for path in paths:
             parse_path(path)
         return paths
+
+    @model_validator(mode="after")
+    def _are_several(self) -> EnclosureSection:
+        ways = [(self.address, self.port), *map(parse_path, self.paths)]
+        if len(set(ways)) < len(ways):
+            raise ValueError("an address and port is named twice: that is one path, and no other to go by")
+        return self
 
     def each_path(self) -> list[EnclosureSection]:
         """This section once for each path, the first under its own name, the others as `NAME#2` and so on."""
@@ -327,21 +335,6 @@ class VirtioFsSection(_Section):
     def queue_count(self, workers: int) -> int:
         """`queues`, with 0 resolved."""
         return self.queues or workers
-
-
-class PoolSection(_Section):
-    """Choices that concern the pool as a whole."""
-
-    rebalance: Size = Field(
-        0,
-        ge=0,
-        description="Bytes a second at the most that this agent moves to namespaces that joined the pool; "
-        "0: it moves nothing. Where a pool holds files, set it on the agent that serves them.",
-    )
-
-    allow_plain: bool = Field(
-        False, description="The second word for `plain+crc64`: without it that suite is refused."
-    )
 
 
 def _as_list(value: object) -> object:

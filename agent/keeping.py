@@ -39,8 +39,11 @@ class Keeping:
         volumes: Sequence[AnyVolume],
         take_lanes: Callable[[], WorkerLanes],
         tallies: Callable[[], Iterable[Mapping[str, Tally]]],
+        has_files: Callable[[], bool],
     ) -> None:
+        """`has_files` tells whether this agent's /fs holds anything: then volumes of files are its own."""
         self._section = scrub
+        self._has_files = has_files
         self._volumes = [volume for volume in volumes if isinstance(volume, Volume)]
         self._take_lanes = take_lanes
         self._tallies = tallies
@@ -48,6 +51,8 @@ class Keeping:
         """Of what gets and puts have met; the upkeep thread's."""
         self._scrubber = Scrubber(self._volumes)
         self._next_pass = 0.0
+        for volume in self._volumes:
+            volume.left_to_others = volume.settings.kind == "files"
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         if scrub.bandwidth or any(volume.settings.copies > 1 for volume in self._volumes):
@@ -55,6 +60,7 @@ class Keeping:
 
     def look(self, lanes: Lanes) -> Steps[None]:
         """Look into what gets and puts have met. For the upkeep thread."""
+        self._leave_files_to_others()
         yield from look_into_reports(self._volumes, lanes, self._reported)
 
     def snapshot(self) -> dict[str, Any]:
@@ -68,7 +74,16 @@ class Keeping:
             "sets": self._scrubber.sets,
             "copies_owed": sum(len(volume.owed) for volume in self._volumes),
             "copies_not_noted": sum(volume.owed.dropped for volume in self._volumes),
+            "copies_not_made": sum(volume.owed.not_made for volume in self._volumes),
+            "copies_in_doubt": sum(volume.owed.doubtful for volume in self._volumes),
         }
+
+    def _leave_files_to_others(self) -> None:
+        """One agent of a pool uses /fs; where that is not this one, it takes nothing out there."""
+        blocks = [volume for volume in self._volumes if volume.settings.kind == "files"]
+        if blocks and all(volume.left_to_others for volume in blocks) and self._has_files():
+            for volume in blocks:
+                volume.left_to_others = False
 
     def start(self) -> None:
         if self._thread is not None:

@@ -2,7 +2,8 @@
 
 `g35 tenant rotate` writes a pool map in which a volume has a new data key beside its earlier one. An agent
 that sees it opens with both at once, and seals with the new one SETTLE_SECONDS later: by then the other
-agents of the pool have seen the map too and can open what it seals. From there on upkeep seals anew what is
+agents of the pool have seen the map too and can open what it seals. One that starts amid a rotation, or was
+not looking for a while, does so at once (key_turn.py). From there on upkeep seals anew what is
 left under the earlier key, some values at a time. It keeps no place: an entry says under which key its slot
 is, so an agent that was ended goes on where there is something left. A map without the earlier key ends the
 rotation.
@@ -19,7 +20,7 @@ from typing import Any
 from agent.inline.key_use import KeyUseBook, writes_max
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.key_epochs import SETTLE_SECONDS
+from agent.pool.key_turn import MAP_AGE_SECONDS, SETTLE_SECONDS, KeyTurn
 from agent.pool.occupancy import SetPlace
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import MapVolume, PoolMap
@@ -41,9 +42,10 @@ class _Keys:
 
     volume: Volume
     epoch: int
-    newer: SlotCodec | None = None
-    """Seals from `seals_at` on, if it does not yet."""
-    seals_at: float = 0.0
+    waits: bool = False
+    """For the time from which on the new key seals."""
+    earlier: bytes = b""
+    """The fingerprint of the earlier key."""
     is_resealing: bool = False
     rest: Iterator[SetPlace] = field(default_factory=lambda: iter(()))
     counts: ResealCounts = field(default_factory=ResealCounts)
@@ -71,7 +73,11 @@ class KeyRotation:
             entry = entries.get(volume.settings.volume_id.hex())
             if isinstance(volume, Volume) and entry is not None:
                 self._keys[entry.volume_id] = keys = _Keys(volume, entry.key_epoch)
-                self._adopt(keys, pool_map, entry)
+                self._adopt(keys, pool_map, entry, float("-inf"))
+
+    def close(self) -> None:
+        """Nothing is sealed any more: the counts of the keys are noted as they are."""
+        self._book.close()
 
     def follow(self, pool_map: PoolMap) -> None:
         """Go by a newer map."""
@@ -79,21 +85,31 @@ class KeyRotation:
             keys = self._keys.get(entry.volume_id)
             if keys is None or keys.volume.erased or pool_map.is_erased(entry):
                 continue
-            ended = not entry.earlier_secret and (keys.newer is not None or keys.is_resealing)
+            ended = not entry.earlier_secret and (keys.waits or keys.is_resealing)
             if keys.epoch != entry.key_epoch or ended:
-                self._adopt(keys, pool_map, entry)
+                # The map may have come right after it was last looked at.
+                known_since = min(self._clock(), keys.volume.map_age.seen_at + MAP_AGE_SECONDS)
+                self._adopt(keys, pool_map, entry, known_since + SETTLE_SECONDS)
 
-    def _adopt(self, keys: _Keys, pool_map: PoolMap, entry: MapVolume) -> None:
+    def _adopt(self, keys: _Keys, pool_map: PoolMap, entry: MapVolume, seals_at: float) -> None:
         volume, secret = keys.volume, pool_map.secret(entry, self._root)
         earlier = pool_map.earlier_secret(entry, self._root)
-        keys.epoch, keys.newer, keys.is_resealing = entry.key_epoch, None, False
+        keys.epoch, keys.waits, keys.is_resealing = entry.key_epoch, False, False
         if earlier is None:
             volume.codec = self._codec(volume, secret, entry.key_epoch)
+            volume.turn = None
+            if keys.earlier:
+                self._book.forget(keys.earlier)
+                keys.earlier = b""
             return
         older = self._codec(volume, earlier, entry.key_epoch - 1)
-        keys.newer = self._codec(volume, secret, entry.key_epoch, older)
-        keys.seals_at = self._clock() + SETTLE_SECONDS
-        volume.codec = self._codec(volume, earlier, entry.key_epoch - 1, keys.newer)
+        newer = self._codec(volume, secret, entry.key_epoch, older)
+        keys.earlier = older.fingerprint
+        if self._clock() >= seals_at:
+            volume.codec, keys.is_resealing = newer, True
+        else:
+            volume.codec, keys.waits = self._codec(volume, earlier, entry.key_epoch - 1, newer), True
+        volume.turn = KeyTurn(newer, seals_at)
 
     def _codec(self, volume: Volume, secret: SecretKey, epoch: int, *others: SlotCodec) -> SlotCodec:
         codec = volume.codec_of(secret, epoch, others)
@@ -109,8 +125,9 @@ class KeyRotation:
         for keys in self._keys.values():
             if keys.volume.erased:
                 continue
-            if keys.newer is not None and lanes.now() >= keys.seals_at:
-                keys.volume.codec, keys.newer, keys.is_resealing = keys.newer, None, True
+            turn = keys.volume.turn
+            if keys.waits and turn is not None and lanes.now() >= turn.seals_at:
+                keys.volume.codec, keys.waits, keys.is_resealing = turn.codec, False, True
                 log.info("volume %s is sealed with its new data key", keys.volume.settings.name)
             if keys.is_resealing:
                 yield from _reseal_some(keys, lanes)
@@ -121,7 +138,7 @@ class KeyRotation:
             keys.volume.settings.name: {
                 "key_epoch": keys.volume.codec.epoch,
                 "key_used_part": keys.volume.codec.used_part,
-                "rotating": keys.newer is not None or keys.is_resealing,
+                "rotating": keys.waits or keys.is_resealing,
                 "resealed": keys.counts.resealed,
                 "reseals_dropped": keys.counts.dropped,
                 "reseals_left": keys.counts.left,

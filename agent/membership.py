@@ -1,31 +1,54 @@
 """What an agent does about namespaces that join its pool: it moves values to them, and says how far that is.
 
-The map itself is followed by agent/map_watch.py; `g35 pool add` makes it. One thread, that of upkeep, takes
-turns here.
+The map itself is followed by agent/map_watch.py; `g35 pool add` makes it, or agent/auto_membership.py where
+the configuration says so. One thread, that of upkeep, takes turns here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agent.config import PoolSection
+from agent.auto_membership import AutoMembership
+from agent.inline.root_keys import RootKey
 from agent.pool.mover import Mover
 from agent.pool.operations import AnyVolume
+from agent.pool.pool_map import PoolMap
 from agent.pool.steps import Lanes, Steps
 from agent.pool.volume import Volume
+from agent.pool_section import PoolSection
 from agent.remote.fabric import Fabric
 
 
 class Membership:
     """See the module's docstring."""
 
-    def __init__(self, section: PoolSection, volumes: Sequence[AnyVolume], fabric: Fabric) -> None:
+    def __init__(
+        self,
+        section: PoolSection,
+        volumes: Sequence[AnyVolume],
+        fabric: Fabric,
+        root: RootKey,
+        in_force: Callable[[], PoolMap],
+    ) -> None:
+        """`in_force` gives the map that the agent goes by."""
         self._section = section
         self._volumes = volumes
         self._fabric = fabric
         self._mover = Mover(volumes, section.rebalance)
+        self._auto: AutoMembership | None = None
+        if section.membership == "auto":
+            self._auto = AutoMembership(section, fabric, root, in_force, lambda: self._mover.moves.left)
+
+    def start(self, queue_id: int) -> None:
+        """Let newcomers in from now on, if that is the policy. Nobody else uses queues of this id."""
+        if self._auto is not None:
+            self._auto.start(queue_id)
+
+    def stop(self) -> None:
+        if self._auto is not None:
+            self._auto.stop()
 
     def turn(self, lanes: Lanes) -> Steps[None]:
         """Do what is due."""
@@ -40,7 +63,10 @@ class Membership:
         ]
         return {
             "newcomers": dict(self._fabric.strays),
+            "contested": dict(self._fabric.contested),
+            "membership": self._section.membership,
             "rebalance_bytes_per_s": self._section.rebalance,
             "volumes_unsettled": joined,
             **{f"moves_{name}": value for name, value in asdict(self._mover.moves).items()},
+            **(self._auto.snapshot() if self._auto is not None else {}),
         }

@@ -27,6 +27,14 @@ def remember_map(state: Path, pool_map: PoolMap) -> None:
     partial.replace(state / FILE)
 
 
+def remembered_pool(state: Path) -> str:
+    """The id of the pool that was noted; empty where there is none, or the file is damaged."""
+    try:
+        return str(json.loads((state / FILE).read_text())["pool"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+
+
 def refuse_older_map(state: Path, pool_map: PoolMap) -> None:
     """Raises G35Error where this agent has seen a newer map of the pool, ConfigError for a damaged file."""
     file = state / FILE

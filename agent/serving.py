@@ -19,7 +19,7 @@ from agent.pool.operations import AnyVolume
 from agent.pool.prestage import PrestageCache
 from agent.pool.prestager import Prestager
 from agent.pool.recompute_gate import RecomputeGate
-from agent.pool.second_use import SecondUse
+from agent.pool.second_use import SEEN_MAX, SecondUse
 from agent.pool.write_back import Storing, WriteBack
 from agent.remote.lanes import WorkerLanes
 from agent.serving_sections import PolicySection
@@ -50,7 +50,8 @@ class Serving:
         prestage, policies = configuration.prestage, configuration.policies
         prestage_queue = configuration.agent.workers + 1
         came = threading.Event()
-        backs = [back for each in policies if (back := _apply(each, volumes, came)) is not None]
+        second_use = sum(each.write == "second-use" for each in policies)
+        backs = [back for each in policies if (back := _apply(each, volumes, came, second_use)) is not None]
         self._storing = Storing(backs, came) if backs else None
         self._storing_thread = threading.Thread(target=self._store, name="write-back", daemon=True)
         self._storing_queue = storing_queue
@@ -94,8 +95,13 @@ class Serving:
             self._storing.work(lanes, lanes)
 
 
-def _apply(policy: PolicySection, volumes: Sequence[AnyVolume], came: threading.Event) -> WriteBack | None:
-    """Set a volume up as its policy says; what it writes back, if it does."""
+def _apply(
+    policy: PolicySection, volumes: Sequence[AnyVolume], came: threading.Event, second_use: int
+) -> WriteBack | None:
+    """Set a volume up as its policy says; what it writes back, if it does.
+
+    `second_use`: how many volumes share the memory for keys that were seen.
+    """
     volume = next((each for each in volumes if each.settings.name == policy.volume), None)
     if volume is None:
         log.warning("policies names volume %s, which this pool does not serve", policy.volume)
@@ -108,7 +114,7 @@ def _apply(policy: PolicySection, volumes: Sequence[AnyVolume], came: threading.
     if policy.prefill_tokens_per_s:
         volume.gate = RecomputeGate(policy.prefill_tokens_per_s, policy.bytes_per_token)
     if policy.write == "second-use":
-        volume.admission = SecondUse()
+        volume.admission = SecondUse(SEEN_MAX // second_use)
     if policy.write == "back":
         volume.back = WriteBack(volume, policy.write_back_memory, came)
     return volume.back

@@ -22,7 +22,7 @@ class PrestageSection(BaseModel):
     waits: Literal["sealed", "open"] = Field(
         "sealed",
         description="How announced values wait: `sealed`, as on flash, or `open`, in clear, which saves the "
-        "cipher when they are asked for and leaves them readable in the agent's memory for up to 60 s.",
+        "cipher when they are asked for and leaves them readable in the agent's memory for up to 65 s.",
     )
     learn: bool = Field(
         False,

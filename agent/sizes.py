@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated
 
 from pydantic import BeforeValidator
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
+BYTES_END = 1 << 63
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
@@ -18,7 +20,12 @@ def parse_size(value: object) -> object:
     match = _SIZE.match(value)
     if match is None:
         raise ValueError("a size is a number with K, M, G or T behind it, such as 64K or 1G")
-    return int(float(match[1]) * 1024 ** _POWERS[match[2].upper()])
+    amount = Decimal(match[1]) * 1024 ** _POWERS[match[2].upper()]
+    if amount >= BYTES_END:
+        raise ValueError("a size is less than 8 EiB")
+    if 0 < amount < 1:
+        raise ValueError("that is less than a byte")
+    return int(amount)
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]

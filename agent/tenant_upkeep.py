@@ -17,7 +17,7 @@ from agent.inline.root_keys import RootKey
 from agent.key_rotation import KeyRotation
 from agent.pool.bandwidth import Bandwidth, WaitingRoom
 from agent.pool.census import Census
-from agent.pool.making_room import evict_one
+from agent.pool.making_room import evict_one, fullest_first
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import MapTenant, PoolMap
 from agent.pool.quota import Limits, Measured, Quota
@@ -67,9 +67,10 @@ class TenantUpkeep:
                 if isinstance(volume, Volume)
             ]
             found = _Tenant(tenant.name, identity, own, Quota(measured), Bandwidth(waiting))
+            caches = [each for each in found.in_sets if each.settings.kind == "kv"]
             for volume in own:
                 if isinstance(volume, Volume):
-                    volume.quota = found.quota
+                    volume.quota, volume.siblings = found.quota, caches
                 if volume.settings.kind == "kv":
                     volume.bandwidth = found.bandwidth
             self._tenants.append(found)
@@ -107,6 +108,7 @@ class TenantUpkeep:
                 {
                     "name": tenant.name,
                     "volumes": [each.settings.name for each in tenant.volumes if not each.erased],
+                    "room_is_counted": all(isinstance(each, Volume) for each in tenant.volumes),
                     "slots_known_taken": slots,
                     "slots_max": limits.slots,
                     "bytes_known_taken": size,
@@ -123,10 +125,8 @@ class TenantUpkeep:
 
 def _shed(tenant: _Tenant, lanes: Lanes) -> Steps[bool]:
     """Evict a value of the tenant's fullest volume that may lose some: /fs keeps what it has."""
-    volumes = [each for each in tenant.in_sets if each.settings.kind == "kv" and each.occupancy.known]
-    if not volumes:
-        return False
-    fullest = max(volumes, key=lambda each: each.occupancy.known)
-    gone = yield from evict_one(fullest, lanes, lanes.now() + EVICTION_SECONDS)
-    tenant.quota.count(evicted=int(gone))
-    return gone
+    for volume in fullest_first(tenant.in_sets):
+        if (yield from evict_one(volume, lanes, lanes.now() + EVICTION_SECONDS)):
+            tenant.quota.count(evicted=1)
+            return True
+    return False

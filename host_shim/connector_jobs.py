@@ -3,7 +3,9 @@
 An engine calls its connector from its scheduler or its event loop. The connector hands what takes time to a
 `JobRunner` and answers later. What this file promises for that:
 
-* `submit` never waits, neither for a thread nor for room: with the queue full it says False;
+* `submit` never waits, neither for a thread nor for room, and never raises: it says False where the queue is
+  full, and where the system gives not a single thread;
+* what was accepted and is never called, because the runner is closed, is told so (`dropped`);
 * urgent work (somebody waits for a load) goes before the rest (stores), which still moves on: each thread
   takes one piece of the rest after `URGENT_IN_A_ROW` urgent ones;
 * threads are daemons: one that the mount holds (an agent that hangs) does not keep the engine from exiting;
@@ -18,7 +20,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TypeAlias
+from concurrent.futures import Future
+from typing import TypeAlias, TypeVar
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +30,8 @@ WAITING_MAX = 4096
 URGENT_IN_A_ROW = 8
 
 Work: TypeAlias = Callable[[], None]
+_Queued: TypeAlias = tuple[Work, Work | None]
+T = TypeVar("T")
 
 
 class JobRunner:
@@ -39,23 +44,28 @@ class JobRunner:
         self._thread_count = threads
         self._waiting_max = waiting_max
         self._changed = threading.Condition()
-        self._urgent: deque[Work] = deque()
-        self._rest: deque[Work] = deque()
+        self._urgent: deque[_Queued] = deque()
+        self._rest: deque[_Queued] = deque()
         self._in_a_row = 0
         self._running = 0
         self._threads: list[threading.Thread] = []
         self._closed = False
 
-    def submit(self, work: Work, *, urgent: bool = False) -> bool:
-        """Have `work` called by one of the threads; False, and it never is, where there is no room."""
+    def submit(self, work: Work, *, urgent: bool = False, dropped: Work | None = None) -> bool:
+        """Have `work` called by one of the threads; False, and it never is, where there is no room.
+
+        `dropped` is called in its place, by the thread that closes the runner, if it still waits then.
+        """
         with self._changed:
             waiting = len(self._urgent) + len(self._rest)
             if self._closed or waiting >= self._waiting_max:
                 return False
-            (self._urgent if urgent else self._rest).append(work)
             idle = len(self._threads) - self._running
             if waiting >= idle and len(self._threads) < self._thread_count:
                 self._start_thread()
+            if not self._threads:
+                return False
+            (self._urgent if urgent else self._rest).append((work, dropped))
             self._changed.notify()
         return True
 
@@ -75,9 +85,13 @@ class JobRunner:
         """Forget what waits, let end what runs, for `seconds` at most; False where a thread still runs."""
         with self._changed:
             self._closed = True
+            never = [*self._urgent, *self._rest]
             self._urgent.clear()
             self._rest.clear()
             self._changed.notify_all()
+        for _work, dropped in never:
+            if dropped is not None:
+                self._call(dropped)
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -85,8 +99,12 @@ class JobRunner:
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads for this process: those that there are go on
+            _log.debug("the system gives %s no further thread", self._name)
+            return
         self._threads.append(thread)
-        thread.start()
 
     def _serve(self) -> None:
         while True:
@@ -98,21 +116,47 @@ class JobRunner:
                 work = self._next()
                 self._running += 1
             try:
-                work()
-            except Exception:
-                _log.exception("work of %s failed", self._name)
+                self._call(work)
             finally:
                 del work  # whatever it holds (buffers of the engine) is free while this thread waits
                 with self._changed:
                     self._running -= 1
                     self._changed.notify_all()
 
+    def _call(self, work: Work) -> None:
+        try:
+            work()
+        except Exception:
+            _log.exception("work of %s failed", self._name)
+
     def _next(self) -> Work:
         if self._urgent and (self._in_a_row < URGENT_IN_A_ROW or not self._rest):
             self._in_a_row += 1
-            return self._urgent.popleft()
+            return self._urgent.popleft()[0]
         self._in_a_row = 0
-        return self._rest.popleft()
+        return self._rest.popleft()[0]
+
+
+def within(seconds: float, ask: Callable[[], T], otherwise: T) -> T:
+    """What `ask` returns or raises, or `otherwise` where that takes longer: for calls that a mount may hold.
+
+    It is called on a daemon thread of its own, which is left to its fate after `seconds`.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(ask())
+        except BaseException as error:
+            result.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="g35-ask", daemon=True).start()
+        return result.result(seconds)
+    except (TimeoutError, RuntimeError):
+        if result.done():
+            raise  # what `ask` raised
+        return otherwise  # not in time, or no thread to be had
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:

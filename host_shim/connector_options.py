@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from host_shim.control_wire import VOLUME_NAME_BYTES_MAX
+
+TTL_SECONDS_MAX = (1 << 32) - 1
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectorOptions:
@@ -27,10 +31,15 @@ class ConnectorOptions:
     def __post_init__(self) -> None:
         if not self.mount or not isinstance(self.mount, str):
             raise ValueError('g35: the option "mount" names the folder where the pool is mounted')
-        if not 1 <= self.threads <= 64 or not 1 <= self.parallel <= 64:
-            raise ValueError('g35: "threads" and "parallel" are 1 to 64')
-        if self.ttl is not None and not 0 < self.ttl < 1 << 32:
-            raise ValueError('g35: "ttl" is a number of seconds above 0; without it, the volume decides')
+        if not isinstance(self.volume, str) or not 0 < len(self.volume.encode()) <= VOLUME_NAME_BYTES_MAX:
+            raise ValueError(f'g35: "volume" is a volume\'s name, and not {self.volume!r}')
+        for name, count in (("threads", self.threads), ("parallel", self.parallel)):
+            if type(count) is not int or not 1 <= count <= 64:
+                raise ValueError(f'g35: "{name}" is a whole number from 1 to 64, and not {count!r}')
+        if self.ttl is not None:
+            checked_seconds("ttl", self.ttl, TTL_SECONDS_MAX, "; without it, the volume decides")
+        if not isinstance(self.prestage, bool):
+            raise ValueError(f'g35: "prestage" is true or false, and not {self.prestage!r}')
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> ConnectorOptions:
@@ -44,3 +53,11 @@ class ConnectorOptions:
         if "mount" not in found:
             raise ValueError('g35: the option "mount" is missing')
         return cls(**found)
+
+
+def checked_seconds(name: str, found: Any, most: float, more: str = "") -> None:
+    """Raise ValueError for what is no time in seconds above 0 and up to `most`."""
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found <= most:
+        raise ValueError(
+            f'g35: "{name}" is a number of seconds, above 0 and up to {most:g}{more}; not {found!r}'
+        )

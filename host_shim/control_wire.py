@@ -51,6 +51,10 @@ from dataclasses import dataclass
 
 VERSION = 1
 SESSION_PATH = ".g35/session"
+SESSION_FILE_BYTES = 1 << 62
+"""The size that stat shows, by which a session is told from any other file of its name. Data offsets lie
+below it, so that the kernel never takes a write for one that extends the file, which it would let in only one
+at a time."""
 REQUEST_MAGIC = b"g35q"
 ANSWER_MAGIC = b"g35a"
 KEY_BYTES = 16

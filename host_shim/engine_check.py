@@ -21,12 +21,14 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+from host_shim.connector_jobs import within
 from host_shim.engine_check_loads import lmcache_block, sglang_page
 from host_shim.named_values import NamedValues
 from host_shim.pool import Pool
 
 _VALUE_BYTES = 60_000
 """Fits with its label into the smallest slots that a volume can have, 64 KiB."""
+MOUNT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def blocks_by_key(place: Place) -> Found:
         values = NamedValues(pool, place.volume)
         why = values.why_unusable(_VALUE_BYTES)
         if why is not None:
-            return Found(what, False, why, "a volume of kind kv with longer slots, or another --volume")
+            return Found(what, False, why, "g35 status lists volumes; --volume names another")
         if not values.agent_seen:
             return Found(what, False, f"no agent behind {place.mount}", "g35 status; is --mount right?")
         if values.store([name], [[data]]) != [True]:
@@ -143,8 +145,24 @@ ENGINES = {
 }
 
 
+def _looked_at(mount: str) -> bool:
+    """True, once the mount has said anything at all."""
+    with contextlib.suppress(OSError), Pool(mount) as pool:
+        os.stat(mount)
+        pool.alive()
+    return True
+
+
 def examine(engine: str, place: Place) -> Iterator[Found]:
     """All findings on one engine; what goes wrong in a check is its finding."""
+    if not within(MOUNT_SECONDS, lambda: _looked_at(place.mount), False):
+        yield Found(
+            "mount",
+            False,
+            f"{place.mount} does not answer within {MOUNT_SECONDS:g} s",
+            "the agent behind it hangs, or is stopped: its log, g35 status",
+        )
+        return
     known = ENGINES[engine]
     try:
         version = importlib.metadata.version(known.package)

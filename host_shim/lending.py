@@ -49,6 +49,10 @@ class SessionLender:
         self._waiting = 0
         self._ask_again_at = 0.0
         self.closed = False
+        self.reached = False
+        """Whether there ever was an agent."""
+        self.why_not = ""
+        """Why there was none when one was last looked for."""
 
     def lend(self) -> Loan:
         """A session for the caller alone: `with lender.lend() as session`. Waits while all are lent."""
@@ -86,6 +90,11 @@ class SessionLender:
         """Close the free sessions now, lent ones when they come back. Later calls raise RuntimeError."""
         self.closed = True
         self._drop(self._all_free())
+
+    def wait_until_all_are_back(self, seconds: float) -> bool:
+        """After `close`: wait for the sessions that are lent; False where that took longer than `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._open <= 0, timeout=seconds)
 
     def abandon(self) -> None:
         """In the child of a fork: close what belongs to the parent, and begin anew."""
@@ -132,11 +141,17 @@ class SessionLender:
             finally:
                 self._waiting -= 1
         try:
-            return Session(self._path, self._files)
-        except SessionDead:
+            session = Session(self._path, self._files)
+        except SessionDead as dead:
+            self.why_not = str(dead)
             self._ask_again_at = time.monotonic() + REOPEN_SECONDS
             self._drop_place()
             return None
+        except BaseException:  # an interrupt: the place is free again
+            self._drop_place()
+            raise
+        self.reached = True
+        return session
 
     def _drop_place(self) -> None:
         with self._changed:

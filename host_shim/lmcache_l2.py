@@ -84,7 +84,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._options = options
         self._pool = Pool(options.mount, parallel=options.parallel)
         self._values = NamedValues(self._pool, options.volume, options.ttl)
-        why = self._values.why_unusable()
+        why = self._values.why_unusable_soon()
         if why is not None:
             self._pool.close()
             raise ValueError(why)
@@ -188,7 +188,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
         }
 
     def close(self) -> None:
-        """End the tasks under way, for CLOSE_SECONDS at most; what waited is forgotten."""
+        """End the tasks under way, for CLOSE_SECONDS at most; what waited has failed."""
         if self._closed:
             return
         self._closed = True
@@ -214,7 +214,7 @@ class G35L2Adapter(L2AdapterInterface):  # type: ignore[misc]
             finally:
                 lane.finish(task, result)
 
-        if not runner.submit(run):
+        if not runner.submit(run, dropped=lambda: lane.finish(task, failed)):
             lane.finish(task, failed)
         return task
 

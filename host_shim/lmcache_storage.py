@@ -7,9 +7,11 @@
       g35.mount: /mnt/g35
       g35.volume: kv
 
-Stores and everything that LMCache awaits run on threads of our own; `contains` and `get_blocking` wait, no
-longer than the agent's deadlines. Chunks are loaded into memory of LMCache's CPU back-end. A key of one layer
-(`use_layerwise`) is never stored: nothing says what shape it would have.
+Everything runs on threads of our own; `contains` and `get_blocking` wait for them, LOOKUP_SECONDS and
+LOAD_SECONDS at most. What takes longer is a miss, and so is everything at once while such an answer is still
+due: an agent that hangs costs an engine one wait and not one for each question. Chunks are loaded into memory
+of LMCache's CPU back-end, which has it back when the transfer has ended, whoever still waits for it. A key of
+one layer (`use_layerwise`) is never stored: nothing says what shape it would have.
 
 Written for lmcache 0.5.6 (lmcache/v1/storage_backend/abstract_backend.py).
 """
@@ -17,6 +19,7 @@ Written for lmcache 0.5.6 (lmcache/v1/storage_backend/abstract_backend.py).
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -37,6 +40,9 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 OPTION_PREFIX = "g35."
 CLOSE_SECONDS = 10.0
+LOOKUP_SECONDS = 2.0
+"""What a question of LMCache's scheduler may take; a pool that works answers in a millisecond."""
+LOAD_SECONDS = 30.0
 
 
 class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
@@ -70,20 +76,28 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         self.single_token_size = self.full_chunk_size_bytes // metadata.chunk_size
         self._pool = Pool(self._options.mount, parallel=self._options.parallel)
         self._values = NamedValues(self._pool, self._options.volume, self._options.ttl)
-        why = self._values.why_unusable(self.full_chunk_size_bytes)
+        why = self._values.why_unusable_soon(self.full_chunk_size_bytes)
         if why is not None:
             self._pool.close()
             raise ValueError(why)
+        allocates_by = inspect.signature(local_cpu_backend.allocate).parameters
+        # By default it waits until somebody gives memory back, which we may be holding meanwhile.
+        self._at_once = {"busy_loop": False} if "busy_loop" in allocates_by else {}
+        self._askers = JobRunner("g35-lmcache-ask", self._options.threads)
         self._readers = JobRunner("g35-lmcache-load", self._options.threads)
         self._writers = JobRunner("g35-lmcache-store", self._options.threads)
         self._lock = threading.Lock()
         self._storing: set[Any] = set()
+        self._overdue: set[Future[Any]] = set()
 
     def contains(self, key: Any, pin: bool = False) -> bool:
         return self.batched_contains([key], pin) == 1
 
     def batched_contains(self, keys: list[Any], pin: bool = False) -> int:
         """How many chunks from the first on are there, in one round trip; those are prestaged."""
+        return self._within(LOOKUP_SECONDS, self._askers, lambda: self._leading(keys), 0)
+
+    def _leading(self, keys: list[Any]) -> int:
         names = _names(keys)
         found = self._values.leading(names)
         if found and self._options.prestage:
@@ -91,7 +105,7 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         return found
 
     async def batched_async_contains(self, lookup_id: str, keys: list[Any], pin: bool = False) -> int:
-        return await self._awaited(lambda: self.batched_contains(keys, pin), 0)
+        return await self._awaited(lambda: self._leading(keys), 0)
 
     def exists_in_put_tasks(self, key: Any) -> bool:
         with self._lock:
@@ -128,7 +142,7 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
                 if well and on_complete_callback is not None:
                     _call(on_complete_callback, key)
 
-        if not self._writers.submit(store):
+        if not self._writers.submit(store, dropped=lambda: self._end_store(chosen)):
             self._end_store(chosen)
 
     async def async_batched_submit_put_task(
@@ -145,9 +159,13 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
 
     def batched_get_blocking(self, keys: list[Any]) -> list[Any]:
         """Chunks by their keys, None for each that is a miss or for which LMCache has no memory."""
+        nothing = [None] * len(keys)
+        return self._within(LOAD_SECONDS, self._readers, lambda: self._loaded(keys), nothing, _give_back)
+
+    def _loaded(self, keys: list[Any]) -> list[Any]:
         rooms: list[Any] = []
         for _ in keys:
-            room = self.local_cpu_backend.allocate(self._shapes, self._dtypes, self._format)
+            room = self.local_cpu_backend.allocate(self._shapes, self._dtypes, self._format, **self._at_once)
             if room is None:
                 break
             rooms.append(room)
@@ -164,17 +182,17 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         """The chunks from the first on, up to the first miss."""
 
         def load() -> list[Any]:
-            chunks = self.batched_get_blocking(keys)
+            chunks = self._loaded(keys)
             end = chunks.index(None) if None in chunks else len(chunks)
-            for each in chunks[end:]:
-                if each is not None:
-                    each.ref_count_down()
+            _give_back(chunks[end:])
             return chunks[:end]
 
-        return await self._awaited(load, [])
+        return await self._awaited(load, [], _give_back)
 
     def get_non_blocking(self, key: Any, location: str | None = None) -> Future[Any]:
-        return self._started(lambda: self.get_blocking(key), None)
+        return self._started(
+            self._readers, lambda: self._loaded([key])[0], None, lambda chunk: _give_back([chunk])
+        )
 
     def pin(self, key: Any) -> bool:
         """Nothing is pinned: a chunk that is evicted before it is loaded is a miss."""
@@ -190,14 +208,14 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         return self.batched_remove([key], force) == 1
 
     def batched_remove(self, keys: list[Any], force: bool = True) -> int:
-        return sum(self._values.forget(_names(keys)))
+        return self._within(LOOKUP_SECONDS, self._askers, lambda: sum(self._values.forget(_names(keys))), 0)
 
     def get_allocator_backend(self) -> Any:
         return self.local_cpu_backend
 
     def close(self) -> None:
-        """Let stores that run end, for CLOSE_SECONDS at most; what waited is forgotten."""
-        if all([runner.close(CLOSE_SECONDS) for runner in (self._readers, self._writers)]):
+        """Let end what runs, for CLOSE_SECONDS at most; what waited has failed."""
+        if all([runner.close(CLOSE_SECONDS) for runner in (self._askers, self._readers, self._writers)]):
             self._pool.close()
         else:
             _log.warning("the g35 mount %s still holds a task of LMCache at its end", self._options.mount)
@@ -218,25 +236,76 @@ class G35StorageBackend(StoragePluginInterface):  # type: ignore[misc]
         with self._lock:
             self._storing.difference_update(key for key, _ in chosen)
 
-    async def _awaited(self, work: Callable[[], T], failed: T) -> T:
-        return await asyncio.wrap_future(self._started(work, failed))
+    async def _awaited(
+        self, work: Callable[[], T], failed: T, unwanted: Callable[[T], None] | None = None
+    ) -> T:
+        future = self._started(self._readers, work, failed, unwanted)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if unwanted is not None:  # for a result that was there before the cancellation; see `_started`
+                future.add_done_callback(lambda ended: ended.cancelled() or unwanted(ended.result()))
+            raise
 
-    def _started(self, work: Callable[[], T], failed: T) -> Future[T]:
+    def _within(
+        self,
+        seconds: float,
+        runner: JobRunner,
+        work: Callable[[], T],
+        failed: T,
+        unwanted: Callable[[T], None] | None = None,
+    ) -> T:
+        """What `work` gives, or `failed` where that takes longer, or another such answer is still due."""
+        with self._lock:
+            if self._overdue:
+                return failed
+        future = self._started(runner, work, failed, unwanted)
+        try:
+            return future.result(seconds)
+        except TimeoutError:
+            with self._lock:
+                self._overdue.add(future)
+            if future.cancel():
+                return failed
+            with self._lock:
+                self._overdue.discard(future)
+            return future.result()  # it came just now
+
+    def _started(
+        self, runner: JobRunner, work: Callable[[], T], failed: T, unwanted: Callable[[T], None] | None = None
+    ) -> Future[T]:
+        """`work` as a future, `failed` where it raises or never runs; `unwanted` has what nobody takes."""
         future: Future[T] = Future()
+
+        def end(result: T) -> None:
+            if future.set_running_or_notify_cancel():
+                future.set_result(result)
+                return
+            with self._lock:
+                self._overdue.discard(future)
+            if unwanted is not None:
+                unwanted(result)
 
         def run() -> None:
             result = failed
             try:
-                result = work()
+                if not future.cancelled():
+                    result = work()
             except Exception:
                 _log.exception("a task of LMCache failed in g35's storage plug-in")
             finally:
-                if future.set_running_or_notify_cancel():
-                    future.set_result(result)
+                end(result)
 
-        if not self._readers.submit(run, urgent=True) and future.set_running_or_notify_cancel():
-            future.set_result(failed)
+        if not runner.submit(run, urgent=True, dropped=lambda: end(failed)):
+            end(failed)
         return future
+
+
+def _give_back(chunks: Sequence[Any]) -> None:
+    """Memory that was loaded and is not handed over."""
+    for each in chunks:
+        if each is not None:
+            each.ref_count_down()
 
 
 def _names(keys: Sequence[Any]) -> list[bytes]:

@@ -18,16 +18,19 @@ does or says: a connector is called from an engine's scheduler, which must live 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import math
 import os
 import struct
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from host_shim.connector_jobs import within
 from host_shim.control_wire import KEY_BYTES, KEYS_MAX, TICKETS_MAX, VALUE_BYTES_MAX
-from host_shim.pool import Buffer, Pool, UnknownVolume, ValueTooLong
+from host_shim.pool import Buffer, Pool, UnknownVolume, ValueTooLong, whole_seconds
 from host_shim.session import Session, SessionDead
 
 _log = logging.getLogger(__name__)
@@ -39,6 +42,9 @@ LABEL_MAGIC = b"g35v"
 LABEL_VERSION = 1
 _BATCH_MAX = min(KEYS_MAX, TICKETS_MAX)
 _COMPLAINTS_MAX = 16
+CHECK_SECONDS = 5.0
+WARN_AGAIN_SECONDS = 600.0
+"""How often it is said again that there never was a pool behind the mount."""
 _Ask: TypeAlias = Callable[[Sequence[bytes]], list[bool]]
 
 
@@ -71,7 +77,8 @@ class NamedValues:
     def __init__(self, pool: Pool, volume: str, ttl: float | None = None) -> None:
         self._pool = pool
         self._volume = pool.volume(volume)
-        self._ttl = ttl
+        self._ttl_seconds = whole_seconds(ttl)
+        self._warn_again_at = -math.inf
         self._complaints: set[str] = set()
         self.agent_seen = False
         """Whether the last call found an agent; for status pages, which must not wait."""
@@ -86,6 +93,10 @@ class NamedValues:
         except UnknownVolume as unknown:
             return str(unknown)
         self.agent_seen = bool(found)
+        self._warn_of_no_pool()
+        kind = found.get("kind", "kv")
+        if kind != "kv":
+            return f"volume {self._volume.name!r} is of kind {kind}; blocks go into one of kind kv"
         room = int(found.get("value_bytes", VALUE_BYTES_MAX)) - LABEL_BYTES
         if block_bytes > room:
             return (
@@ -93,6 +104,10 @@ class NamedValues:
                 f"volume {self._volume.name!r}: {room + LABEL_BYTES} bytes"
             )
         return None
+
+    def why_unusable_soon(self, block_bytes: int = 0) -> str | None:
+        """`why_unusable` for a constructor: while an agent hangs nothing is known, CHECK_SECONDS after."""
+        return within(CHECK_SECONDS, lambda: self.why_unusable(block_bytes), None)
 
     def store(self, names: Sequence[bytes], values: Sequence[Sequence[Buffer | bytes]]) -> list[bool]:
         """Store values, each given as the parts it consists of; which of them are on flash now."""
@@ -124,7 +139,9 @@ class NamedValues:
     def leading(self, names: Sequence[bytes]) -> int:
         """How many names from the first on have a value, without a hole."""
         try:
-            return self._volume.longest_prefix([key_of_long_name(name) for name in names])
+            found = self._volume.longest_prefix([key_of_long_name(name) for name in names])
+            self._warn_of_no_pool()
+            return found
         except (OSError, LookupError, RuntimeError) as refused:
             self._complain(refused)
             return 0
@@ -139,7 +156,9 @@ class NamedValues:
 
     def _ask_all(self, ask: _Ask, names: Sequence[bytes]) -> list[bool]:
         try:
-            return ask([key_of_long_name(name) for name in names])
+            found = ask([key_of_long_name(name) for name in names])
+            self._warn_of_no_pool()
+            return found
         except (OSError, LookupError, RuntimeError) as refused:
             self._complain(refused)
             return [False] * len(names)
@@ -149,33 +168,58 @@ class NamedValues:
         wanted = [index for index, value in enumerate(values) if _fits(value)]
         if len(wanted) < len(values):
             self._complain(ValueTooLong(f"a block is empty, or longer than {VALUE_BYTES_MAX - LABEL_BYTES}"))
-        keys = [key_of_long_name(names[index]) for index in wanted]
-        lengths = [_length(values[index]) for index in wanted]
         try:
             with self._pool._lender.lend() as session:
                 self.agent_seen = session is not None
                 if session is None:
+                    self._warn_of_no_pool()
                     return stored
                 lent = session
 
                 def write(ticket: int) -> None:
                     if lent.dead:
                         return
-                    label = memoryview(label_of(names[wanted[ticket]], lengths[ticket]))
+                    at = wanted[ticket]
+                    label = memoryview(label_of(names[at], _length(values[at])))
                     try:
-                        lent.write_parts(ticket, [label, *values[wanted[ticket]]])
+                        lent.write_parts(ticket, [label, *values[at]])
                     except OSError:
                         return  # what this value's enclosure says of it; the others go on
-                    stored[wanted[ticket]] = True
+                    stored[at] = True
 
-                whole = [length + LABEL_BYTES for length in lengths]
-                session.bind_writes(self._volume.name, keys, whole, math.ceil(self._ttl or 0))
+                wanted = self._bound(session, wanted, names, values)
                 self._pool._share(write, len(wanted))
         except SessionDead:
             self.agent_seen = False
         except (OSError, RuntimeError) as refused:
             self._complain(refused)
         return stored
+
+    def _bound(
+        self,
+        session: Session,
+        wanted: list[int],
+        names: Sequence[bytes],
+        values: Sequence[list[memoryview]],
+    ) -> list[int]:
+        """Bind tickets to the values at `wanted`, or to those that fit where some do not; which these are."""
+
+        def bind(chosen: list[int]) -> None:
+            keys = [key_of_long_name(names[at]) for at in chosen]
+            whole = [_length(values[at]) + LABEL_BYTES for at in chosen]
+            session.bind_writes(self._volume.name, keys, whole, self._ttl_seconds)
+
+        try:
+            bind(wanted)
+        except OSError as refused:
+            if refused.errno not in (errno.EFBIG, errno.EMSGSIZE):
+                raise
+            self._complain(refused)  # one that is too long has the agent refuse all of a request
+            room = session.value_bytes_max(self._volume.name) - LABEL_BYTES
+            wanted = [at for at in wanted if _length(values[at]) <= room]
+            if wanted:
+                bind(wanted)
+        return wanted
 
     def _load_batch(
         self, names: Sequence[bytes], rooms: Sequence[list[memoryview]], exact: bool
@@ -186,6 +230,7 @@ class NamedValues:
             with self._pool._lender.lend() as session:
                 self.agent_seen = session is not None
                 if session is None:
+                    self._warn_of_no_pool()
                     return found
                 lent = session
 
@@ -207,6 +252,19 @@ class NamedValues:
         if strange:
             self.forget(strange)
         return found
+
+    def _warn_of_no_pool(self) -> None:
+        """Seldom, while there never was an agent: a mount that is mistyped must not go unseen for ever."""
+        lender = self._pool._lender
+        now = time.monotonic()
+        if lender.reached or lender.closed or not lender.why_not or now < self._warn_again_at:
+            return
+        self._warn_again_at = now + WARN_AGAIN_SECONDS
+        _log.warning(
+            "no g35 pool at %s, so no block is stored or found until there is one: %s",
+            self._pool.mount,
+            lender.why_not,
+        )
 
     def _complain(self, refused: Exception) -> None:
         """Once for each kind of refusal: an engine stores thousands of blocks a second."""

@@ -31,11 +31,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from host_shim.block_key import checked_key
+from host_shim.connector_jobs import JobRunner
 from host_shim.control_wire import (
     KEYS_MAX,
     SESSION_PATH,
@@ -47,11 +47,16 @@ from host_shim.control_wire import (
 )
 from host_shim.lending import SessionLender
 from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead
+from host_shim.sharing import share
 
 Buffer: TypeAlias = bytearray | memoryview
 """Anything writable with the buffer protocol; named for the two that everybody has."""
 
+CLOSE_SECONDS = 5.0
+"""What `Pool.close` waits for calls under way; on a pool that answers they take milliseconds."""
 GET_BYTES_FIRST = 1 << 20
+DEADLINE_MAX = ((1 << 32) - 1) / 1e3
+"""Seconds; the control session counts milliseconds in 32 bits."""
 _REFUSALS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.EIO}
 )
@@ -100,7 +105,7 @@ class Pool:
         self._lender = SessionLender(os.path.join(self.mount, SESSION_PATH), files or RealFiles(), sessions)
         self._parallel = parallel
         self._lock = threading.Lock()
-        self._helpers: ThreadPoolExecutor | None = None
+        self._runner: JobRunner | None = None
         _pools.add(self)
 
     def volume(self, name: str) -> Volume:
@@ -132,13 +137,19 @@ class Pool:
                 return False
             return True
 
-    def close(self) -> None:
-        """Close all sessions. Calls under way end; later ones raise RuntimeError."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Close all sessions; later calls raise RuntimeError. Calls under way go on to their end.
+
+        They are waited for, `seconds` at most: True once none is left that touches a caller's memory. False
+        where the mount holds one; its session is closed when it lets go.
+        """
         self._lender.close()
+        ended = self._lender.wait_until_all_are_back(seconds)
         with self._lock:
-            helpers, self._helpers = self._helpers, None
-        if helpers is not None:
-            helpers.shutdown()
+            runner = self._runner
+        if runner is not None:
+            runner.close(seconds if ended else 0)
+        return ended
 
     def __enter__(self) -> Pool:
         return self
@@ -153,30 +164,19 @@ class Pool:
             for index in range(count):
                 work(index)
             return
+        share(self._helpers(), helping, work, count)
+
+    def _helpers(self) -> JobRunner:
         with self._lock:
-            if self._lender.closed:
-                raise RuntimeError("the pool is closed")
-            if self._helpers is None:
-                self._helpers = ThreadPoolExecutor(self._parallel * 2, "g35-shim")
-            helpers = self._helpers
-        indices = iter(range(count))  # next() on it is atomic under the interpreter's lock
-
-        def some_of_it() -> None:
-            for index in indices:
-                work(index)
-
-        others = [helpers.submit(some_of_it) for _ in range(helping)]
-        try:
-            some_of_it()
-        finally:
-            for other in others:
-                other.exception()  # wait: the caller's buffers are in use until then
-        for other in others:
-            other.result()
+            if self._runner is None:
+                self._runner = JobRunner("g35-shim", self._parallel * 2)
+                if self._lender.closed:  # a call that was under way then ends on its own thread
+                    self._runner.close(0)
+            return self._runner
 
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
-        self._helpers = None
+        self._runner = None
         self._lender.abandon()
 
 
@@ -317,7 +317,7 @@ class Volume:
         for view in views:
             if not 0 < len(view) <= VALUE_BYTES_MAX:
                 raise ValueTooLong(f"a value has 1 to {VALUE_BYTES_MAX} bytes, this one {len(view)}")
-        seconds = _whole_seconds(ttl)
+        seconds = whole_seconds(ttl)
         result: list[bool] = []
         for start in range(0, len(keys), _BATCH_MAX):
             end = start + _BATCH_MAX
@@ -373,17 +373,21 @@ class Volume:
     def prestage(self, keys: Sequence[bytes], deadline: float | None = None) -> list[bool]:
         """Ask the agent to bring values into its memory; which it has there or has set out for.
 
-        `deadline`: seconds from now after which that is of no use; what was not begun by then is left.
+        `deadline`: seconds from now after which that is of no use; what was not begun by then is left. It has
+        passed where it is not above 0: then nothing is asked. Raises ValueError for more than DEADLINE_MAX
+        (49 days), and for what is no number.
         """
-        milliseconds = 0 if deadline is None else max(1, math.ceil(deadline * 1e3))
-        if milliseconds >= 1 << 32:
-            raise ValueError(f"a deadline in {deadline} seconds; None means none")
+        if deadline is not None and not deadline <= DEADLINE_MAX:
+            raise ValueError(f"a deadline in {deadline} seconds; {DEADLINE_MAX} at the most, None for none")
+        if deadline is not None and deadline <= 0:
+            return [False] * len(keys)
+        milliseconds = 0 if deadline is None else math.ceil(deadline * 1e3)
         answers = self._ask_each(Operation.PRESTAGE, keys, milliseconds)
         return [one in (Outcome.HIT, Outcome.STARTED) for one in answers]
 
     def pin(self, keys: Sequence[bytes], ttl: float | None = None) -> list[bool]:
         """Keep values from eviction for `ttl` seconds (None: the volume's own); which are pinned now."""
-        answers = self._ask_each(Operation.PIN, keys, _whole_seconds(ttl))
+        answers = self._ask_each(Operation.PIN, keys, whole_seconds(ttl))
         return [one is Outcome.HIT for one in answers]
 
     def delete(self, keys: Sequence[bytes]) -> list[bool]:
@@ -450,10 +454,11 @@ def _writable(buffer: Buffer) -> memoryview:
     return view
 
 
-def _whole_seconds(ttl: float | None) -> int:
+def whole_seconds(ttl: float | None) -> int:
+    """A time to live as a request has it: 0 stands for the volume's own. ValueError for what is no time."""
     if ttl is None:
         return 0
-    if not 0 < ttl < 1 << 32:
+    if not 0 < ttl <= (1 << 32) - 1:
         raise ValueError(f"a time to live of {ttl} seconds; None means the volume's own")
     return math.ceil(ttl)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -18,6 +19,7 @@ from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
     FLAG_NO_ANSWER,
     HEADER_BYTES,
+    SESSION_FILE_BYTES,
     VALUE_BYTES_MAX,
     Answer,
     MalformedControl,
@@ -80,7 +82,16 @@ class RealFiles:
     """The operating system's."""
 
     def open(self, path: str) -> int:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        """A session. ENOTSUP for an ordinary file of this name: what it gives back would be no values."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != SESSION_FILE_BYTES:
+                raise OSError(errno.ENOTSUP, "an ordinary file, and not the session of a g35 agent", path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def close(self, descriptor: int) -> None:
         os.close(descriptor)

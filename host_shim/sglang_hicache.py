@@ -38,7 +38,7 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         self._options = ConnectorOptions.from_dict(extra.get("g35") or {})
         self._pool = Pool(self._options.mount, parallel=self._options.parallel)
         self._values = NamedValues(self._pool, self._options.volume, self._options.ttl)
-        why = self._values.why_unusable()
+        why = self._values.why_unusable_soon()
         if why is not None:
             self._pool.close()
             raise ValueError(why)
@@ -91,7 +91,9 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         """Store pages given as tensors; whether all of them are on flash."""
         if values is None or len(values) != len(keys):
             return False
-        memories = [_tensor_memory(None if value is None else value.contiguous()) for value in values]
+        # A copy that contiguous() made lives no longer than somebody has it, and a view has only its address.
+        whole = [None if value is None else value.contiguous() for value in values]
+        memories = [_tensor_memory(value) for value in whole]
         return all(self._store(_KV, keys, [None if each is None else [each] for each in memories]))
 
     def batch_exists_v2(self, keys: list[str], pool_transfers: Any = None, extra_info: Any = None) -> Any:
@@ -135,7 +137,9 @@ class G35HiCache(HiCacheStorage):  # type: ignore[misc]
         return False
 
     def close(self) -> None:
-        self._pool.close()
+        """Wait for calls under way, some seconds at most: they move SGLang's memory."""
+        if not self._pool.close():
+            _log.warning("the g35 mount %s still holds a call of SGLang at its end", self._options.mount)
 
     def _names(self, pool: str, keys: Sequence[str]) -> list[bytes]:
         """The full identity of pages: what is stored, of which model and shard, in which layout."""

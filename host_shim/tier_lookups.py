@@ -3,16 +3,19 @@
 A scheduler asks for the keys of its requests one by one, and again with each of its steps until it is told.
 The first question makes a verdict without an answer; `flush`, at the end of a step, sends all new keys as one
 batch to a thread, which asks the pool in one round trip. A verdict lives as long as a request that asked for
-it. Everything doubtful is "no": no agent, no answer within the deadline, no room for more questions. While an
+it, and a request is told one thing. "Yes" goes for all requests that ask meanwhile; after "no" the next
+request has the pool asked again, or a prefix that a steady load asks for would never be found. Everything
+doubtful is "no": no agent, no answer within the deadline, no room for more questions. While an
 answer is overdue no further question is taken, so that a pool that hangs delays one step's requests and not
 those that come after.
 
 All methods belong to the thread (or the lock) that the engine calls its connector under; the pool is asked on
-a thread of the runner, which writes nothing but `found` of the verdicts it was given.
+a thread of the runner, which writes nothing but `found` of the verdicts it was given, under `_deciding`.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -24,14 +27,17 @@ BATCHES_MAX = 64
 
 
 class _Verdict:
-    """One key. `found` is None until the pool has answered, `until` the time it is waited for."""
+    """On one key. `found` is None until the pool has answered, `until` the time it is waited for.
 
-    __slots__ = ("found", "requests", "until")
+    `found` never leaves False, so that of several verdicts on a key only the latest can be anything else.
+    """
+
+    __slots__ = ("askers", "found", "until")
 
     def __init__(self) -> None:
         self.found: bool | None = None
         self.until: float | None = None
-        self.requests: set[str] = set()
+        self.askers = 0
 
 
 class TierLookups:
@@ -49,8 +55,10 @@ class TierLookups:
         self._deadline = deadline
         self._clock = clock
         self._runner = JobRunner(name, threads=1, waiting_max=BATCHES_MAX)
-        self._verdicts: dict[bytes, _Verdict] = {}
-        self._keys_of: dict[str, set[bytes]] = {}
+        self._latest: dict[bytes, _Verdict] = {}
+        self._told: dict[str, dict[bytes, _Verdict]] = {}
+        self._alive = 0
+        self._deciding = threading.Lock()
         self._new: list[tuple[bytes, _Verdict]] = []
         self._overdue = False
         self.late = 0
@@ -58,24 +66,30 @@ class TierLookups:
 
     def verdict(self, key: bytes, request_id: str) -> bool | None:
         """Whether the pool has `key`; None: ask again with the next step."""
-        one = self._verdicts.get(key)
+        one = self._told.get(request_id, {}).get(key)
         if one is None:
-            if self._overdue or len(self._verdicts) >= VERDICTS_MAX:
-                return False
-            one = self._verdicts[key] = _Verdict()
-            self._new.append((key, one))
-        one.requests.add(request_id)
-        self._keys_of.setdefault(request_id, set()).add(key)
+            one = self._latest.get(key)
+            if one is None or one.found is False:
+                if self._overdue or self._alive >= VERDICTS_MAX:
+                    return False
+                one = self._latest[key] = _Verdict()
+                self._alive += 1
+                self._new.append((key, one))
+            one.askers += 1
+            self._told.setdefault(request_id, {})[key] = one
         if one.found is None and one.until is not None and self._clock() > one.until:
-            one.found = False
-            self._overdue = True
-            self.late += 1
+            with self._deciding:
+                late = one.found is None
+                one.found = one.found or False
+            if late:
+                self._overdue = True
+                self.late += 1
         return one.found
 
     def flush(self) -> None:
         """Send the questions that came since the last call."""
         new, self._new = self._new, []
-        asked = [(key, one) for key, one in new if one.requests]
+        asked = [(key, one) for key, one in new if one.askers]
         if not asked:
             return
         until = self._clock() + self._deadline
@@ -88,18 +102,19 @@ class TierLookups:
     def mark_missing(self, keys: Sequence[bytes]) -> None:
         """A load of these failed: whoever still asks is told no, or it would be tried for ever."""
         for key in keys:
-            one = self._verdicts.get(key)
+            one = self._latest.get(key)
             if one is not None:
-                one.found = False
+                with self._deciding:
+                    one.found = False
 
     def forget_request(self, request_id: str) -> None:
         """A request is over; verdicts that no other request asked for are dropped."""
-        for key in self._keys_of.pop(request_id, ()):
-            one = self._verdicts.get(key)
-            if one is not None:
-                one.requests.discard(request_id)
-                if not one.requests:
-                    del self._verdicts[key]
+        for key, one in self._told.pop(request_id, {}).items():
+            one.askers -= 1
+            if not one.askers:
+                self._alive -= 1
+                if self._latest.get(key) is one:
+                    del self._latest[key]
 
     def settle(self, seconds: float) -> bool:
         """Wait until every question sent has its answer; for tests and an orderly end."""
@@ -116,6 +131,7 @@ class TierLookups:
             answers = self._ask([key for key, _one in asked])
         finally:
             for index, (_key, one) in enumerate(asked):
-                if one.found is None:
-                    one.found = index < len(answers) and bool(answers[index])
+                with self._deciding:
+                    if one.found is None:
+                        one.found = index < len(answers) and bool(answers[index])
             self._overdue = False

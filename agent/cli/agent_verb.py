@@ -18,6 +18,7 @@ from agent import systemd_notify
 from agent.agent import serve
 from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration, load_configuration
+from agent.private_memory import keep_memory_private
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/reference/configuration.md.")]
 
@@ -40,6 +41,7 @@ def agent(
         stream=sys.stderr,
     )
     configuration = load_configuration(config)
+    keep_memory_private()
     run(configuration, ready_file)
 
 

@@ -1,7 +1,8 @@
 """`g35 doctor --engine`: whether an inference engine's interpreter can use the pool.
 
 The engine has an interpreter of its own, so it is asked there, by host_shim/engine_check.py: its version, our
-connector by the engine's own loader, and a small block through the mount and back.
+connector by the engine's own loader, and a small block through the mount and back. It is asked with what is
+installed there, as the engine runs, and only where host_shim is not, with this checkout's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from agent.cli.doctor_findings import Finding, Verdict
 _SOURCE = Path(__file__).resolve().parents[2]
 CHECK_SECONDS = 180.0
 """Importing an engine takes most of it: tens of seconds from a cold disk."""
+_NEED_NOTHING_OF_OURS = frozenset({"nixl"})
 
 
 class Engine(StrEnum):
@@ -29,7 +31,7 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
-def engine_findings(engine: Engine, python: Path | None, mount: Path, volume: str) -> Iterator[Finding]:
+def engine_findings(engine: Engine, python: Path | None, mount: str, volume: str) -> Iterator[Finding]:
     """What the engine's interpreter says; without `python`, the one that `make engines` made."""
     name = engine.value
     interpreter = python or _SOURCE / ".cache" / "engines" / name / "bin" / "python"
@@ -41,21 +43,29 @@ def engine_findings(engine: Engine, python: Path | None, mount: Path, volume: st
             f"--python names the engine's interpreter; `make engines ENGINES={name}` makes one",
         )
         return
-    arguments = ("-m", "host_shim.engine_check", name, "--mount", str(mount), "--volume", volume)
-    path = os.pathsep.join(filter(None, (str(_SOURCE), os.environ.get("PYTHONPATH"))))
+    arguments = (name, "--mount", os.path.abspath(mount), "--volume", volume)
     try:
-        done = subprocess.run(
-            [str(interpreter), *arguments],
-            env=dict(os.environ, PYTHONPATH=path),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=CHECK_SECONDS,
-            check=False,
-        )
+        done = _asked(interpreter, arguments, os.environ.get("PYTHONPATH", ""))
+        if "No module named 'host_shim" in done.stderr and not done.stdout:
+            done = _asked(interpreter, arguments, str(_SOURCE))
+            if name not in _NEED_NOTHING_OF_OURS:
+                yield Finding(
+                    "host_shim",
+                    Verdict.MISSING if python else Verdict.WITHOUT,
+                    f"not installed for {interpreter}; what follows is with {_SOURCE}",
+                    "`make wheels`, then pip install dist/g35_host_shim-*.whl there",
+                )
         lines = done.stdout.splitlines()
         found = json.loads(lines[-1]) if lines else None
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        yield Finding(
+            name,
+            Verdict.MISSING,
+            f"{interpreter} did not answer within {CHECK_SECONDS:g} s",
+            "the engine hangs as it is imported, or the agent behind the mount hangs: g35 status",
+        )
+        return
+    except (OSError, ValueError) as error:
         yield Finding(name, Verdict.MISSING, str(error), f"is {interpreter} a Python of 3.11 or newer?")
         return
     if not isinstance(found, list):
@@ -66,3 +76,22 @@ def engine_findings(engine: Engine, python: Path | None, mount: Path, volume: st
         yield Finding(
             each["name"], Verdict.OK if each["good"] else Verdict.MISSING, each["detail"], each["advice"]
         )
+
+
+def _asked(
+    interpreter: Path, arguments: tuple[str, ...], search_path: str
+) -> subprocess.CompletedProcess[str]:
+    """The check's answer; `search_path` is where its interpreter looks before its own packages."""
+    environment = {key: each for key, each in os.environ.items() if key != "PYTHONPATH"}
+    if search_path:
+        environment["PYTHONPATH"] = search_path
+    return subprocess.run(
+        [str(interpreter.absolute()), "-m", "host_shim.engine_check", *arguments],
+        env=environment,
+        cwd="/",  # `-m` looks there first, and this checkout may be where doctor was called
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=CHECK_SECONDS,
+        check=False,
+    )

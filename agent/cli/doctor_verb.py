@@ -35,10 +35,13 @@ def doctor(
     python: Annotated[
         Path | None, typer.Option(help="With --engine: the interpreter that the engine runs in.")
     ] = None,
-    mount: Annotated[Path, typer.Option(help="With --engine: where the pool is mounted.")] = Path("/mnt/g35"),
+    # A Path would be looked at by Click, which waits for ever for an agent that hangs.
+    mount: Annotated[str, typer.Option(help="With --engine: where the pool is mounted.")] = "/mnt/g35",
     volume: Annotated[str, typer.Option(help="With --engine: the volume for its blocks.")] = "kv",
 ) -> None:
     """Look at this machine: what the agent needs, what tests and lab would use, what is left over."""
+    if python is not None and engine is None:
+        raise typer.BadParameter("--python says where an engine is; --engine says which one")
     findings = list(examine() if engine is None else engine_findings(engine, python, mount, volume))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))

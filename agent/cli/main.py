@@ -48,7 +48,7 @@ VERBS: dict[str, Verb] = {
     "mount": Verb("agent.cli.mount_verb", "mount", "The same in the background; returns once mounted."),
     "unmount": Verb("agent.cli.mount_verb", "unmount", "End the agent behind a mount."),
     "pool": Verb("agent.cli.pool_verb", "app", "Format a pool, or show what the namespaces carry."),
-    "tenant": Verb("agent.cli.tenant_verb", "app", "List, add or erase the tenants of a pool."),
+    "tenant": Verb("agent.cli.tenant_verb", "app", "The tenants of a pool: list, add, set, rotate, erase."),
     "enclosure": Verb(
         "agent.cli.enclosure_verb", "app", "Make an enclosure (SPDK, nvmet, jbof) what a file describes."
     ),

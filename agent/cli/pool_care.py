@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,18 +16,20 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.agent import look_round, open_volumes
+from agent.agent import open_volumes
 from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
 from agent.config import load_configuration
-from agent.errors import UserError
+from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
+from agent.pool.copies import DOUBT_SECONDS, work_off
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.opening import newest_map
 from agent.pool.pool_map import PoolMap
 from agent.pool.quarantine import Quarantined, release, survey
 from agent.pool.scrub import Pace, Scrubber, ScrubCounters
 from agent.pool.volume import Volume
+from agent.reaching import look_round
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
 from agent.sizes import Size
@@ -36,6 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 DIRECTORIES_BYTES = 1 << 20
 """Of directories that a scrub by hand remembers: those that it writes."""
 LISTED_MAX = 1000
+TAKE_BACK_TRIES = 10
 _RATE: TypeAdapter[int] = TypeAdapter(Size)
 
 
@@ -48,7 +52,8 @@ def scrub(
 ) -> None:
     """Read all that is stored, now; take out what is bad, and make second copies that are missing.
 
-    The agents of the pool may go on serving. What is away or does badly is skipped.
+    The agents of the pool may go on serving. What is away or does badly is skipped; then it ends with 1.
+    Blocks of files are read, and what is bad of them is left to the agent that serves /fs.
     """
     configuration = load_configuration(config)
     root = root_key_in(configuration.agent.key_file)
@@ -62,7 +67,10 @@ def scrub(
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         cache = DirectoryCache(DIRECTORIES_BYTES)
         volumes = open_volumes(pool_map, root, configuration, cache)
-        scrubber = Scrubber([volume for volume in volumes if isinstance(volume, Volume)])
+        in_sets = [volume for volume in volumes if isinstance(volume, Volume)]
+        for volume in in_sets:
+            volume.left_to_others = volume.settings.kind == "files"
+        scrubber = Scrubber(in_sets)
         pace = Pace(rate or 1 << 62, lambda: 0)
         with Progress(transient=True) as progress:
             task = progress.add_task("scrub", total=scrubber.sets)
@@ -70,16 +78,42 @@ def scrub(
                 read = lanes.run(scrubber.advance(lanes))
                 progress.update(task, completed=scrubber.sets_done)
                 time.sleep(pace.spend(read, time.monotonic()))
+        take_back(in_sets, lanes)
         return scrubber.counters
 
     counters = with_lanes(configuration, work)
-    if as_json:
-        print(json.dumps(asdict(counters), indent=1))
-        return
-    print(
+    print(json.dumps(asdict(counters), indent=1) if as_json else told(counters))
+    if counters.sets_skipped:
+        raise typer.Exit(1)
+
+
+def take_back(volumes: Sequence[Volume], lanes: WorkerLanes) -> None:
+    """Try for a while to free the second copies that may be of deleted values (agent/pool/copies.py)."""
+    for _ in range(TAKE_BACK_TRIES):
+        if not any(volume.owed.doubtful for volume in volumes):
+            return
+        time.sleep(DOUBT_SECONDS)
+        lanes.run(work_off(volumes, lanes))
+    doubtful = sum(volume.owed.doubtful for volume in volumes)
+    if doubtful:
+        raise G35Error(
+            f"{doubtful} second copies could not be taken back, whose values may have been deleted meanwhile",
+            "see to the enclosures, and delete those keys again",
+        )
+
+
+def told(counters: ScrubCounters) -> str:
+    """What a scrub did, for people. What is seldom is said only where it was."""
+    seldom = {
+        "too young to look at": counters.slots_young,
+        "bad of files, and left to the agent that serves /fs": counters.slots_left,
+        "values with one copy of two": counters.copies_missing,
+    }
+    return (
         f"{counters.slots_checked} slots read ({counters.bytes_read / 2**20:.0f} MiB): "
         f"{counters.slots_bad} bad, {counters.slots_stale} stale, {counters.slots_quarantined} set aside; "
-        f"{counters.sets_skipped} sets skipped"
+        + "".join(f"{count} {what}; " for what, count in seldom.items() if count)
+        + f"{counters.sets_skipped} sets skipped"
     )
 
 
@@ -93,7 +127,9 @@ def quarantine(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the slots that are set aside because their medium is bad. It reads all directories of the pool."""
+    """Show the slots that are set aside because their medium is bad. It reads all directories of the pool,
+    and ends with 1 where it could not read them all, or not give back all slots.
+    """
     configuration = load_configuration(config)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> dict[str, Any]:
@@ -113,10 +149,12 @@ def quarantine(
     found = with_lanes(configuration, work)
     if as_json:
         print(json.dumps({**found, "slots": [each._asdict() for each in found["slots"]]}, indent=1))
-        return
-    print_slots(found)
-    if give_back:
-        print(f"{found['released']} slots were given back")
+    else:
+        print_slots(found)
+        if give_back:
+            print(f"{found['released']} slots were given back")
+    if found["directories_unread"] or (give_back and found["released"] < len(found["slots"])):
+        raise typer.Exit(1)
 
 
 def look_for(pool_map: PoolMap, lanes: WorkerLanes, numbers: dict[str, int]) -> dict[str, Any]:

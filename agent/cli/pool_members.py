@@ -8,24 +8,24 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from agent.agent import look_round, unreached
 from agent.cli.pool_lanes import with_lanes
 from agent.config import load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
 from agent.pool.joining import (
     Seen,
-    as_settled,
     complete_map,
     join,
     members_missing,
     misplaced_values,
+    numbers_of,
     unsettled,
     with_namespaces,
 )
-from agent.pool.opening import Content, newest_map
+from agent.pool.joining import settle as settle_map
+from agent.pool.newcomers import newcomers_in, pool_of
 from agent.pool.pool_map import PoolMap
-from agent.pool.tenants import replace_map
+from agent.reaching import WITH_ALL, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
 
@@ -53,9 +53,9 @@ def add(
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, int, int]:
         seen = look_round(fabric, lanes)
-        pool_map = _pool_of(seen, {nguid for nguid in named if force})
-        _want_all(pool_map, seen, fabric)
-        newcomers = _newcomers(pool_map, seen, named, force)
+        pool_map = pool_of(seen, named if force else frozenset())
+        want_all(pool_map, seen, fabric)
+        newcomers = newcomers_in(pool_map, seen, named, force)
         if newcomers:
             # Before anything is written: whether it can be done at all.
             with_namespaces(pool_map, newcomers)
@@ -68,7 +68,7 @@ def add(
                         lanes,
                         pool_map,
                         newcomers,
-                        _numbers(seen),
+                        numbers_of(seen),
                         lambda count: progress.advance(task, count),
                     )
                 )
@@ -102,8 +102,8 @@ def settle(
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> int | None:
         seen = look_round(fabric, lanes)
-        pool_map = _pool_of(seen, set())
-        _want_all(pool_map, seen, fabric)
+        pool_map = pool_of(seen)
+        want_all(pool_map, seen, fabric)
         if not unsettled(pool_map):
             return None
         wrong = 0
@@ -111,7 +111,7 @@ def settle(
             if pool_map.is_erased(volume):
                 continue
             secret = pool_map.secret(volume, root)
-            values, elsewhere = lanes.run(misplaced_values(lanes, pool_map, volume, secret, _numbers(seen)))
+            values, elsewhere = lanes.run(misplaced_values(lanes, pool_map, volume, secret, numbers_of(seen)))
             if elsewhere and (volume.kind == "files" or not drop):
                 raise G35Error(
                     f"{elsewhere} of {values} values of volume {volume.name} have not been moved yet",
@@ -119,9 +119,7 @@ def settle(
                     + ("" if volume.kind == "files" else "; --drop gives them up"),
                 )
             wrong += elsewhere
-        left = lanes.run(replace_map(lanes, as_settled(pool_map), _numbers(seen)))
-        if left:
-            raise G35Error(f"the map is not everywhere: {', '.join(left)}", "settle the pool again")
+        lanes.run(settle_map(lanes, pool_map, numbers_of(seen)))
         return wrong
 
     wrong = with_lanes(configuration, work)
@@ -133,43 +131,12 @@ def settle(
     )
 
 
-def _numbers(seen: Seen) -> dict[str, int]:
-    return {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
-
-
-def _pool_of(seen: Seen, overwritten: set[str]) -> PoolMap:
-    """The map in force; a pool on namespaces that are to be overwritten does not count."""
-    return newest_map([inspection for nguid, _, inspection in seen if nguid.hex() not in overwritten])
-
-
-def _want_all(pool_map: PoolMap, seen: Seen, fabric: Fabric) -> None:
+def want_all(pool_map: PoolMap, seen: Seen, fabric: Fabric) -> None:
+    """Raises G35Error where a namespace of the pool is not reached."""
     missing = members_missing(pool_map, seen)
     if missing:
         raise G35Error(
             f"{len(missing)} of the pool's {len(pool_map.namespaces)} namespaces are not reached; "
             f"not connected: {unreached(fabric)}",
-            "the pool map is changed with all of them; nothing was changed",
+            WITH_ALL,
         )
-
-
-def _newcomers(pool_map: PoolMap, seen: Seen, named: set[str], force: bool) -> list[tuple[bytes, int]]:
-    """NGUID and bytes of those that are to join. Raises UserError where one cannot."""
-    members = {each.nguid for each in pool_map.namespaces}
-    strangers = {nguid.hex(): (nguid, size, each) for nguid, size, each in seen if nguid.hex() not in members}
-    if missing := named - strangers.keys() - members:
-        raise UserError(f"no enclosure shows namespace {', '.join(sorted(missing))}", "see g35 pool show")
-    found = []
-    for text, (nguid, size, inspection) in strangers.items():
-        blank = inspection.content is Content.BLANK
-        if inspection.kv is not None or not (text in named or (not named and blank)):
-            if text in named:
-                raise UserError(f"namespace {text} is one of keys, which a format gives away")
-            continue
-        if inspection.content is Content.UNREADABLE or not (blank or force):
-            what = inspection.detail or inspection.content.value
-            raise UserError(
-                f"namespace {text} carries {inspection.content.value} ({what}); it was not touched",
-                "--force overwrites it, and whatever is there is lost",
-            )
-        found.append((nguid, size))
-    return found

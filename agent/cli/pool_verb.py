@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,24 +13,29 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.agent import look_round, unreached
 from agent.cli import pool_care, pool_members
 from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
 from agent.config import load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
+from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.kv_opening import clear_keys, write_kv_superblock
 from agent.pool.opening import Content, Inspection, clear_directories, newest_map, sets_of, write_superblock
 from agent.pool.placement import KEY_BYTES
-from agent.pool.pool_map import PoolMap, plan_pool
+from agent.pool.pool_map import MapVolume, PoolMap, plan_pool
 from agent.pool.quarantine import Quarantined
 from agent.pool.slot import HEADER_BYTES
+from agent.reaching import look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
+from agent.seen_map import remember_map
 from agent.serving_mark import serving_processes
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
+
+LOPSIDED_SHARE = 0.9
+"""Of two copies' room: with less, it is said at the format."""
 
 app = typer.Typer(no_args_is_help=True, help="The pool on the enclosures' namespaces.")
 app.command()(pool_members.add)
@@ -93,6 +99,10 @@ def format_pool(
         return pool_map
 
     pool_map = with_lanes(configuration, work)
+    for volume in pool_map.volumes:
+        if hint := short_of_second_copies(volume):
+            print(hint, file=sys.stderr)
+    remember_map(configuration.agent.state, pool_map)
     print(f"pool {pool_map.pool_id}: {len(pool_map.namespaces)} namespaces, {len(pool_map.volumes)} volumes")
 
 
@@ -140,6 +150,18 @@ def show(
     if "quarantined" in shown:
         slots = [Quarantined(**each) for each in shown["quarantined"]["slots"]]
         pool_care.print_slots({**shown["quarantined"], "slots": slots})
+
+
+def short_of_second_copies(volume: MapVolume) -> str:
+    """What to say of a volume whose second copies have less room than the first; empty where they have."""
+    sets = [extent.sets for extent in volume.extents]
+    beside = sum(sets) - max(sets, default=0)
+    if volume.copies < 2 or 2 * beside >= LOPSIDED_SHARE * sum(sets):
+        return ""
+    return (
+        f"volume {volume.name}: most of its slots lie on one namespace, so there is room for two copies of "
+        f"{SLOTS_PER_SET * beside} values only; what comes beyond is kept once. Drives of one size hold more"
+    )
 
 
 def _refuse_foreign(seen: list[tuple[bytes, int, Inspection]], force: bool) -> None:
@@ -220,7 +242,7 @@ def _print_tables(shown: dict[str, Any]) -> None:
         console.print("no pool; make one with g35 pool format")
         return
     title = f"Pool {shown['pool']['pool_id']}"
-    table = folding_table(title, ("volume", "kind", "suite"), ("value KiB", "slots"))
+    table = folding_table(title, ("volume", "kind", "suite"), ("value KiB", "slots", "copies"))
     for volume in shown["pool"]["volumes"]:
         slots = str(64 * sum(extent["sets"] for extent in volume["extents"]))
         if volume["settled"]:
@@ -229,6 +251,7 @@ def _print_tables(shown: dict[str, Any]) -> None:
         if volume["kv_namespaces"]:
             slots = f"on {len(volume['kv_namespaces'])} KV namespaces"
         table.add_row(
-            volume["name"], volume["kind"], volume["suite"], str(volume["value_bytes"] >> 10), slots
-        )
+            volume["name"], volume["kind"], volume["suite"], str(volume["value_bytes"] >> 10), slots,
+            str(volume["copies"]),
+        )  # fmt: skip
     console.print(table)

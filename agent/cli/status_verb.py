@@ -19,6 +19,9 @@ from agent.cli.hung_agent import LOOK_SECONDS, asked
 from agent.cli.up.layout import Layout, default_state
 from agent.errors import G35Error
 
+NAMED_MAX = 8
+"""Namespaces of a kind that are shown; all are in the JSON."""
+
 State = Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")]
 Mount = Annotated[Path | None, typer.Option(help="The mount of the agent, instead of a state folder.")]
 
@@ -116,7 +119,10 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
     bandwidths = folding_table("Tenants: bandwidth", ("tenant",), ("bytes/s", "waited", "late"))
     for each in found["tenants"]:
         slots, size = (
-            f"{each[f'{key}_known_taken']} of {each[f'{key}_max'] or 'any'}" for key in ("slots", "bytes")
+            f"{each[f'{key}_known_taken']} of {each[f'{key}_max'] or 'any'}"
+            # On namespaces of keys there are no slots to count.
+            + ("" if each["room_is_counted"] else ", more not counted")
+            for key in ("slots", "bytes")
         )
         name, most = escape(each["name"]), str(each["bandwidth_max"] or "any")
         quotas.add_row(name, slots, size, str(each["quota_puts_refused"]))
@@ -124,13 +130,44 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
     columns = ("namespaces", "paused", "suspect", "reconnects")
     enclosures = folding_table("Enclosures", ("enclosure", "state"), columns)
     for each in found["enclosures"]:
-        state = "connected" if each["connected"] else f"away: {each['fault']}"
+        state = _state(each)
         enclosures.add_row(
             each["name"], escape(state), str(each["namespaces"]), str(each["namespaces_paused"]),
             str(each["namespaces_suspect"]), str(each["reconnects"]),
         )  # fmt: skip
     of_tenants = (quotas, bandwidths) if found["tenants"] else ()
-    return Group(names, head, misses, rooms, traffic, *ahead, *of_tenants, enclosures)
+    members = _members(pool)
+    return Group(names, head, misses, rooms, traffic, *ahead, *of_tenants, enclosures, *members)
+
+
+def _state(enclosure: dict[str, Any]) -> str:
+    """Of a path: whether it is there, how it reaches the namespaces (ANA), what went on by another."""
+    if not enclosure["connected"]:
+        return f"away: {enclosure['fault']}"
+    elsewhere = enclosure["sent_elsewhere"]
+    access = [each.replace("_", "-") for each in enclosure["access"]]
+    return ", ".join(["connected", *access, *([f"{elsewhere} sent elsewhere"] if elsewhere else [])])
+
+
+def _members(pool: dict[str, Any]) -> list[Text]:
+    """Who wants in, and how far a join is; nothing where there is nothing to be said, or a tenant asks."""
+    lines = []
+    if newcomers := pool.get("newcomers"):
+        shown = sorted(newcomers.items())[:NAMED_MAX]
+        first = ", ".join(f"{nguid} of {enclosure}" for nguid, enclosure in shown)
+        more = " and more" if len(newcomers) > NAMED_MAX else ""
+        lines.append(f"not in the pool (g35 pool add): {len(newcomers)} namespaces: {first}{more}")
+    for nguid, why in sorted(pool.get("newcomers_refused", {}).items())[:NAMED_MAX]:
+        lines.append(f"does not join by itself: {nguid}: {why}")
+    if waiting_for := pool.get("waiting_for"):
+        lines.append(f"newcomers wait for: {waiting_for}")
+    for nguid, said in sorted(pool.get("contested", {}).items())[:NAMED_MAX]:
+        lines.append(f"claimed by several enclosures: {nguid}: {said}")
+    if unsettled := pool.get("volumes_unsettled"):
+        left = "not known" if pool["moves_left"] is None else pool["moves_left"]
+        lines.append(f"not settled (g35 pool settle): {', '.join(unsettled)}")
+        lines.append(f"values moved: {pool['moves_values']}; left to move: {left}")
+    return [Text("\n".join(lines), overflow="fold")] if lines else []
 
 
 def _prestaged(volumes: list[dict[str, Any]]) -> list[Table]:

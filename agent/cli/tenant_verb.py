@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,24 +12,27 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from agent.agent import look_round, unreached
 from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
 from agent.config import Configuration, load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
 from agent.map_watch import EVERY_SECONDS
+from agent.pool.changing import Change, Guard, change_map, simply
 from agent.pool.key_epochs import (
-    QUIET_SECONDS,
     left_under_earlier,
     rotating,
+    slots_taken,
     with_new_data_keys,
     without_earlier_keys,
 )
+from agent.pool.key_turn import QUIET_SECONDS
 from agent.pool.kv_opening import clear_keys
 from agent.pool.opening import clear_directories, newest_map
-from agent.pool.pool_map import MapTenant, PoolMap
-from agent.pool.tenants import find_tenant, replace_map, volumes_of, with_limits, with_tenant, without_key
+from agent.pool.pool_map import TENANTS_MAX, MapTenant, PoolMap
+from agent.pool.steps import Steps
+from agent.pool.tenants import check_name, find_tenant, volumes_of, with_limits, with_tenant, without_key
+from agent.reaching import WITH_ALL, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
 from agent.sizes import parse_size
@@ -107,28 +111,43 @@ def add(
     Agents serve new volumes once they are started again.
     """
     configuration = load_configuration(config)
-    if not 1 <= len(name) <= 64:
-        raise UserError("a tenant's name has 1 to 64 characters")
+    check_name(name)
     limits = _limits(quota_bytes, quota_slots, bandwidth)
     root = root_key_in(configuration.agent.key_file)
     wishes = [each.wish() for each in configuration.volumes]
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> int:
         pool_map, numbers = _look_at_all(fabric, lanes)
-        # A root key that is not the pool's must not wrap anything in it.
-        for volume in pool_map.volumes:
-            if not pool_map.is_erased(volume):
-                pool_map.secret(volume, root)
-        changed, fresh = with_tenant(pool_map, name, wishes, root)
-        changed = with_limits(changed, name, **limits)
-        for volume in fresh:
-            lanes.run(clear_directories(lanes, volume, numbers, lambda _: None))
-            for nguid in volume.kv_namespaces:
-                lanes.run(clear_keys(lanes, numbers[nguid], lambda _: None))
-        _replace(lanes, changed, numbers)
-        return len(fresh)
+        count = 0
+
+        def change(base: PoolMap, guard: Guard) -> Steps[PoolMap]:
+            nonlocal count
+            # A root key that is not the pool's must not wrap anything in it.
+            for volume in base.volumes:
+                if not base.is_erased(volume):
+                    base.secret(volume, root)
+            changed, fresh = with_tenant(base, name, wishes, root)
+            for volume in fresh:
+                yield from clear_directories(lanes, volume, numbers, lambda _: None, guard)
+                for nguid in volume.kv_namespaces:
+                    yield from guard()
+                    yield from clear_keys(lanes, numbers[nguid], lambda _: None)
+            count = len(fresh) or count
+            asked = with_limits(changed, name, **limits)
+            if changed is base:
+                refuse_to_shrink(lanes, base, asked, name, numbers)
+            return asked
+
+        _replace(lanes, pool_map, numbers, change)
+        return count
 
     count = with_lanes(configuration, work)
+    if not count and all(wish.tenant != name for wish in wishes):
+        print(
+            f"no volume of the configuration names tenant {name}: if that is a slip of the pen, note that a "
+            f"tenant's row stays in the pool map ({TENANTS_MAX} at most)",
+            file=sys.stderr,
+        )
     print(
         f"tenant {name}: a key of its own, {count} new volume(s); agents serve them from their next start on"
     )
@@ -141,11 +160,14 @@ def set_limits(
     quota_bytes: QuotaBytes = None,
     quota_slots: QuotaSlots = None,
     bandwidth: Bandwidth = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Also where the tenant holds more, which it loses then.")
+    ] = False,
 ) -> None:
     """Change what a tenant may have of the pool; what is not named stays as it is.
 
     Agents that serve keep to it within seconds. One that holds more than it may have loses, value by value,
-    what seems least wanted of its own. It takes no root key.
+    what seems least wanted of its own: so less than it holds is set with --yes only. It takes no root key.
     """
     limits = _limits(quota_bytes, quota_slots, bandwidth)
     if not limits:
@@ -153,13 +175,34 @@ def set_limits(
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> MapTenant:
         pool_map, numbers = _look_at_all(fabric, lanes)
-        changed = with_limits(pool_map, name, **limits)
-        _replace(lanes, changed, numbers)
+        asked = with_limits(pool_map, name, **limits)
+        if not yes:
+            refuse_to_shrink(lanes, pool_map, asked, name, numbers)
+        changed = _replace(lanes, pool_map, numbers, simply(lambda base: with_limits(base, name, **limits)))
         return find_tenant(changed, name)
 
     tenant = with_lanes(load_configuration(config), work)
     slots, size, rate = (each or "any" for each in (tenant.quota_slots, tenant.quota_bytes, tenant.bandwidth))
     print(f"tenant {name}: {slots} slots, {size} bytes of slots, {rate} bytes a second through each agent")
+
+
+def refuse_to_shrink(
+    lanes: WorkerLanes, pool_map: PoolMap, asked: PoolMap, name: str, numbers: dict[str, int]
+) -> None:
+    """Raises UserError where a tenant holds more than it may have by the map that is asked for."""
+    before, after = find_tenant(pool_map, name), find_tenant(asked, name)
+    slots_max, bytes_max = after.quota_slots, after.quota_bytes
+    if (slots_max, bytes_max) == (before.quota_slots, before.quota_bytes):
+        return
+    slots = size = 0
+    for volume in volumes_of(pool_map, before):
+        taken = lanes.run(slots_taken(lanes, volume, numbers))
+        slots, size = slots + taken, size + taken * pool_map.settings(volume).slot_bytes
+    if (slots_max and slots > slots_max) or (bytes_max and size > bytes_max):
+        raise UserError(
+            f"tenant {name} holds {slots} slots, {size} bytes of slots, and would lose what is too much",
+            "say --yes if that is meant",
+        )
 
 
 @app.command()
@@ -173,15 +216,24 @@ def rotate(
     """Give the volumes of a tenant new data keys, or end a rotation that was begun.
 
     Agents that serve seal anew what is stored, and nobody has to stop. Called again, it says how much is
-    left; where nothing is, the earlier keys are overwritten on every namespace. To begin takes the root key.
+    left; where nothing is, the earlier keys are overwritten on every namespace. One that did not come to
+    that everywhere is ended first. To begin takes the root key.
     """
     configuration = load_configuration(config)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> str:
-        pool_map, numbers = _look_at_all(fabric, lanes)
+        pool_map, numbers, others = _look_at_all_maps(fabric, lanes)
+        # By whoever was interrupted between two namespaces: from here on agents see it on any of them.
+        pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base))
+        if not rotating(pool_map, name) and any(holds_earlier_key(each, pool_map, name) for each in others):
+            return "the rotation before is ended everywhere now; say it again for another one"
         if not rotating(pool_map, name):
-            pool_map = with_new_data_keys(pool_map, name, root_key_in(configuration.agent.key_file))
-            _replace(lanes, pool_map, numbers)
+            root = root_key_in(configuration.agent.key_file)
+
+            def begun(base: PoolMap) -> PoolMap:
+                return base if rotating(base, name) else with_new_data_keys(base, name, root)
+
+            pool_map = _replace(lanes, pool_map, numbers, simply(begun))
             if not wait:
                 return "begun; agents seal anew what is stored. Say it again to see how much is left"
         end = time.monotonic() + wait
@@ -189,11 +241,39 @@ def rotate(
             if time.monotonic() >= end:
                 return f"{left} values are under the earlier keys still; agents that serve see to them"
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-        ended = {volume.volume_id for volume in rotating(pool_map, name)}
-        _replace(lanes, without_earlier_keys(pool_map, ended), numbers)
-        return f"the earlier keys of {len(ended)} volumes are overwritten, nothing is left under them"
+        ended = {volume.volume_id: volume.key_epoch for volume in rotating(pool_map, name)}
 
-    print(f"tenant {name}: {with_lanes(configuration, work)}")
+        def over(base: PoolMap) -> PoolMap:
+            # Another rotation that has begun meanwhile is none that was looked at.
+            waiting = {
+                volume.volume_id
+                for volume in rotating(base, name)
+                if ended.get(volume.volume_id) == volume.key_epoch
+            }
+            return without_earlier_keys(base, waiting) if waiting else base
+
+        _replace(lanes, pool_map, numbers, simply(over))
+        return f"the earlier keys of {len(ended)} volume(s) are overwritten, nothing is left under them"
+
+    try:
+        print(f"tenant {name}: {with_lanes(configuration, work)}")
+    except KeyboardInterrupt:
+        print(
+            f"tenant {name}: no longer waited for. What was begun goes on: say it again (g35 tenant rotate "
+            f"{name}) to see how much is left, and to end it",
+            file=sys.stderr,
+        )
+        raise
+
+
+def holds_earlier_key(earlier: PoolMap, pool_map: PoolMap, name: str) -> bool:
+    """Whether a map that lay beside the one in force had a key that a rotation was to overwrite."""
+    if all(tenant.name != name for tenant in earlier.tenants) or earlier.pool_id != pool_map.pool_id:
+        return False
+    epochs = {
+        volume.volume_id: volume.key_epoch for volume in volumes_of(pool_map, find_tenant(pool_map, name))
+    }
+    return any(epochs.get(volume.volume_id) == volume.key_epoch for volume in rotating(earlier, name))
 
 
 def _left_under_earlier(lanes: WorkerLanes, pool_map: PoolMap, name: str, numbers: dict[str, int]) -> int:
@@ -241,7 +321,7 @@ def erase(
     count = len(volumes_of(pool_map, find_tenant(pool_map, name)))
     print(f"tenant {name}: erased on {len(pool_map.namespaces)} namespaces in {seconds * 1e3:.1f} ms")
     print(
-        f"{count} volumes are unreadable; agents that serve the pool drop them within {EVERY_SECONDS + 1:g} s"
+        f"{count} volume(s) unreadable; agents that serve the pool drop them within {EVERY_SECONDS + 1:g} s"
     )
 
 
@@ -260,37 +340,54 @@ def erase_tenant(configuration: Configuration, name: str) -> Erased:
     def work(fabric: Fabric, lanes: WorkerLanes) -> Erased:
         pool_map, numbers = _look(fabric, lanes)
         began = time.perf_counter()
-        erased = without_key(pool_map, name)
-        left = lanes.run(replace_map(lanes, erased, numbers))
-        return Erased(erased, left, time.perf_counter() - began)
+        change = simply(lambda base: without_key(base, name))
+        done = lanes.run(change_map(lanes, pool_map, numbers, change, all_of_them=False))
+        return Erased(done.pool_map, done.left, time.perf_counter() - began)
 
     return with_lanes(configuration, work)
 
 
 def _look(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int]]:
     """The pool map in force, and the numbers of the namespaces that are reached."""
-    seen = look_round(fabric, lanes)
-    pool_map = newest_map([inspection for _, _, inspection in seen])
-    numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
+    pool_map, numbers, _ = _look_at_maps(fabric, lanes)
     return pool_map, numbers
+
+
+def _look_at_maps(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int], list[PoolMap]]:
+    """As `_look`, and all maps that lie there."""
+    seen = look_round(fabric, lanes)
+    inspections = [inspection for _, _, inspection in seen]
+    maps: list[PoolMap] = []
+    for each in inspections:
+        if each.superblock is not None:
+            maps += each.maps or (each.superblock.pool_map,)
+    numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
+    return newest_map(inspections), numbers, maps
 
 
 def _look_at_all(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int]]:
     """As `_look`. Raises G35Error where a namespace of the pool is not reached."""
-    pool_map, numbers = _look(fabric, lanes)
+    pool_map, numbers, _ = _look_at_all_maps(fabric, lanes)
+    return pool_map, numbers
+
+
+def _look_at_all_maps(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int], list[PoolMap]]:
+    pool_map, numbers, maps = _look_at_maps(fabric, lanes)
     away = [each.nguid for each in pool_map.namespaces if each.nguid not in numbers]
     if away:
         raise G35Error(
             f"{len(away)} of the pool's namespaces are not reached; not connected: {unreached(fabric)}",
-            "this is done with all of them; nothing was changed",
+            WITH_ALL,
         )
-    return pool_map, numbers
+    return pool_map, numbers, maps
 
 
-def _replace(lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int]) -> None:
-    left = lanes.run(replace_map(lanes, pool_map, numbers))
-    if left:
-        raise G35Error(f"not everywhere: {_told(left)}", "look at the enclosures, and do it again")
+def _replace(lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int], change: Change) -> PoolMap:
+    """Change the map, whoever else does so meanwhile; what is in force then. Raises G35Error."""
+    done = lanes.run(change_map(lanes, pool_map, numbers, change))
+    if done.left:
+        raise G35Error(f"not everywhere: {_told(done.left)}", "look at the enclosures, and do it again")
+    return done.pool_map
 
 
 def _limits(quota_bytes: str | None, quota_slots: int | None, bandwidth: str | None) -> dict[str, int]:

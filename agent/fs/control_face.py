@@ -52,6 +52,7 @@ from agent.pool.writing import BadPut, PutRefused
 from host_shim.control_wire import (
     ANSWERS_MAX,
     FLAG_NO_ANSWER,
+    SESSION_FILE_BYTES,
     Answer,
     MalformedControl,
     Operation,
@@ -65,10 +66,6 @@ CONTROL_ROOT = FACE_CONTROL << FACE_SHIFT | 1
 _SESSION_INO = CONTROL_ROOT + 1
 _STATUS_INO = CONTROL_ROOT + 2
 SESSIONS_MAX = 1024
-SESSION_FILE_BYTES = 1 << 62
-"""The size that stat shows. Data offsets lie below it, so that the kernel never takes a write for one
-that extends the file, which it would let in only one at a time."""
-
 STATUS_FILE_BYTES = 64 << 10
 """The size that stat shows: a look at the attributes must not cost a snapshot. Reads end where it ends."""
 
@@ -362,30 +359,33 @@ class ControlFace(RefusesAll):
 
     def _bind(self, session: _Session, volume: AnyVolume, request: Request) -> Steps[bytes]:
         """Bind tickets. What an earlier binding had under way is given up: its number means another now."""
-        replaced = []
         ahead = None
         if self._continuer.active and request.keys:
             self._continuer.chain(volume, request.keys, session.trail)
             ahead = _Ahead(request.keys[-1]) if request.operation is Operation.GET else None
-        for at, key in enumerate(request.keys):
-            ticket = _Ticket(volume, key, ahead=ahead)
-            if request.operation is Operation.PUT:
-                try:
+        tickets = [_Ticket(volume, key, ahead=ahead) for key in request.keys]
+        if request.operation is Operation.PUT:
+            try:
+                for ticket, length in zip(tickets, request.lengths, strict=True):
                     ticket.writing = new_writing(
-                        volume, key, length=request.lengths[at], ttl_seconds=request.ttl_seconds
+                        volume, ticket.key, length=length, ttl_seconds=request.ttl_seconds
                     )
-                except BadPut as bad:
-                    raise FsError(errno.EFBIG, str(bad)) from None
-            previous = session.tickets.get(request.first_ticket + at)
-            if previous is not None:
-                replaced.append(previous)
-            session.tickets[request.first_ticket + at] = ticket
+            except BadPut as bad:
+                # Those that were made may hold room in memory, and no ticket will.
+                yield from self._drop(tickets)
+                raise FsError(errno.EFBIG, str(bad)) from None
+        numbers = range(request.first_ticket, request.first_ticket + len(tickets))
+        replaced = [session.tickets[number] for number in numbers if number in session.tickets]
+        session.tickets.update(zip(numbers, tickets, strict=True))
         yield from self._drop(replaced)
         return b""
 
     def _pin(self, volume: AnyVolume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
         until = int(lanes.wall()) + ttl if ttl else 0
-        pinned = yield from pin_value(volume, lanes, key, until, deadline)
+        try:
+            pinned = yield from pin_value(volume, lanes, key, until, deadline)
+        except PutRefused as refused:
+            return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
         if pinned is None:
             return Outcome.NEVER_STORED
         return Outcome.HIT if pinned else Outcome.REFUSED

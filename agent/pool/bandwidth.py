@@ -97,6 +97,12 @@ class Bandwidth:
                 self._waiting.leave()
         return True
 
+    def is_ready(self, lanes: Lanes) -> bool:
+        """Whether `admit` would not have to wait."""
+        with self._lock:
+            now = lanes.now()
+            return self._bucket is None or self._bucket.ready_at(now) <= now
+
     def charge(self, lanes: Lanes, size: int) -> None:
         """So many bytes of values were moved."""
         if self._bucket is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent.pool.operations import AnyVolume
-from agent.pool.successors import CHAIN_WEIGHT, Successors
+from agent.pool.successors import CHAIN_WEIGHT, ENTRIES_MAX, Successors
 from agent.pool.volume import Volume
 
 CHAIN_MAX = 512
@@ -34,12 +34,19 @@ class Continuer:
     """What all faces share. `stage(volume, pseudonym)` puts a key behind what is to be read."""
 
     def __init__(
-        self, stage: Callable[[Volume, bytes], object], *, depth: int = DEPTH, active: bool = True
+        self,
+        stage: Callable[[Volume, bytes], object],
+        *,
+        depth: int = DEPTH,
+        active: bool = True,
+        entries_max: int = ENTRIES_MAX,
     ) -> None:
+        """`entries_max`: of the tables of all volumes together."""
         self._stage = stage
+        self._entries_max = entries_max
         self._depth = depth
         self.active = active
-        self._tables: dict[bytes, Successors] = {}
+        self._tables: dict[bytes, tuple[Volume, Successors]] = {}
         self._lock = threading.Lock()
 
     def chain(self, volume: AnyVolume, keys: Sequence[bytes], trail: Trail | None = None) -> None:
@@ -55,6 +62,7 @@ class Continuer:
             if trail.volume_id == volume_id:
                 table.saw((trail.pseudonym, pseudonyms[0]), 1)
             trail.volume_id, trail.pseudonym = volume_id, pseudonyms[-1]
+        self._keep_the_bound()
 
     def reads(self, volume: AnyVolume, key: bytes) -> None:
         """A client reads this key, and will have done so soon."""
@@ -65,11 +73,21 @@ class Continuer:
 
     def _table(self, volume: Volume) -> Successors:
         volume_id = volume.settings.volume_id
-        table = self._tables.get(volume_id)
-        if table is None:
+        found = self._tables.get(volume_id)
+        if found is None:
             with self._lock:
-                table = self._tables.setdefault(volume_id, Successors())
-        return table
+                found = self._tables.setdefault(volume_id, (volume, Successors(self._entries_max)))
+        return found[1]
+
+    def _keep_the_bound(self) -> None:
+        """All tables together have no more entries than there may be: the longest gives some up."""
+        with self._lock:
+            for erased in [each for each, (volume, _) in self._tables.items() if volume.erased]:
+                del self._tables[erased]
+            tables = [table for _, table in self._tables.values()]
+            beyond = sum(map(len, tables)) - self._entries_max
+            if beyond > 0:
+                max(tables, key=len).forget_oldest(beyond)
 
 
 INACTIVE = Continuer(lambda _volume, _pseudonym: None, active=False)

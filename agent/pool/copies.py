@@ -10,17 +10,20 @@ That a copy does not bring back what was deleted: a delete holds the writers of 
 clears both directories. A copy is named with the writer of its own set held, and only if the remembered
 directory of the other still names the value it was made of. So within an agent either the delete comes
 first, and the copy is not named, or it finds both. Another agent's delete is not seen by that; so the other
-directory is read again from flash after the copy was named, and a copy whose original has gone goes as
-well. (docs/decisions/0029-bad-slots-are-entries-and-copies-follow.md)
+directory is read again from flash after the copy was named, and a copy whose original has gone, or of
+whose original nothing can be said, goes as well: at once, or as soon as its enclosure answers.
+(docs/decisions/0029-bad-slots-are-entries-and-copies-follow.md)
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.pool.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
 from agent.pool.directory_cache import CachedSet
+from agent.pool.owed_copies import DOUBTFUL_MAX, NamedCopy
 from agent.pool.resealing import flags_of
 from agent.pool.slot import HEADER_BYTES, OpenSlot
 from agent.pool.steps import Acquire, Lanes, Steps
@@ -34,60 +37,83 @@ SHUN_SECONDS = 60.0
 """As in agent/pool/writing.py."""
 
 
-def keep_two(volume: Volume, lanes: Lanes, pseudonym: bytes, *, may_evict: bool = False) -> Steps[bool]:
-    """See to it that a key has its two copies. True where it has.
+DOUBT_SECONDS = 1.0
+"""Until a copy that could not be taken back is tried again."""
+
+
+class Kept(enum.Enum):
+    """What a look at a key's copies came to."""
+
+    TWO = "two copies"
+    ONE = "one copy, and no second could be made"
+    NONE = "nothing of which there should be two"
+
+
+def keep_two(volume: Volume, lanes: Lanes, pseudonym: bytes, *, may_evict: bool = False) -> Steps[Kept]:
+    """See to it that a key has its two copies.
 
     A copy is made in a free slot; with `may_evict` also in the place of another value, where both sets are
     full. It keeps the key's turn, so that a put of the key comes before or after it.
     """
-    if volume.settings.copies < 2 or volume.erased or volume.codec.is_used_up:
-        return False
+    if volume.settings.copies < 2 or volume.erased:
+        return Kept.NONE
+    if volume.codec.is_used_up or volume.owed.doubtful >= DOUBTFUL_MAX:
+        return Kept.ONE
     deadline = lanes.now() + volume.timing.write_deadline
     if not (yield from volume.turns.take(pseudonym, deadline)):
-        return False
+        return Kept.ONE
     sets = volume.borrow_sets(pseudonym)
     try:
         if volume.earlier is not None or len(sets) < 2 or sets[0].namespace == sets[1].namespace:
             # Values that still move to where they belong get their copies there, from a scrub.
-            return False
+            return Kept.ONE
         stale = [cached for cached in sets if not volume.is_fresh(cached, lanes, FRESH_SECONDS)]
         if stale and (yield from volume.load(lanes, stale, deadline)) is not None:
-            return False
+            return Kept.ONE
         found = [each for each in volume.find(sets, pseudonym) if not _is_doubted(each)]
         if not found:
-            return False
+            return Kept.NONE
         original = found[0]
         if any(
             each.cached is not original.cached and each.entry.generation == original.entry.generation
             for each in found
         ):
-            return True
+            return Kept.TWO
         target = next(cached for cached in sets if cached is not original.cached)
         copy = _reserve(volume, lanes, original, target, pseudonym, may_evict=may_evict)
         if copy is None:
-            return False
+            return Kept.ONE
         try:
             made = yield from _make(copy, deadline)
         finally:
             copy.release()
         if made:
             made = yield from _is_still_wanted(copy, deadline)
-        return made
+        if made:
+            return Kept.TWO
+        return Kept.ONE if copy.original_stands() else Kept.NONE
     finally:
         volume.give_back_sets(sets)
         volume.turns.end(pseudonym)
 
 
 def work_off(volumes: Sequence[Volume], lanes: Lanes, most: int = 16) -> Steps[int]:
-    """Make some of the copies that puts owe; how many were looked at."""
+    """Take back what is doubted, and make some of the copies that puts owe; how many were looked at."""
     done = 0
     for volume in volumes:
+        for _ in range(most):
+            doubted = volume.owed.next_doubtful(lanes.now())
+            if doubted is None or volume.erased:
+                break
+            done += 1
+            yield from _take_back(volume, lanes, doubted)
         for _ in range(most):
             pseudonym = volume.owed.next()
             if pseudonym is None:
                 break
             done += 1
-            yield from keep_two(volume, lanes, pseudonym, may_evict=True)
+            kept = yield from keep_two(volume, lanes, pseudonym, may_evict=True)
+            volume.owed.not_made += kept is Kept.ONE
     return done
 
 
@@ -179,7 +205,7 @@ def _make(copy: _Copy, deadline: float) -> Steps[bool]:
 
 def _copy_over(copy: _Copy, scratch: memoryview, deadline: float) -> Steps[bool]:
     volume, lanes, target = copy.volume, copy.lanes, copy.target
-    entry, codec = copy.original.entry, volume.codec
+    entry, codec = copy.original.entry, volume.sealing_codec(lanes.now())
     if not 0 < entry.length <= volume.settings.value_bytes:
         return False
     source = volume.slot_offset(copy.original.cached, copy.original.slot)
@@ -250,7 +276,7 @@ def _name(copy: _Copy, into: int, last: memoryview, entry: Entry, deadline: floa
         for write in writes:
             causes.append((yield from wait_for(lanes, write, deadline)))
         if any(cause is not None for cause in causes):
-            target.disprove(copy.slot, entry.generation)
+            copy.volume.unsettled.write_failed(target, copy.slot, entry, lanes.now())
             for cause in causes:
                 _shun(copy, cause)
             return False
@@ -282,22 +308,43 @@ def _shun(copy: _Copy, cause: MissCause | None) -> None:
 
 def _is_still_wanted(copy: _Copy, deadline: float) -> Steps[bool]:
     """Look on flash whether the original is still named; where it is not, another agent has deleted it, or
-    given its slot away, and the copy goes as well."""
+    given its slot away, and the copy goes as well. So it does where that cannot be seen: a second copy can be
+    made once more, and what was deleted must not come back."""
     volume, lanes, target = copy.volume, copy.lanes, copy.target
     trouble = yield from volume.load(lanes, [copy.original.cached], deadline)
-    if trouble is not None or copy.original_stands():
+    if trouble is None and copy.original_stands():
         return True
+    entry = copy.original.entry
+    named = NamedCopy(target.namespace, target.offset, copy.slot, entry.pseudonym, entry.generation)
+    yield from _take_back(volume, lanes, named)
+    return False
+
+
+def _take_back(volume: Volume, lanes: Lanes, copy: NamedCopy) -> Steps[None]:
+    """Free a copy's slot, on flash; what cannot be freed now is doubted, and tried again."""
+    target = volume.cache.borrow(copy.namespace, copy.offset, volume.occupancy)
+    gone = False
+    try:
+        gone = yield from _free(volume, lanes, target, copy, lanes.now() + volume.timing.write_deadline)
+    finally:
+        if not gone:
+            volume.owed.doubt(copy, lanes.now() + DOUBT_SECONDS)
+        volume.cache.give_back(target)
+
+
+def _free(volume: Volume, lanes: Lanes, target: CachedSet, copy: NamedCopy, deadline: float) -> Steps[bool]:
+    """True where flash does not name the copy any more."""
     if not (yield Acquire(target.writer, deadline)):
-        return True
+        return False
     try:
         if (yield from volume.load(lanes, [target], deadline, holds_writers=True)) is not None:
-            return True
+            return False
         with target.guard:
-            directory, entry = target.directory, copy.original.entry
+            directory = target.directory
             assert directory is not None
             now = directory.entry(copy.slot)
-            if now is None or (now.pseudonym, now.generation) != (entry.pseudonym, entry.generation):
-                return False
+            if now is None or (now.pseudonym, now.generation) != (copy.pseudonym, copy.generation):
+                return True
             directory.clear(copy.slot)
             image = directory.image()
         into = volume.slot_offset(target, copy.slot)
@@ -305,8 +352,9 @@ def _is_still_wanted(copy: _Copy, deadline: float) -> Steps[bool]:
             lanes.write(target.namespace, into, [bytes(HEADER_BYTES)]),
             lanes.write(target.namespace, target.offset, [image]),
         ]
+        causes = []
         for write in writes:
-            yield from wait_for(lanes, write, deadline)
-        return False
+            causes.append((yield from wait_for(lanes, write, deadline)))
+        return all(cause is None for cause in causes)
     finally:
         target.end_write()

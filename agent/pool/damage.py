@@ -39,7 +39,7 @@ class Damage:
 
     def __init__(self) -> None:
         self._strikes: OrderedDict[SlotAt, int] = OrderedDict()
-        self._reports: OrderedDict[SlotAt, None] = OrderedDict()
+        self._reports: OrderedDict[SlotAt, float | None] = OrderedDict()
         self._lock = threading.Lock()
 
     def strike(self, place: SlotAt) -> int:
@@ -68,13 +68,23 @@ class Damage:
     def report(self, place: SlotAt) -> None:
         """Somebody should look into this slot."""
         with self._lock:
-            self._reports[place] = None
+            self._reports.setdefault(place)
             if len(self._reports) > REPORTS_MAX:
                 self._reports.popitem(last=False)
 
-    def next_report(self) -> SlotAt | None:
-        """The oldest report, which is the caller's now."""
+    def next_report(self, now: float, age: float) -> SlotAt | None:
+        """The oldest report, which is the caller's now, once it was first asked for `age` seconds ago.
+
+        So what has troubled a drive for a moment is over by the time that somebody looks again.
+        """
         if not self._reports:
             return None
         with self._lock:
-            return self._reports.popitem(last=False)[0] if self._reports else None
+            for place, since in list(self._reports.items()):
+                if since is None:
+                    self._reports[place] = now
+            place, since = next(iter(self._reports.items()))
+            if since is None or now - since < age:
+                return None
+            del self._reports[place]
+            return place

@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from agent.pool.directory import Directory
 from agent.pool.occupancy import Occupancy, SetPlace
 
+SHUN_SECONDS = 60.0
+"""For how long a slot is left alone after a write of it failed: an abandoned write may land late, over
+whatever has been stored there meanwhile, and a medium that refused a write will refuse the next."""
 APPROXIMATE_BYTES = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
 

@@ -2,14 +2,16 @@
 
 Adding goes in steps, and may be cut short after each; adding again completes it.
 
-1. All namespaces of the pool are reached, and carry the newest map; one that does not gets it now. So no two
-   maps of one version are ever made from one that is not the newest.
-2. The newcomers' directories are cleared. No map names them yet, so nobody looks.
+1. All namespaces of the pool are reached, and carry the newest map; one that does not gets it now.
+2. The newcomers' directories are cleared. No map names them yet, so nobody looks; whether it is still so is
+   looked up before each batch of writes.
 3. The new map is written to the namespaces of before, in their order. With the first copy of it that is whole
    it is in force for whoever reads that namespace; agents that read another go by the map of before until
    they see it. Its newcomers are usable already, for agents find them by NGUID and not by their superblocks.
 4. The new map is written to the newcomers, last: a namespace outside of the map of before must not be the
    only one that carries the new one, for the next operator would not know that it has to be asked.
+
+What becomes of it where others change the map at the same time: changing.py.
 
 In the new map every volume has an extent on each newcomer, after those that it had, and says how many it
 had (`MapVolume.settled`). Values lie where these alone would have them until a mover (mover.py) has brought
@@ -25,9 +27,9 @@ from pydantic import ValidationError
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.secrets import SecretKey
+from agent.pool.changing import Guard, change_map, simply
 from agent.pool.directory import DIRECTORY_BYTES, Directory
-from agent.pool.kv_opening import write_kv_superblock
-from agent.pool.opening import NOT_BLANK, Content, Inspection, clear_directories, write_superblock
+from agent.pool.opening import NOT_BLANK, Content, Inspection, clear_directories
 from agent.pool.placement import Extent, Placement
 from agent.pool.pool_map import (
     DATA_START,
@@ -41,7 +43,6 @@ from agent.pool.pool_map import (
 from agent.pool.quarantine import is_quarantined
 from agent.pool.steps import Lanes, Steps
 from agent.pool.superblock import MAP_BYTES_MAX
-from agent.pool.tenants import replace_map
 from agent.pool.volume import wait_for
 
 READS_IN_FLIGHT = 32
@@ -125,17 +126,17 @@ def members_missing(pool_map: PoolMap, seen: Seen) -> list[str]:
 
 
 def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen) -> Steps[int]:
-    """Write the newest map to every member that carries another, or none; to how many.
+    """Bring every member that carries another map than the newest, or none, to it; how many those are.
 
     Raises G35Error where one cannot be written, or carries something else: it would be overwritten.
     """
     members = {each.nguid for each in pool_map.namespaces}
-    written = 0
-    for number, (nguid, _, inspection) in enumerate(seen):
+    lacking = 0
+    for nguid, _, inspection in seen:
         if nguid.hex() not in members:
             continue
         found = inspection.superblock
-        if found is not None and found.pool_map == pool_map:
+        if found is not None and all(each == pool_map for each in (found.pool_map, *inspection.maps)):
             continue
         ours = found is not None and found.pool_map.pool_id == pool_map.pool_id
         # Agents may have stored values on a newcomer before it got its superblock.
@@ -145,17 +146,23 @@ def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen) -> Steps[int]:
                 f"namespace {nguid.hex()} belongs to the pool and carries {inspection.content.value}",
                 "look at what it is; nothing was changed",
             )
-        write = write_superblock if inspection.kv is None else write_kv_superblock
-        yield from write(lanes, number, nguid, pool_map)
-        written += 1
-    return written
+        lacking += 1
+    if lacking:
+        changed = yield from change_map(lanes, pool_map, numbers_of(seen), simply(lambda each: each))
+        _want_none(changed.left)
+    return lacking
+
+
+def numbers_of(seen: Seen) -> dict[str, int]:
+    """By their NGUIDs, as hex."""
+    return {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
 
 
 def join(
     lanes: Lanes,
     pool_map: PoolMap,
     newcomers: Sequence[tuple[bytes, int]],
-    numbers: dict[str, int],
+    numbers: Mapping[str, int],
     advance: Callable[[int], None] = lambda _: None,
 ) -> Steps[PoolMap]:
     """Steps 2 to 4 of the module's docstring; the new map.
@@ -163,19 +170,57 @@ def join(
     `numbers` gives the NGUIDs (hex) of members and newcomers their numbers in `lanes`; `advance` is told of
     directories that were cleared. Raises ConfigError, or G35Error where not all of it could be written.
     """
-    changed = with_namespaces(pool_map, newcomers)
-    fresh = {nguid.hex() for nguid, _ in newcomers}
-    for volume in changed.volumes:
-        extents = tuple(extent for extent in volume.extents if extent.nguid in fresh)
-        if extents:
-            yield from clear_directories(
-                lanes, volume.model_copy(update={"extents": extents}), numbers, advance
+    cleared: set[tuple[str, MapExtent]] = set()
+
+    def change(base: PoolMap, guard: Guard) -> Steps[PoolMap]:
+        members = {each.nguid for each in base.namespaces}
+        # In an order that is the same for everybody: two who let in the same ones make the same map.
+        fresh = sorted(each for each in newcomers if each[0].hex() not in members)
+        if not fresh:
+            return base
+        changed = with_namespaces(base, fresh)
+        names = {nguid.hex() for nguid, _ in fresh}
+        for volume in changed.volumes:
+            # What was cleared in a round before may have got values since, by the map of that round.
+            extents = tuple(
+                each
+                for each in volume.extents
+                if each.nguid in names and (volume.volume_id, each) not in cleared
             )
-    left = yield from replace_map(lanes, changed, numbers)
+            if extents:
+                part = volume.model_copy(update={"extents": extents})
+                yield from clear_directories(lanes, part, numbers, advance, guard)
+                cleared.update((volume.volume_id, each) for each in extents)
+        return changed
+
+    listed = [MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in newcomers]
+    changed = yield from change_map(lanes, pool_map, numbers, change, newcomers=listed)
+    _want_none(changed.left)
+    return changed.pool_map
+
+
+def settle(lanes: Lanes, pool_map: PoolMap, numbers: Mapping[str, int]) -> Steps[PoolMap]:
+    """Have agents look at no earlier places any more, once all values lie where they belong; the new map.
+
+    Raises G35Error where the pool is not the one any more that was looked at, or not all could be written.
+    """
+    places = {each.volume_id: (each.extents, each.settled) for each in pool_map.volumes}
+
+    def change(base: PoolMap) -> PoolMap:
+        waiting = unsettled(base)
+        if any(places.get(each.volume_id) != (each.extents, each.settled) for each in waiting):
+            raise G35Error("the pool has changed meanwhile", "settle it again")
+        return as_settled(base) if waiting else base
+
+    changed = yield from change_map(lanes, pool_map, numbers, simply(change))
+    _want_none(changed.left)
+    return changed.pool_map
+
+
+def _want_none(left: Mapping[str, str]) -> None:
     if left:
         told = ", ".join(f"{nguid} ({why})" for nguid, why in left.items())
-        raise G35Error(f"the new map is not everywhere: {told}", "look at the enclosures, and add again")
-    return changed
+        raise G35Error(f"the new map is not everywhere: {told}", "look at the enclosures, and say it again")
 
 
 def misplaced_values(
@@ -189,6 +234,7 @@ def misplaced_values(
     placement = Placement(
         SecretKey(secret.reveal()[:32]),
         [Extent(extent.namespace, extent.nguid, extent.sets) for extent in settings.extents],
+        apart=settings.copies > 1,
     )
     values = wrong = 0
     for extent in settings.extents:

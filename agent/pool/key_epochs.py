@@ -2,14 +2,15 @@
 
 The secret of a volume is its placement key and its data key; a rotation changes the data key, so that every
 value stays where it is. Between the two maps agents seal anew what is left under the earlier key
-(agent/key_rotation.py). An agent may write with the earlier key for SETTLE_SECONDS after it saw the first
-map, so whoever finds nothing left looks once more, QUIET_SECONDS later, before the earlier key is dropped.
+(agent/key_rotation.py). An agent may write with the earlier key for a while after the first map is on every
+namespace, so whoever finds nothing left looks once more, QUIET_SECONDS later, before the earlier key is
+dropped. By what that is long enough: key_turn.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
@@ -17,13 +18,11 @@ from agent.inline.secrets import Purpose, SecretKey, wrap_secret
 from agent.pool.directory import DIRECTORY_BYTES
 from agent.pool.opening import SECONDS, WRITES_IN_FLIGHT
 from agent.pool.pool_map import MapVolume, PoolMap, set_size, tenant_key
-from agent.pool.resealing import left_in
+from agent.pool.resealing import left_in, taken_in
 from agent.pool.steps import Lanes, Pending, Steps
 from agent.pool.tenants import changed_map, find_tenant, volumes_of
 from agent.pool.volume import wait_for
 
-SETTLE_SECONDS = 3.0
-QUIET_SECONDS = SETTLE_SECONDS + 2.0
 _PLACEMENT_BYTES, _DATA_BYTES = 32, 64
 
 
@@ -78,8 +77,38 @@ def without_earlier_keys(pool_map: PoolMap, ended: set[str]) -> PoolMap:
     return changed_map(pool_map, pool_map.tenants, volumes)
 
 
+def has_keys_of(mine: PoolMap, other: PoolMap, volume_id: str) -> bool:
+    """Whether two maps give a volume the same keys; not where it is in one of them only."""
+    found = [
+        (volume.wrapped_secret, volume.earlier_secret, pool_map.is_erased(volume))
+        for pool_map in (mine, other)
+        for volume in pool_map.volumes
+        if volume.volume_id == volume_id
+    ]
+    return len(found) == 2 and found[0] == found[1]
+
+
 def left_under_earlier(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
     """How many values are under another key than the volume's newest, by all its directories.
+
+    As `count_in_directories`.
+    """
+    return (
+        yield from count_in_directories(
+            lanes, volume, numbers, lambda block: left_in(block, volume.key_epoch)
+        )
+    )
+
+
+def slots_taken(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
+    """How many slots of a volume its directories name values in. As `count_in_directories`."""
+    return (yield from count_in_directories(lanes, volume, numbers, taken_in))
+
+
+def count_in_directories(
+    lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int], of: Callable[[memoryview], int]
+) -> Steps[int]:
+    """The sum of what `of` finds in each directory of a volume.
 
     `numbers` gives each NGUID (hex) its namespace. Raises G35Error where a directory cannot be read.
     """
@@ -89,20 +118,25 @@ def left_under_earlier(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, in
         block = memoryview(bytearray(DIRECTORY_BYTES))
         batch.append((block, lanes.read(number, offset, block)))
         if len(batch) == WRITES_IN_FLIGHT:
-            left += yield from _left(lanes, batch, volume)
+            left += yield from _count(lanes, batch, volume, of)
             batch = []
-    return left + (yield from _left(lanes, batch, volume))
+    return left + (yield from _count(lanes, batch, volume, of))
 
 
-def _left(lanes: Lanes, batch: list[tuple[memoryview, Pending]], volume: MapVolume) -> Steps[int]:
+def _count(
+    lanes: Lanes,
+    batch: list[tuple[memoryview, Pending]],
+    volume: MapVolume,
+    of: Callable[[memoryview], int],
+) -> Steps[int]:
     left = 0
     for block, pending in batch:
         if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
             raise G35Error(
                 f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
-                "look at the enclosure; the earlier key is kept",
+                "look at the enclosure; nothing was changed",
             )
-        left += left_in(block, volume.key_epoch)
+        left += of(block)
     return left
 
 

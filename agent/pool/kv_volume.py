@@ -29,6 +29,7 @@ from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.turns import Turns
 from agent.pool.unit_buffers import UnitBuffers
+from agent.pool.unsettled import Unsettled
 from agent.pool.volume import LOADS_IN_FLIGHT, Timing, VolumeSettings, fault_cause, wait_for
 
 REMEMBERED_KEYS = 1 << 16
@@ -140,6 +141,7 @@ class KvVolume:
         """When this agent last stored or served a key (by pseudonym): microseconds since the epoch."""
         self.evicted = _Memory()
         self.disproven = _Memory()
+        self.unsettled = Unsettled()
         """Keys whose value was no proof of itself: for a put they are not there."""
 
     def _use(self, secret: SecretKey) -> None:

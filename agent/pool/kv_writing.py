@@ -208,6 +208,8 @@ class KvWriting:
             elif pending.full:
                 yield from self._make_room(lanes, room_of(len(slot)), deadline)
             else:
+                if cause is not MissCause.CORRUPT:
+                    volume.unsettled.note(self.pseudonym, lanes.now())
                 raise PutRefused(f"the enclosure did not take it: {_why(pending)}", cause)
         raise PutRefused(f"volume {volume.settings.name} has no room for this key")
 
@@ -254,8 +256,13 @@ def _why(pending: KvPending) -> str:
 
 
 def delete_key(volume: KvVolume, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:
-    """Remove a key. True where it was there. Raises PutRefused where its enclosure does not answer."""
+    """Remove a key. True where it was there.
+
+    Raises PutRefused where its enclosure does not answer, or a write of the key may still land.
+    """
     pseudonym = volume.placement.pseudonym(key)
+    if volume.unsettled.stands(pseudonym, lanes.now()):
+        raise PutRefused("a write of the key was not answered and may still land", MissCause.LATE)
     namespace = volume.namespace_of(pseudonym)
     asking = kv_lanes(lanes)
     pending = asking.kv_delete(namespace, pseudonym)

@@ -1,8 +1,9 @@
 """A tenant at its quota: which of its own values goes for a new one, or because the quota was lowered.
 
-The value that goes is of the same volume, so it is never another tenant's. It is of the new key's two sets,
-where they have one; otherwise the one that seems least wanted of a few sets, which are chosen by chance among
-those that are known to hold values. That one goes from its directory with a write of its own.
+The value that goes is of that cache of the tenant's which holds most, so it is never another tenant's, and
+none of his caches keeps another empty. Where that is the new key's own volume, it is of the key's two sets,
+if they have one. Otherwise it is the one that seems least wanted of a few sets, which are chosen by chance
+among those that are known to hold values; that one goes from its directory with a write of its own.
 """
 
 from __future__ import annotations
@@ -47,15 +48,34 @@ def room_for(
     if may_evict:
         # Before the other goes: what it leaves must not be taken by a put beside this one.
         quota.exchange(slot_bytes)
-        if any(_victim(cached, lanes) is not None for cached in sets):
+        caches = fullest_first([*volume.siblings, *([] if volume in volume.siblings else [volume])])
+        is_fullest = not caches or _holds(caches[0]) <= _holds(volume)
+        if is_fullest and any(_victim(cached, lanes) is not None for cached in sets):
             quota.count(evicted=1)
             return Room.EXCHANGE
-        if (yield from evict_one(volume, lanes, deadline)):
-            quota.count(evicted=1)
+        freed = 0
+        for cache in caches:
+            # Smaller slots than the one that is needed: several.
+            while freed < slot_bytes and (yield from evict_one(cache, lanes, deadline)):
+                quota.count(evicted=1)
+                freed += cache.settings.slot_bytes
+        if freed:
             return Room.SET_ASIDE
         quota.give_back(slot_bytes)
     quota.count(refused=1)
     return Room.NONE
+
+
+def fullest_first(volumes: Sequence[Volume]) -> list[Volume]:
+    """Those that may lose values and hold some: /fs keeps what it has."""
+    caches = [
+        each for each in volumes if each.settings.kind == "kv" and not each.erased and each.occupancy.known
+    ]
+    return sorted(caches, key=_holds, reverse=True)
+
+
+def _holds(volume: Volume) -> int:
+    return volume.occupancy.known * volume.settings.slot_bytes
 
 
 def evict_one(volume: Volume, lanes: Lanes, deadline: float) -> Steps[bool]:

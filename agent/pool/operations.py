@@ -17,12 +17,12 @@ from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.upkeep import delete, pin
 from agent.pool.volume import Volume
-from agent.pool.write_back import BackReading, BackWriting, Waiting
+from agent.pool.write_back import AlreadyWaiting, BackReading, BackWriting, Waiting
 from agent.pool.writing import Writing
 
 AnyVolume: TypeAlias = Volume | KvVolume
 AnyReading: TypeAlias = Reading | KvReading | BackReading | OpenReading
-AnyWriting: TypeAlias = Writing | KvWriting | BackWriting
+AnyWriting: TypeAlias = Writing | KvWriting | BackWriting | AlreadyWaiting
 
 
 def new_reading(volume: AnyVolume, key: bytes, prestage: PrestageCache | None = None) -> AnyReading:
@@ -49,6 +49,9 @@ def new_writing(
         back = BackWriting.begin(volume.back, key, length, ttl_seconds)
         if back is not None:
             return back
+    if _waiting(volume, key) is not None:
+        # It would be on flash first, and the first put would be the second.
+        return AlreadyWaiting(volume, key, length)
     kind = Writing if volume.admission is None else SecondUseWriting
     return kind(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
 
@@ -77,11 +80,13 @@ def lookup(
     volume: AnyVolume, lanes: Lanes, keys: Sequence[bytes], deadline: float
 ) -> Steps[list[MissCause | None]]:
     """For each key None where it is there, else why it is not; a hint, as all such answers."""
-    waiting = isinstance(volume, Volume) and [_waiting(volume, key) is not None for key in keys]
+    waiting = [_waiting(volume, key) for key in keys] if isinstance(volume, Volume) else []
     causes = yield from volume.lookup(lanes, keys, deadline)
-    if not waiting or not any(waiting):
-        return causes
-    return [None if waits else cause for waits, cause in zip(waiting, causes, strict=True)]
+    wall = lanes.wall()
+    for at, value in enumerate(waiting):
+        if value is not None:
+            causes[at] = MissCause.EXPIRED if value.has_expired(wall) else None
+    return causes
 
 
 def find_length(volume: AnyVolume, lanes: Lanes, key: bytes) -> Steps[int | None]:
@@ -94,7 +99,7 @@ def find_length(volume: AnyVolume, lanes: Lanes, key: bytes) -> Steps[int | None
         return (yield from reading.find_length(lanes, lanes.now() + volume.timing.read_deadline))
     waiting = _waiting(volume, key)
     if waiting is not None:
-        return len(waiting.data)
+        return len(waiting.data) if not waiting.has_expired(lanes.wall()) else None
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
     try:
@@ -114,11 +119,9 @@ def delete_value(volume: AnyVolume, lanes: Lanes, key: bytes, deadline: float) -
     if isinstance(volume, KvVolume):
         return (yield from delete_key(volume, lanes, key, deadline))
     waiting = _waiting(volume, key)
-    removed = (
-        waiting is not None and volume.back is not None and (yield from volume.back.remove(waiting, deadline))
-    )
-    there = yield from delete(volume, lanes, key, deadline)
-    return removed or there
+    if waiting is not None and volume.back is not None:
+        return (yield from volume.back.delete(lanes, waiting, deadline))
+    return (yield from delete(volume, lanes, key, deadline))
 
 
 def pin_value(volume: AnyVolume, lanes: Lanes, key: bytes, until: int, deadline: float) -> Steps[bool | None]:
@@ -126,6 +129,8 @@ def pin_value(volume: AnyVolume, lanes: Lanes, key: bytes, until: int, deadline:
     if isinstance(volume, KvVolume):
         return False
     waiting = _waiting(volume, key)
-    if waiting is not None and volume.back is not None:
-        yield from volume.back.store(lanes, waiting, deadline)
+    if waiting is None or volume.back is None or waiting.has_expired(lanes.wall()):
+        return (yield from pin(volume, lanes, key, until, deadline))
+    if (yield from volume.back.pin(waiting, until, deadline)):
+        return True
     return (yield from pin(volume, lanes, key, until, deadline))

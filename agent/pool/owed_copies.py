@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from typing import NamedTuple
 
 OWED_MAX = 4096
 """What comes beyond is not noted: the key has one copy until a scrub finds that."""
 
 
+DOUBTFUL_MAX = 256
+"""While so many copies wait to be taken back, none is made."""
+
+
+class NamedCopy(NamedTuple):
+    """A copy that a directory names: where that lies, the slot in it, and which write of which key."""
+
+    namespace: int
+    offset: int
+    slot: int
+    pseudonym: bytes
+    generation: int
+
+
 class OwedCopies:
-    """Pseudonyms in the order of their puts. Safe from any thread."""
+    """Pseudonyms in the order of their puts, and copies to be taken back. Safe from any thread."""
 
     def __init__(self) -> None:
         self.dropped = 0
+        self.not_made = 0
+        """Looked at, and left with one copy: to be made by a scrub."""
+        self._doubtful: deque[tuple[float, NamedCopy]] = deque()
         self._keys: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -33,3 +51,19 @@ class OwedCopies:
             return None
         with self._lock:
             return self._keys.popitem(last=False)[0] if self._keys else None
+
+    @property
+    def doubtful(self) -> int:
+        """How many copies wait to be taken back."""
+        return len(self._doubtful)
+
+    def doubt(self, copy: NamedCopy, due: float) -> None:
+        """Take this copy back from `due` on: whether its original still stood could not be seen."""
+        self._doubtful.append((due, copy))
+
+    def next_doubtful(self, now: float) -> NamedCopy | None:
+        """One that is due, which is the caller's now."""
+        with self._lock:
+            if not self._doubtful or self._doubtful[0][0] > now:
+                return None
+            return self._doubtful.popleft()[1]

@@ -69,7 +69,10 @@ def _member_seed(nguid: bytes) -> int:
 class Placement:
     """Candidates of keys in one volume. Immutable; a changed pool map makes a new one."""
 
-    def __init__(self, placement_key: SecretKey, extents: Sequence[Extent]) -> None:
+    def __init__(self, placement_key: SecretKey, extents: Sequence[Extent], *, apart: bool = False) -> None:
+        """`apart`: the two sets of a key lie in two namespaces wherever there are two, however unlike these
+        are; for a volume that keeps two copies."""
+        self._apart = apart
         self._blocks = BlockCipher(placement_key.reveal())
         self._spread(extents)
 
@@ -82,7 +85,7 @@ class Placement:
         self._weights: NDArray[np.float64] = np.array([extent.sets for extent in extents], dtype=np.float64)
         most = max(range(len(extents)), key=lambda number: extents[number].sets)
         half = sum(extent.sets for extent in extents) / 2
-        self._dominant = most if extents[most].sets > half else -1
+        self._dominant = most if extents[most].sets > half and not self._apart else -1
 
     def over(self, extents: Sequence[Extent]) -> Placement:
         """The placement of the same volume over other extents."""

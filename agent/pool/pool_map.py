@@ -48,7 +48,10 @@ KV_VALUE_BYTES_MAX = 2 << 20
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 HexBytes = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,512}$")]
 WrappedOrErased = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){0,512}$")]
-TenantName = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+TenantName = Annotated[
+    str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}]*$")
+]
+"""Nothing in it that a terminal would obey."""
 VolumeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Layout = Literal["auto", "sets", "kv"]
 """Where a volume lies: in sets of slots on namespaces of blocks, or on KV namespaces."""
@@ -420,7 +423,12 @@ def new_volume(
     extents: tuple[MapExtent, ...],
     kv_namespaces: tuple[str, ...] = (),
 ) -> MapVolume:
-    """A volume with a fresh id and secret, wrapped by `key`, its tenant's."""
+    """A volume with a fresh id and secret, wrapped by `key`, its tenant's. Raises ConfigError."""
+    if wish.copies > 1 and len(extents) < 2:
+        raise ConfigError(
+            f"volume {wish.name} is to keep two copies, and lies on fewer than two namespaces of blocks",
+            "add drives, give it a larger share, or take copies = 2 away",
+        )
     volume_id = uuid.uuid4().hex
     return MapVolume(
         name=wish.name,

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 MAX_AGE_SECONDS = 60.0
 """Counted from the read off flash. A prefix that is announced is asked for within seconds."""
 
+SWEEP_SECONDS = 5.0
+"""How long what is too old may still be held, where nobody asks for it."""
+
 _Place = tuple[bytes, bytes]
 
 
@@ -81,6 +84,7 @@ class PrestageCache:
         self._expected: dict[_Place, bool] = {}
         """What is to be read, and whether it is only a guess."""
         self._counts: dict[bytes, PrestageCounts] = {}
+        self._swept_at = clock()
         self._lock = threading.Lock()
 
     def find(self, volume_id: bytes, pseudonym: bytes, generation: int) -> memoryview | None:
@@ -208,6 +212,16 @@ class PrestageCache:
                 self._drop(place)
             for place in [each for each in self._expected if each[0] == volume_id]:
                 del self._expected[place]
+
+    def sweep(self) -> None:
+        """Drop what is too old, if that was not done just now: perhaps nobody ever asks for it."""
+        now = self._clock()
+        if now - self._swept_at < SWEEP_SECONDS:
+            return
+        with self._lock:
+            self._swept_at = now
+            for place in [each for each, staged in self._slots.items() if self._is_old(staged)]:
+                self._drop(place)
 
     def counts(self, volume_id: bytes) -> PrestageCounts:
         """A copy of what came of it so far."""

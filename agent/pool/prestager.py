@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.pool.open_waiting import opened
-from agent.pool.prestage import PrestageCache
+from agent.pool.prestage import SWEEP_SECONDS, PrestageCache
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Lanes, Runner, Steps
 from agent.pool.volume import Volume, wait_for
@@ -203,8 +203,10 @@ class Prestager:
         """The next key that is still worth reading; None at the end."""
         with self._changed:
             while True:
+                self._cache.sweep()
                 while not self._announced and not self._guesses and not self._stopping:
-                    self._changed.wait()
+                    self._changed.wait(SWEEP_SECONDS)
+                    self._cache.sweep()
                 if self._stopping:
                     return None
                 item = self._announced.popleft() if self._announced else self._guesses.popleft()

@@ -172,7 +172,7 @@ class Reading:
             if served is MissCause.CORRUPT:
                 served = yield from self._reused_or_corrupt(lanes, opened, deadline)
             if self.volume.hedge is not None:
-                served = yield from self._elsewhere(lanes, opened, offset, into, deadline)
+                served = yield from self._elsewhere(lanes, opened, offset, into, deadline, served)
         if isinstance(served, MissCause):
             return self._lost(lanes, served)
         return self._moved(lanes, served)
@@ -212,9 +212,16 @@ class Reading:
             volume.give_back_sets(sets)
 
     def _elsewhere(
-        self, lanes: Lanes, opened: OpenSlot, offset: int, into: Target, deadline: float
+        self,
+        lanes: Lanes,
+        opened: OpenSlot,
+        offset: int,
+        into: Target,
+        deadline: float,
+        failed: MissCause,
     ) -> Steps[int | MissCause]:
-        """A later range, out of the other copy of the very value that was begun."""
+        """A later range, out of the other copy of the very value that was begun. Where there is none,
+        `failed` stays: why the first did not serve it."""
         volume, failed_at = self.volume, self.namespace
         sets = volume.borrow_sets(self.pseudonym)
         try:
@@ -223,7 +230,7 @@ class Reading:
                 if same and found.cached.namespace != failed_at:
                     lanes.tally(volume.settings.name).other_copy_reads += 1
                     return (yield from self._try(lanes, found, offset, into, deadline))
-            return MissCause.EVICTED
+            return failed
         finally:
             volume.give_back_sets(sets)
 

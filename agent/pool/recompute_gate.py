@@ -24,6 +24,11 @@ BUSY_SECONDS = 0.5
 """Over so much time with gets under way the bandwidth is measured; what is older counts half, and so on."""
 TRUSTED_BYTES = 1 << 20
 """Before so much was fetched there is no measurement, and nothing is refused."""
+AGE_SECONDS = 1.0
+"""After so long, busy or not, what was measured counts half: after an outage the few gets that are let
+through are to be believed within seconds."""
+BUSY_LEAST_SECONDS = 1e-9
+"""Time that has faded to less says nothing."""
 PROBE_SECONDS = 0.5
 """So long after the last get that was let through, one is let through whatever the measurement says."""
 
@@ -46,39 +51,52 @@ class RecomputeGate:
     @property
     def bandwidth(self) -> float | None:
         """Bytes a second that gets bring together; None while too little was fetched to say."""
-        if self._fetched_ever < TRUSTED_BYTES or self._busy <= 0:
+        if self._fetched_ever < TRUSTED_BYTES or self._busy < BUSY_LEAST_SECONDS:
             return None
         return self._fetched / self._busy
 
-    def begin(self, size: int, now: float) -> bool:
-        """A get of `size` bytes: False where computing them is quicker. After True call `end`."""
+    def begin(self, size: int, now: float, asked: int | None = None) -> bool:
+        """A get of `size` bytes: False where computing them is quicker.
+
+        After True it is under way, with as many bytes as are `asked` for at first (None: all): call `end`.
+        """
         with self._lock:
             self._pass_time(now)
             bandwidth = self.bandwidth
-            waits = (
-                bandwidth is not None and (self._under_way + size) / bandwidth > size / self._recomputed_per_s
+            # Multiplied out: after an outage nothing at all may have come.
+            waits = bandwidth is not None and (
+                (self._under_way + size) * self._recomputed_per_s > size * bandwidth
             )
             if waits and now - self._let_through < PROBE_SECONDS:
                 return False
             self._let_through = now
-            self._under_way += size
+            self._under_way += size if asked is None else asked
             return True
 
-    def end(self, size: int, came: bool, now: float) -> None:
-        """The get is over; `came`: it brought its bytes."""
+    def goes_on(self, size: int, now: float) -> None:
+        """A get that was let through reads on, `size` bytes. Call `end` after it."""
+        with self._lock:
+            self._pass_time(now)
+            self._under_way += size
+
+    def end(self, size: int, came: int, now: float) -> None:
+        """So much is under way no longer; `came`: the bytes that it brought."""
         with self._lock:
             self._pass_time(now)
             self._under_way -= size
-            if came:
-                self._fetched += size
-                self._fetched_ever += size
+            self._fetched += came
+            self._fetched_ever += came
             while self._busy > BUSY_SECONDS:
                 self._busy /= 2
                 self._fetched /= 2
 
     def _pass_time(self, now: float) -> None:
+        passed = max(0.0, now - self._since)
+        kept = 0.5 ** (passed / AGE_SECONDS)
+        self._busy *= kept
+        self._fetched *= kept
         if self._under_way:
-            self._busy += max(0.0, now - self._since)
+            self._busy += passed
         self._since = now
 
 
@@ -91,21 +109,38 @@ class GatedReading(Reading):
         gate, length = self.volume.gate, self._length_from_flash()
         if self.cause is not None or gate is None or length is None:
             return (yield from super()._begin(lanes, offset, into, deadline))
-        if not gate.begin(length, lanes.now()):
+        asked = max(0, min(len(into), length - offset))
+        if not gate.begin(length, lanes.now(), asked):
             lanes.tally(self.volume.settings.name).gets_gated += 1
             return self._lost(lanes, MissCause.LATE)
-        came = False
+        served = 0
         try:
             served = yield from super()._begin(lanes, offset, into, deadline)
-            came = self.cause is None
             return served
         finally:
-            gate.end(length, came, lanes.now())
+            gate.end(asked, served, lanes.now())
+
+    def _continue(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
+        gate, length = self.volume.gate, self.length
+        if gate is None or length is None or self._is_in_memory():
+            return (yield from super()._continue(lanes, offset, into, deadline))
+        asked = max(0, min(len(into), length - offset))
+        gate.goes_on(asked, lanes.now())
+        served = 0
+        try:
+            served = yield from super()._continue(lanes, offset, into, deadline)
+            return served
+        finally:
+            gate.end(asked, served, lanes.now())
+
+    def _is_in_memory(self) -> bool:
+        prestage = self._prestage
+        return prestage is not None and prestage.holds(self.volume.settings.volume_id, self.pseudonym)
 
     def _length_from_flash(self) -> int | None:
         """The bytes that a directory names; None where it names none, or where they wait in memory."""
         volume = self.volume
-        if self._prestage is not None and self._prestage.holds(volume.settings.volume_id, self.pseudonym):
+        if self._is_in_memory():
             return None
         sets = volume.borrow_sets(self.pseudonym)
         try:

@@ -19,13 +19,13 @@ import enum
 from typing import NamedTuple
 
 from agent.pool.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
-from agent.pool.directory_cache import CachedSet
+from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
 from agent.pool.resealing import flags_of
 from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotSealer
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
-from agent.pool.writing import SHUN_SECONDS, new_generation
+from agent.pool.writing import new_generation
 
 PIECE_BYTES = 1 << 20
 """Moved at a time; a unit at the least, and no longer than one is."""
@@ -74,7 +74,8 @@ def copy_value(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps
             return Outcome.GONE
         opened = yield from _open(volume, lanes, old, deadline)
         if opened is MissCause.EVICTED or opened is MissCause.EXPIRED:
-            return (yield from _clear(volume, lanes, old, deadline))
+            # The slot may be another value's by now, which another agent is about to name: it is left alone.
+            return (yield from _unname(volume, lanes, old, deadline))
         if isinstance(opened, MissCause):
             return Outcome.TROUBLE
         lacking = []
@@ -109,6 +110,9 @@ def clear_old(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[
         if not any(_entry_of(taker, pseudonym) is not None for taker in takers):
             # Evicted there, or another agent's image of the directory went over it: it is moved once more.
             return Outcome.TROUBLE
+        opened = yield from _open(volume, lanes, old, deadline)
+        if opened is MissCause.EVICTED or opened is MissCause.EXPIRED:
+            return (yield from _unname(volume, lanes, old, deadline))
         return (yield from _clear(volume, lanes, old, deadline))
     finally:
         cached.end_write()
@@ -176,10 +180,11 @@ def _copy(
     volume.cache.borrow(target.namespace, target.offset)
     try:
         key, place = volume.placement.key_of(old.entry.pseudonym), volume.place(target, slot)
-        codec = volume.codec
+        codec = volume.sealing_codec(lanes.now())
         epoch, sealer = codec.epoch, codec.seal(key, new_generation(lanes.wall()), place)
         offset = volume.slot_offset(target, slot)
         if not (yield from _pass_on(volume, lanes, old, opened, sealer, target.namespace, offset, deadline)):
+            _shun(lanes, target, slot)
             return Outcome.TROUBLE
         header = sealer.header(opened.length, expiry=opened.expiry, stored_us=opened.stored_us)
         pending = lanes.write(target.namespace, offset, [header])
@@ -189,7 +194,7 @@ def _copy(
         identity = sealer.identity
         flags = old.entry.flags & 0xFF | flags_of(epoch)
         entry = old.entry._replace(generation=identity.generation, tag=identity.tag(), flags=flags)
-        return (yield from _name(lanes, target, slot, entry, deadline))
+        return (yield from _name(volume, lanes, target, slot, entry, deadline))
     finally:
         with target.guard:
             target.reserved.discard(slot)
@@ -253,7 +258,9 @@ def _pass_on(
     return True
 
 
-def _name(lanes: Lanes, target: CachedSet, slot: int, entry: Entry, deadline: float) -> Steps[Outcome]:
+def _name(
+    volume: Volume, lanes: Lanes, target: CachedSet, slot: int, entry: Entry, deadline: float
+) -> Steps[Outcome]:
     """Write the directory with the copy's entry in it."""
     if not (yield Acquire(target.writer, deadline)):
         return Outcome.TROUBLE
@@ -265,7 +272,7 @@ def _name(lanes: Lanes, target: CachedSet, slot: int, entry: Entry, deadline: fl
         _put(image, slot, entry)
         pending = lanes.write(target.namespace, target.offset, [image.image()])
         if (yield from wait_for(lanes, pending, deadline)) is not None:
-            target.disprove(slot, entry.generation)
+            volume.unsettled.write_failed(target, slot, entry, lanes.now())
             _shun(lanes, target, slot)
             return Outcome.TROUBLE
         with target.guard:
@@ -294,7 +301,27 @@ def _clear(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Out
         lanes.write(cached.namespace, offset, [bytes(HEADER_BYTES)]),
         lanes.write(cached.namespace, cached.offset, [image.image()]),
     ]
-    causes = []
+    return (yield from _freed(lanes, old, writes, deadline))
+
+
+def _unname(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Outcome]:
+    """Clear an entry that led to nothing, if flash still has it, and leave its slot as it is."""
+    cached = old.cached
+    if (yield from volume.load(lanes, [cached], deadline, holds_writers=True)) is not None:
+        return Outcome.TROUBLE
+    if not _stands(old):
+        return Outcome.GONE
+    with cached.guard:
+        assert cached.directory is not None
+        image = cached.directory.copy()
+    image.clear(old.slot)
+    write = lanes.write(cached.namespace, cached.offset, [image.image()])
+    return (yield from _freed(lanes, old, [write], deadline))
+
+
+def _freed(lanes: Lanes, old: Old, writes: list[Pending], deadline: float) -> Steps[Outcome]:
+    """Wait for the writes that free an old slot, and free what is remembered of it."""
+    cached, causes = old.cached, []
     for pending in writes:
         causes.append((yield from wait_for(lanes, pending, deadline)))
     if any(cause is not None for cause in causes):

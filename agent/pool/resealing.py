@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agent.pool.directory import DIRECTORY_BYTES, ENTRY, SLOTS_PER_SET, Entry
-from agent.pool.directory_cache import CachedSet
+from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
 from agent.pool.occupancy import SetPlace
 from agent.pool.slot import HEADER_BYTES, OpenSlot
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
 
@@ -48,6 +48,11 @@ def left_in(block: bytes | bytearray | memoryview, epoch: int) -> int:
     return sum(
         entry.pseudonym != _FREE and entry.length > 0 and not is_under(entry, epoch) for entry in entries
     )
+
+
+def taken_in(block: bytes | bytearray | memoryview) -> int:
+    """Of a directory as it lies on flash: slots that values are named in."""
+    return sum(fields[0] != _FREE for fields in ENTRY.iter_unpack(block[:DIRECTORY_BYTES]))
 
 
 @dataclass(slots=True)
@@ -113,16 +118,15 @@ def _reseal_by(
         return
     try:
         done = yield from _seal_into(volume, lanes, cached, target, opened, value)
+        moved = False
+        if done:
+            renamed = entry._replace(flags=entry.flags & 0xFF | flags_of(done.epoch))
+            moved = yield from _rename(volume, lanes, cached, slot, entry, target, renamed)
     finally:
         with cached.guard:
             cached.reserved.discard(target)
-    if done:
-        renamed = entry._replace(flags=entry.flags & 0xFF | flags_of(done.epoch))
-        moved = yield from _rename(volume, lanes, cached, slot, entry, target, renamed)
-        counts.resealed += moved
-        counts.left += not moved
-        return
-    counts.left += 1
+    counts.resealed += moved
+    counts.left += not moved
 
 
 def _reserve(volume: Volume, lanes: Lanes, cached: CachedSet, slot: int) -> int | None:
@@ -187,13 +191,22 @@ def _seal_into(
         sealed = lanes.send_buffer(codec.padded(len(plain)))
         sealer.seal(number, plain, sealed)
         pending = lanes.write(cached.namespace, at + HEADER_BYTES + start, [sealed])
-        if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+        if not (yield from _landed(lanes, cached, target, pending)):
             return None
     header = sealer.header(length, expiry=opened.expiry, stored_us=opened.stored_us)
     pending = lanes.write(cached.namespace, at, [header])
-    if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+    if not (yield from _landed(lanes, cached, target, pending)):
         return None
     return _Sealed(codec.epoch)
+
+
+def _landed(lanes: Lanes, cached: CachedSet, target: int, pending: Pending) -> Steps[bool]:
+    """Wait for a write of a slot. One that failed may land yet: the slot is left alone for a while."""
+    cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+    if cause is not None and cause is not MissCause.ENCLOSURE_DOWN:
+        with cached.guard:
+            cached.shunned[target] = lanes.now() + SHUN_SECONDS
+    return cause is None
 
 
 def _rename(
@@ -206,22 +219,23 @@ def _rename(
     renamed: Entry | None,
 ) -> Steps[bool]:
     """Free `slot`, and name the value in `target` where there is one. False: it is as it was, or was changed
-    by somebody else meanwhile, whose change stays."""
+    by somebody else meanwhile, whose change stays. `target` is reserved by the caller."""
     if not (yield Acquire(cached.writer, lanes.now() + SECONDS)):
         return False
     try:
         if (yield from volume.load(lanes, [cached], lanes.now() + SECONDS, holds_writers=True)) is not None:
             return False
+        if target is not None and not (yield from _is_ours(lanes, cached, target, entry, slot)):
+            return False
         with cached.guard:
             directory = cached.directory
             present = directory.entry(slot) if directory is not None else None
-            if directory is None or present is None or slot in cached.reserved:
+            if directory is None or present is None or (slot in cached.reserved and slot != target):
                 return False
             if (present.pseudonym, present.generation) != (entry.pseudonym, entry.generation):
                 return False
             if target is not None and renamed is not None:
-                taken = target != slot and directory.entry(target) is not None
-                if taken or target in cached.reserved:
+                if cached.shunned.get(target, 0.0) > lanes.now():
                     return False
                 if target != slot and volume.settings.kind == "kv":
                     # Who has found the value there may be reading it: leave it for a moment.
@@ -236,10 +250,23 @@ def _rename(
         pending = lanes.write(cached.namespace, cached.offset, [image])
         cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
         if cause is not None and target is not None:
-            cached.disprove(target, entry.generation)
+            volume.unsettled.write_failed(cached, target, entry, lanes.now())
         return cause is None
     finally:
         cached.end_write()
+
+
+def _is_ours(lanes: Lanes, cached: CachedSet, target: int, entry: Entry, slot: int) -> Steps[bool]:
+    """Whether no other agent has named a value in `target` meanwhile. What is remembered of a reserved slot
+    does not tell."""
+    block = lanes.receive_buffer(DIRECTORY_BYTES)
+    reading = lanes.read(cached.namespace, cached.offset, block)
+    if (yield from wait_for(lanes, reading, lanes.now() + SECONDS)) is not None:
+        return False
+    found = Entry(*ENTRY.unpack_from(block, target * ENTRY.size)[:10])
+    if target != slot:
+        return found.pseudonym == _FREE
+    return (found.pseudonym, found.generation) == (entry.pseudonym, entry.generation)
 
 
 assert SLOTS_PER_SET * ENTRY.size == DIRECTORY_BYTES

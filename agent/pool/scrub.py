@@ -1,23 +1,28 @@
 """Scrub: a walk over all that is stored, which reads each slot as a get would and takes out what is bad.
 
 `Scrubber` goes from set to set, reads the directory, and then slot by slot what it names. It keeps one
-directory, and nothing of what it opens. What does not prove itself is looked at twice: once in passing, and
-again by `settle`, which holds the directory's writer. Only what is then still the same entry goes.
+directory, and nothing of what it opens. What does not prove itself is looked at again PAUSE_SECONDS later,
+twice, by `settle`, which holds the directory's writer. Only what is then still the same entry goes.
 
 What is never held against a slot: no answer, no way there, a namespace under suspicion; another key than the
 volume's (an agent that is behind a change of the pool map must not take out what it cannot open); an entry so
-young that its put may be under way; and a set of which not one slot opens, which says something of the drive,
-or of us, and nothing of its ranges.
+young that its put may be under way; a set of which not one slot opens, and a namespace that fails others too,
+of those that this walk has met or of those that are asked beside the slot (agent/pool/vouching.py). That says
+something of the drive, or of us, and nothing of its ranges.
+
+Where another agent writes blocks of files, nothing is written at all (`Volume.left_to_others`): two agents
+that write one directory may lose an entry of each other's, which is a hit in /kv and a block in /fs.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.pool.copies import keep_two
+from agent.pool.copies import Kept, keep_two
 from agent.pool.damage import STRIKES, SlotAt
 from agent.pool.directory import DIRECTORY_BYTES, Directory, Entry
 from agent.pool.directory_cache import CachedSet
@@ -26,6 +31,7 @@ from agent.pool.slot import HEADER_BYTES, OpenSlot
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
+from agent.pool.vouching import is_vouched_for
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +41,11 @@ READ_SECONDS = 1.0
 YOUNG_LEAST_SECONDS = 1.0
 NOTHING_OPENS = 8
 """So many bad slots of a set without one that is good: nothing is taken out of it."""
+PAUSE_SECONDS = 0.5
+"""Between the first look at a slot and the next: what troubles a drive for a moment is over then."""
+WALK_LEAST, WALK_REFUSED_SHARE = 100, 50
+"""Once a walk has looked at so many slots of a namespace, and the medium did not give one in so many, it is
+the drive: nothing more is taken out there in this walk."""
 
 
 class Finding(enum.Enum):
@@ -54,12 +65,18 @@ class ScrubCounters:
     bytes_read: int = 0
     slots_checked: int = 0
     slots_bad: int = 0
-    """Did not prove themselves, twice; their entries were removed."""
+    """Did not prove themselves, three times; their entries were removed."""
     slots_stale: int = 0
     """Held something else than their entry said; removed as well."""
     slots_quarantined: int = 0
+    slots_young: int = 0
+    """Not looked at, for a put or a get of them was a moment ago."""
+    slots_left: int = 0
+    """Found bad where another agent writes blocks of files, and left to it."""
+    copies_missing: int = 0
+    """Values of which there was one copy where two are kept, and of which no second could be made."""
     sets_skipped: int = 0
-    """Away, under suspicion, or not one slot of it opened."""
+    """Away, under suspicion, not one slot of it opened, or its namespace failed others as well."""
     passes: int = 0
 
 
@@ -133,6 +150,15 @@ def settle(
     The directory's writer is held from before the directory is read until it is written, so nothing of this
     agent's comes between. Another agent's write may: then the later image stays, as between two puts.
     """
+    if volume.left_to_others:
+        counters.slots_left += len(slots)
+        return
+    vouched = yield from is_vouched_for(volume, lanes, namespace, offset, slots)
+    if not vouched:
+        counters.sets_skipped += 1
+        if vouched is not None:
+            log.warning("namespace %d fails other slots as well: nothing was removed there", namespace)
+        return
     cached = volume.cache.borrow(namespace, offset, volume.occupancy)
     mended: list[bytes] = []
     try:
@@ -172,7 +198,7 @@ def _settle_slot(
     counters: ScrubCounters,
     mended: list[bytes],
 ) -> Steps[bool]:
-    """The second look at one slot, and what follows. True where the remembered directory was changed."""
+    """The later looks at one slot, and what follows. True where the remembered directory was changed."""
     assert cached.directory is not None
     entry, finding = cached.directory.entry(place.slot), Finding.BAD
     if entry is None:
@@ -184,6 +210,8 @@ def _settle_slot(
         if is_quarantined(entry) or (is_young(volume, entry, lanes.wall()) and not failed):
             return False
         finding = yield from look_at(volume, lanes, place, entry, counters)
+        if finding is not Finding.GOOD:
+            finding = yield from look_at(volume, lanes, place, entry, counters)
         # The tenant may have been erased meanwhile, and then nothing opens: that is asked after the look.
         if finding in (Finding.GOOD, Finding.UNKNOWN) or volume.erased:
             return False
@@ -201,7 +229,7 @@ def _settle_slot(
         if entry is not None:
             counters.slots_bad += 1
             mended.append(entry.pseudonym)
-        # What the medium refuses twice is bad. Of what it gave and was wrong it may not be the cause.
+        # What the medium refuses each time is bad. Of what it gave and was wrong it may not be the cause.
         blamed = finding is Finding.UNREADABLE or (entry is None or volume.damage.strike(place) >= STRIKES)
         if blamed and count_quarantined(directory) < QUARANTINED_MAX:
             directory.install(place.slot, quarantine_entry(lanes.wall()))
@@ -220,11 +248,30 @@ def look_into_reports(
     """What gets and puts have met, `most` slots of each volume."""
     for volume in volumes:
         for _ in range(most):
-            place = volume.damage.next_report()
+            place = volume.damage.next_report(lanes.now(), PAUSE_SECONDS)
             if place is None or volume.erased:
                 break
             if lanes.trusts(place.namespace):
                 yield from settle(volume, lanes, place.namespace, place.offset, [place.slot], counters)
+
+
+def _pause(lanes: Lanes) -> Steps[None]:
+    closed = threading.Lock()
+    closed.acquire()
+    yield Acquire(closed, lanes.now() + PAUSE_SECONDS)  # Nobody gives it away.
+
+
+@dataclass(slots=True)
+class _Met:
+    """What a walk has met in a namespace."""
+
+    looked_at: int = 0
+    refused: int = 0
+    is_told: bool = False
+
+    @property
+    def is_the_drive(self) -> bool:
+        return self.looked_at >= WALK_LEAST and self.refused * WALK_REFUSED_SHARE > self.looked_at
 
 
 @dataclass(slots=True)
@@ -247,6 +294,8 @@ class Scrubber:
         """Of the pass under way."""
         self._walk: Iterator[tuple[Volume, int, int]] | None = None
         self._set: _SetAtHand | None = None
+        self._met: dict[int, _Met] = {}
+        """By namespace, of the pass under way."""
 
     @property
     def sets(self) -> int:
@@ -279,7 +328,7 @@ class Scrubber:
 
     def _begin_set(self, lanes: Lanes) -> Steps[None]:
         if self._walk is None:
-            self._walk, self.sets_done = self._places(), 0
+            self._walk, self.sets_done, self._met = self._places(), 0, {}
         volume, namespace, offset = next(self._walk, (None, 0, 0))
         if volume is None:
             self._walk = None
@@ -299,10 +348,12 @@ class Scrubber:
         due = [
             (slot, entry)
             for slot, entry in Directory(block)
-            if not is_quarantined(entry)
-            and not is_young(volume, entry, wall)
-            and not (entry.expiry and entry.expiry <= wall)
+            if not is_quarantined(entry) and not (entry.expiry and entry.expiry <= wall)
         ]
+        young = [each for each in due if is_young(volume, each[1], wall)]
+        self.counters.slots_young += len(young)
+        if young:
+            due = [each for each in due if each not in young]
         self._set = _SetAtHand(volume, namespace, offset, due, [])
 
     def _skip(self) -> None:
@@ -319,11 +370,15 @@ class Scrubber:
             self.counters.sets_skipped += 1
             return
         self.counters.slots_checked += 1
+        met = self._met.setdefault(at_hand.namespace, _Met())
+        met.looked_at += 1
+        met.refused += finding is Finding.UNREADABLE
         if finding is not Finding.GOOD:
             at_hand.bad.append(slot)
             return
         at_hand.good += 1
-        yield from keep_two(at_hand.volume, lanes, entry.pseudonym)
+        kept = yield from keep_two(at_hand.volume, lanes, entry.pseudonym)
+        self.counters.copies_missing += kept is Kept.ONE
 
     def _end_set(self, lanes: Lanes, at_hand: _SetAtHand) -> Steps[None]:
         if not at_hand.bad or not lanes.trusts(at_hand.namespace):
@@ -335,6 +390,17 @@ class Scrubber:
                 len(at_hand.bad), at_hand.offset, at_hand.namespace,
             )  # fmt: skip
             return
+        met = self._met[at_hand.namespace]
+        if met.is_the_drive:
+            self.counters.sets_skipped += 1
+            if not met.is_told:
+                met.is_told = True
+                log.warning(
+                    "namespace %d did not give %d of %d slots: nothing was removed there",
+                    at_hand.namespace, met.refused, met.looked_at,
+                )  # fmt: skip
+            return
+        yield from _pause(lanes)
         yield from settle(
             at_hand.volume, lanes, at_hand.namespace, at_hand.offset, at_hand.bad, self.counters
         )

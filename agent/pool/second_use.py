@@ -19,7 +19,8 @@ from agent.pool.steps import Lanes, Steps
 from agent.pool.writing import Writing
 
 SEEN_MAX = 1 << 18
-"""Keys remembered by their pseudonyms, in two generations of half as many: 25 MiB at the most."""
+"""Keys of all volumes that are remembered by their pseudonyms, in two generations of half as many: 25 MiB at
+the most."""
 
 
 class SecondUse:
@@ -39,6 +40,11 @@ class SecondUse:
             if len(self._young) >= self._half:
                 self._old, self._young = self._young, set()
             return seen
+
+    def forget(self) -> None:
+        """Its volume was erased."""
+        with self._lock:
+            self._young, self._old = set(), set()
 
 
 class _Declined(Exception):

@@ -15,7 +15,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 ENTRIES_MAX = 1 << 17
-"""Keys of one volume whose successors are remembered, about 300 bytes each; the one seen longest ago goes."""
+"""Keys of all volumes whose successors are remembered, about 300 bytes each. The one of its volume that was
+seen longest ago goes."""
 SUCCESSORS_MAX = 4
 """Remembered of one key. Of a system prompt's last block there are more, and then none is likely."""
 COUNT_MAX = 64
@@ -35,6 +36,12 @@ class Successors:
         self._entries_max = entries_max
         self._table: OrderedDict[bytes, dict[bytes, int]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def forget_oldest(self, count: int) -> None:
+        """Make room for what other volumes learn."""
+        with self._lock:
+            for _ in range(min(count, len(self._table))):
+                self._table.popitem(last=False)
 
     def __len__(self) -> int:
         return len(self._table)

@@ -33,7 +33,8 @@ BLOCK_BYTES = 4096
 MAP_BYTES_MAX = COPY_BYTES - BLOCK_BYTES
 
 _HEADER = struct.Struct("<8sH6s16s16sQII32s32s")
-assert _HEADER.size == 128
+HEAD_BYTES = _HEADER.size
+assert HEAD_BYTES == 128
 
 
 class NoSuperblock(Exception):

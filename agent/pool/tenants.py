@@ -1,34 +1,45 @@
-"""The tenants of a pool: adding one, erasing one, and a new pool map in the place of the old one, everywhere.
+"""The tenants of a pool: adding one, erasing one, changing what it may have. Each makes the next pool map.
 
 To erase a tenant is to overwrite its wrapped key. It lies in every copy of the pool map and nowhere else,
 so this takes as long for a hundred thousand slots as for none; what the slots hold opens for nobody then,
-the holder of the root key included. Both changes make a new map (`PoolMap.version`), which `replace_map`
-writes; one operator at a time.
+the holder of the root key included. How a new map comes into the place of the old one: changing.py.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from agent.errors import ConfigError, G35Error
+from agent.errors import ConfigError, UserError
 from agent.inline.root_keys import RootKey
-from agent.pool.kv_opening import write_kv_superblock
-from agent.pool.opening import superblock_copies_are, write_superblock
 from agent.pool.pool_map import (
+    TENANTS_MAX,
     ExtentLayout,
     MapTenant,
     MapVolume,
     PoolMap,
+    TenantName,
     VolumeWish,
     new_tenant,
     new_volume,
     wrapped_new_secret,
 )
-from agent.pool.steps import Lanes, Steps
+from agent.pool.slot import HEADER_BYTES
 from agent.pool.superblock import MAP_BYTES_MAX
+
+_NAMES: TypeAdapter[str] = TypeAdapter(TenantName)
+
+
+def check_name(name: str) -> None:
+    """Raises UserError for what is no tenant's name."""
+    try:
+        _NAMES.validate_python(name)
+    except ValidationError:
+        raise UserError(
+            f"{name!r} is no name of a tenant", "1 to 64 characters, and no control characters"
+        ) from None
 
 
 def find_tenant(pool_map: PoolMap, name: str) -> MapTenant:
@@ -55,7 +66,12 @@ def without_key(pool_map: PoolMap, name: str) -> PoolMap:
     if found.is_erased:
         return pool_map
     erased = found.model_copy(update={"wrapped_key": ""})
-    return changed_map(pool_map, [erased if each is found else each for each in pool_map.tenants])
+    # A secret that opens with nothing any more would only be in the way of a tenant that comes back.
+    volumes = [
+        each.model_copy(update={"earlier_secret": ""}) if each.tenant == found.tenant_id else each
+        for each in pool_map.volumes
+    ]
+    return changed_map(pool_map, [erased if each is found else each for each in pool_map.tenants], volumes)
 
 
 def with_tenant(
@@ -68,6 +84,11 @@ def with_tenant(
     Of a tenant that is there nothing changes. Raises ConfigError where a volume does not fit.
     """
     if pool_map.tenants and name not in {tenant.name for tenant in pool_map.tenants}:
+        if len(pool_map.tenants) >= TENANTS_MAX:
+            raise ConfigError(
+                f"the pool has {TENANTS_MAX} tenants, the erased ones too, and takes no more",
+                "give an erased one its name back (g35 tenant add), or format another pool",
+            )
         tenant, key = new_tenant(pool_map.pool_id, name, root)
         members = [
             (bytes.fromhex(each.nguid), each.bytes) for each in pool_map.namespaces if each.kind != "kv"
@@ -101,7 +122,8 @@ def with_tenant(
         if volume.tenant == tenant.tenant_id:
             volume_id = uuid.uuid4().hex
             secret = wrapped_new_secret(pool_map.pool_id, volume_id, key)
-            fresh.append(volume.model_copy(update={"volume_id": volume_id, "wrapped_secret": secret}))
+            update = {"volume_id": volume_id, "wrapped_secret": secret, "earlier_secret": "", "key_epoch": 0}
+            fresh.append(volume.model_copy(update=update))
             volumes.append(fresh[-1])
         else:
             volumes.append(volume)
@@ -129,6 +151,12 @@ def with_limits(
             f"tenant {name} has a volume on KV namespaces, where slots are not counted",
             "limit its bandwidth, or give its volumes namespaces of blocks",
         )
+    slot_bytes = max((HEADER_BYTES + each.value_bytes for each in volumes_of(pool_map, found)), default=0)
+    if quota_bytes and quota_bytes < slot_bytes:
+        raise ConfigError(
+            f"{quota_bytes} bytes are less than one slot of tenant {name}, which has {slot_bytes}",
+            "give it more, or 0 for no limit",
+        )
     limited = found.model_copy(update=update)
     if limited == found:
         return pool_map
@@ -150,27 +178,3 @@ def changed_map(
     if len(changed.encode()) > MAP_BYTES_MAX:
         raise ConfigError("the pool map would be too long", "the pool has too many volumes and namespaces")
     return changed
-
-
-def replace_map(lanes: Lanes, pool_map: PoolMap, numbers: Mapping[str, int]) -> Steps[dict[str, str]]:
-    """Write a map to each of its namespaces, and read it back. Those that may still hold another: NGUID, why.
-
-    `numbers` gives the NGUIDs (hex) of those that are reached their numbers in `lanes`.
-    """
-    left: dict[str, str] = {}
-    for member in pool_map.namespaces:
-        number, nguid = numbers.get(member.nguid), bytes.fromhex(member.nguid)
-        if number is None:
-            left[member.nguid] = "not reached"
-            continue
-        try:
-            if member.kind == "kv":
-                yield from write_kv_superblock(lanes, number, nguid, pool_map)
-                continue
-            yield from write_superblock(lanes, number, nguid, pool_map)
-        except G35Error as failed:
-            left[member.nguid] = str(failed)
-            continue
-        if not (yield from superblock_copies_are(lanes, number, nguid, pool_map)):
-            left[member.nguid] = "what was written is not read back"
-    return left

@@ -19,8 +19,8 @@ def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[b
     """Remove a key everywhere it may lie. True where it was there.
 
     The header is zeroed with the entry, so that an agent with an old directory finds nothing either.
-    Raises PutRefused where a candidate enclosure does not answer: then the key may come back with it,
-    and nobody may be told that it is gone.
+    Raises PutRefused where a candidate enclosure does not answer, or a write of the key may still land: then
+    the key may come back with it, and nobody may be told that it is gone.
     """
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
@@ -32,6 +32,8 @@ def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[b
             if not (yield Acquire(cached.writer, deadline)):
                 raise PutRefused("the directory is being written all the time", MissCause.LATE)
             held.append(cached)
+        if volume.unsettled.stands(pseudonym, lanes.now()):
+            raise PutRefused("a write of the key was not answered and may still land", MissCause.LATE)
         trouble = yield from volume.load(lanes, sets, deadline, holds_writers=True)
         if trouble is not None:
             raise PutRefused("an enclosure that may hold the key does not answer", trouble)

@@ -21,6 +21,7 @@ from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import CachedSet, DirectoryCache
 from agent.pool.hedging import Hedge
 from agent.pool.kept_units import KeptUnits
+from agent.pool.key_turn import GRACE_SECONDS, KeyTurn, MapAge
 from agent.pool.occupancy import Occupancy
 from agent.pool.owed_copies import OwedCopies
 from agent.pool.placement import Candidate, Extent, Placement
@@ -30,6 +31,7 @@ from agent.pool.steps import Lanes, Pending, Steps, Wait
 from agent.pool.tally import MissCause
 from agent.pool.turns import Turns
 from agent.pool.unit_buffers import UnitBuffers
+from agent.pool.unsettled import Unsettled
 
 if TYPE_CHECKING:
     from agent.pool.recompute_gate import RecomputeGate
@@ -131,16 +133,24 @@ class Volume:
         self.kept_units = KeptUnits(self.unit_buffers)
         self.damage = Damage()
         self.owed = OwedCopies()
+        self.unsettled = Unsettled()
         self.hedge = Hedge() if settings.copies > 1 else None
         self.quota: Quota | None = None
         self.bandwidth: Bandwidth | None = None
         """Those of its tenant; None where nobody has set them up (agent/tenant_upkeep.py)."""
+        self.siblings: Sequence[Volume] = ()
+        """All caches of its tenant that lie in sets, itself among them, where it has a quota in common."""
         self.gate: RecomputeGate | None = None
         self.admission: SecondUse | None = None
         self.back: WriteBack | None = None
         """What this agent's configuration wants of gets and puts; None: nothing (docs/prestaging.md)."""
         self.erased = False
         """Its tenant was erased: what is read is a miss, what is written is refused."""
+        self.left_to_others = False
+        """Another agent writes blocks of files here, which must not be lost: a scrub only reads."""
+        self.map_age = MapAge()
+        self.turn: KeyTurn | None = None
+        """The rotation that is under way."""
         self._lba_bytes = lba_bytes
         self._use(secret)
         self._extents = {extent.namespace: extent for extent in settings.extents}
@@ -159,10 +169,34 @@ class Volume:
             others=others,
         )
 
+    def sealing_codec(self, now: float) -> SlotCodec:
+        """The codec that seals what is begun at `now`."""
+        turn = self.turn
+        return turn.codec if turn is not None and now >= turn.seals_at else self.codec
+
+    def takes(self, codec: SlotCodec, now: float) -> bool:
+        """Whether what was begun with a codec may be acknowledged at `now`: its key is there, and will be."""
+        turn = self.turn
+        if self.erased:
+            return False
+        if turn is None:
+            return self.codec.opens(codec)
+        if codec.fingerprint == turn.codec.fingerprint:
+            return True
+        return now < turn.seals_at + GRACE_SECONDS and self.codec.opens(codec)
+
+    def vouches(self, lanes: Lanes, namespace: int, codec: SlotCodec) -> Steps[bool]:
+        """As `takes`, of what lies on a namespace by now; by the pool map there, where need be."""
+        if not (yield from self.map_age.refresh(lanes, namespace)):
+            return False
+        return self.takes(codec, lanes.now())
+
     def _use(self, secret: SecretKey) -> None:
         settings, raw = self.settings, secret.reveal()
         self.codec = self.codec_of(secret)
-        self.placement = Placement(SecretKey(raw[:32]), _extents_of(settings.extents))
+        self.placement = Placement(
+            SecretKey(raw[:32]), _extents_of(settings.extents), apart=settings.copies > 1
+        )
         self.earlier = self._earlier(settings)
         """Where values lay before namespaces joined, until all have moved."""
 
@@ -197,8 +231,11 @@ class Volume:
         """The tenant was erased. A secret that nobody keeps takes the place of the volume's, so that what is
         under way finds nothing, by the ways on which nothing is found."""
         self.erased = True
+        self.turn = None
         self._use(new_volume_secret())
         self.kept_units.drop_all()
+        if self.admission is not None:
+            self.admission.forget()
 
     def set_offset(self, candidate: Candidate) -> int:
         """Where a set's directory lies, in bytes from the namespace's start."""

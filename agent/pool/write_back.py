@@ -25,8 +25,9 @@ from collections.abc import Sequence
 from agent.inline.scatter import Target
 from agent.pool.steps import Acquire, Lanes, Runner, Steps
 from agent.pool.tally import MissCause
+from agent.pool.upkeep import delete, pin
 from agent.pool.volume import Volume
-from agent.pool.writing import BadPut, PutRefused, TooLong, Writing
+from agent.pool.writing import TIME_MAX, BadPut, PutRefused, TooLong, Writing
 
 log = logging.getLogger(__name__)
 
@@ -35,24 +36,41 @@ PIECE_BYTES = 1 << 20
 """A value is sealed and sent in pieces of this size; a worker's buffer holds no more."""
 RETRY_SECONDS = 0.2
 LOOK_SECONDS = 1.0
+TELL_SECONDS = 10.0
+"""How often the log tells of values that were lost, at the most."""
 
 
 class Waiting:
     """One value that is acknowledged and not on flash. `lock` is held by whoever stores or removes it."""
 
-    __slots__ = ("data", "expires", "key", "lock", "over", "pseudonym", "since", "ttl_seconds")
+    __slots__ = ("data", "expires", "key", "lock", "over", "pinned_until", "pseudonym", "since")
 
-    def __init__(
-        self, key: bytes, pseudonym: bytes, data: memoryview, ttl_seconds: int, since: float
-    ) -> None:
+    def __init__(self, key: bytes, pseudonym: bytes, data: memoryview, expires: int, since: float) -> None:
         self.key = key
         self.pseudonym = pseudonym
         self.data = data
-        self.ttl_seconds = ttl_seconds
+        self.expires = expires
+        """In seconds since the epoch, counted from the put; 0: never."""
         self.since = since
+        self.pinned_until = 0
+        """The pin that it gets on flash; what waits is not evicted."""
         self.lock = threading.Lock()
         self.over = False
         """It is on flash, was removed, or was given up."""
+
+    def has_expired(self, wall: float) -> bool:
+        return bool(self.expires) and self.expires <= wall
+
+
+class _Storing(Writing):
+    """The put to flash of a value that waited: its time to live began when it was acknowledged."""
+
+    def __init__(self, volume: Volume, value: Waiting) -> None:
+        super().__init__(volume, value.key, length=len(value.data))
+        self._expires = value.expires
+
+    def _expiry(self, wall: float) -> int:
+        return self._expires
 
 
 class WriteBack:
@@ -71,6 +89,8 @@ class WriteBack:
         self.keep_seconds = keep_seconds
         self.bytes_held = 0
         """Of values that wait and of those that are on their way in."""
+        self.lost = 0
+        """Values that were given up. Written by the thread that stores."""
         self._values: OrderedDict[bytes, Waiting] = OrderedDict()
         self._lock = threading.Lock()
         self._came = came or threading.Event()
@@ -89,6 +109,15 @@ class WriteBack:
     def give_back(self, size: int) -> None:
         with self._lock:
             self.bytes_held -= size
+
+    def forget_expired(self, pseudonym: bytes, wall: float) -> None:
+        """Make way for a new put of a key, unless the old value is being stored just now."""
+        value = self._values.get(pseudonym)
+        if value is not None and value.has_expired(wall) and value.lock.acquire(blocking=False):
+            try:
+                self._remove(value)
+            finally:
+                value.lock.release()
 
     def add(self, value: Waiting) -> bool:
         """Take a value, for which room was set aside. False where one of its key waits already."""
@@ -121,15 +150,24 @@ class WriteBack:
         try:
             if value.over:
                 return True
+            if value.has_expired(lanes.wall()):
+                self._remove(value)
+                return True
+            tally = lanes.tally(self.volume.settings.name)
+            refused_before = tally.puts_refused
             try:
                 yield from self._write(lanes, value, deadline)
             except (PutRefused, BadPut) as refused:
+                # The put was acknowledged; if it comes to nothing it is one that was lost.
+                tally.puts_refused = refused_before
                 # No slot, no room, an erased volume: that will not be otherwise later.
                 final = isinstance(refused, BadPut) or refused.cause in (None, MissCause.WRONG_KEY)
                 if not final and lanes.now() - value.since < self.keep_seconds:
                     return False
                 self.give_up(value, lanes)
                 return True
+            if value.pinned_until:
+                yield from pin(self.volume, lanes, value.key, value.pinned_until, deadline)
             self._remove(value)
             return True
         finally:
@@ -137,7 +175,7 @@ class WriteBack:
 
     def _write(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[None]:
         length = len(value.data)
-        writing = Writing(self.volume, value.key, length=length, ttl_seconds=value.ttl_seconds)
+        writing = _Storing(self.volume, value)
         try:
             for at in range(0, length, PIECE_BYTES):
                 yield from writing.write(lanes, at, value.data[at : at + PIECE_BYTES], deadline)
@@ -145,21 +183,36 @@ class WriteBack:
             if not writing.finished:
                 yield from writing.drop(lanes)
 
-    def remove(self, value: Waiting, deadline: float) -> Steps[bool]:
-        """Forget a value before it is stored. False where it is being stored, or was meanwhile."""
+    def delete(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[bool]:
+        """Delete a key whose value waits, here and on flash, where a try to store it may have left it.
+
+        Raises PutRefused where that cannot be done; then the value waits on, for its key is not gone.
+        """
         if not (yield Acquire(value.lock, deadline)):
-            return False
+            raise PutRefused("the value is being stored", MissCause.LATE)
         try:
-            if value.over:
-                return False
+            was_there = not value.over and not value.has_expired(lanes.wall())
+            there = yield from delete(self.volume, lanes, value.key, deadline)
             self._remove(value)
-            return True
+            return was_there or there
+        finally:
+            value.lock.release()
+
+    def pin(self, value: Waiting, until: int, deadline: float) -> Steps[bool]:
+        """Have a value pinned when it is stored. False where it does not wait any more."""
+        if not (yield Acquire(value.lock, deadline)):
+            raise PutRefused("the value is being stored", MissCause.LATE)
+        try:
+            if not value.over:
+                value.pinned_until = until
+            return not value.over
         finally:
             value.lock.release()
 
     def give_up(self, value: Waiting, lanes: Lanes) -> None:
         """It was acknowledged, and will not be stored."""
         lanes.tally(self.volume.settings.name).puts_lost += 1
+        self.lost += 1
         self._remove(value)
 
     def _remove(self, value: Waiting) -> None:
@@ -182,7 +235,7 @@ class BackWriting:
         self.received = 0
         self._back = back
         self._length = length
-        self._ttl_seconds = ttl_seconds
+        self._ttl_seconds = ttl_seconds or back.volume.settings.ttl_seconds
         self._holds_room = True
         self._data: memoryview | None = None
 
@@ -212,7 +265,10 @@ class BackWriting:
         if self.received < self._length:
             return False
         waiting, self._data, self._holds_room = self._data, None, False
-        value = Waiting(self.key, self.pseudonym, waiting, self._ttl_seconds, lanes.now())
+        wall = lanes.wall()
+        expires = min(int(wall) + self._ttl_seconds, TIME_MAX) if self._ttl_seconds else 0
+        value = Waiting(self.key, self.pseudonym, waiting, expires, lanes.now())
+        self._back.forget_expired(self.pseudonym, wall)
         tally = lanes.tally(self.volume.settings.name)
         if self._back.add(value):
             tally.puts_written_back += 1
@@ -240,6 +296,44 @@ class BackWriting:
         yield
 
 
+class AlreadyWaiting:
+    """A put that cannot wait, of a key whose value does. It is taken and forgotten: the first put stays."""
+
+    stored = False
+
+    def __init__(self, volume: Volume, key: bytes, length: int | None) -> None:
+        self.volume = volume
+        self.key = key
+        self.already_there = True
+        self.finished = False
+        self.received = 0
+        self._length = length
+
+    def write(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[bool]:
+        """Count bytes of the value. True when it is complete."""
+        end = offset + len(data)
+        limit = self._length if self._length is not None else self.volume.settings.value_bytes
+        if end > limit:
+            raise TooLong(f"bytes up to {end} of a value that ends at {limit}")
+        self.received = max(self.received, end)
+        if not self.finished and self.received == self._length:
+            yield from self.finish(lanes, deadline)
+        return self.finished
+
+    def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        if not self.finished:
+            self.finished = True
+            lanes.tally(self.volume.settings.name).puts_already_there += 1
+        return
+        yield
+
+    def drop(self, lanes: Lanes) -> Steps[None]:
+        """Nothing is kept for it."""
+        self.finished = True
+        return
+        yield
+
+
 class BackReading:
     """A value that waits for its storing, being read. It looks as a `Reading` does."""
 
@@ -247,6 +341,7 @@ class BackReading:
         self.volume = volume
         self.key = value.key
         self.cause: MissCause | None = None
+        self._value = value
         self._data = value.data
         self._counting = threading.Lock()
         self._hit = False
@@ -264,8 +359,8 @@ class BackReading:
         if self.cause is not None or not len(into):
             return 0
         with self._counting:
-            if self.volume.erased:
-                self.cause = MissCause.WRONG_KEY
+            if self.volume.erased or self._value.has_expired(lanes.wall()):
+                self.cause = MissCause.WRONG_KEY if self.volume.erased else MissCause.EXPIRED
                 tally.gets_hit -= self._hit
                 tally.miss(self.cause)
                 return 0
@@ -288,17 +383,24 @@ class Storing:
         self._backs = list(backs)
         self._came = came
         self._stopping = threading.Event()
+        self._next_try = [0.0] * len(self._backs)
+        """After a try that failed its volume rests for as long as that took, and the others have a turn."""
+        self._lost_told = 0
+        self._lost_told_at = float("-inf")
 
     def work(self, lanes: Lanes, runner: Runner) -> None:
         """Until `stop` was called and nothing waits any more: it was stored, or it was given up."""
         while True:
             self._came.clear()
-            stored = [self._oldest(back, lanes, runner) for back in self._backs]
+            stored = [self._oldest(number, lanes, runner) for number in range(len(self._backs))]
+            if time.monotonic() - self._lost_told_at >= TELL_SECONDS:
+                self._tell_lost()
             if any(stored):
                 continue
             if any(len(back) for back in self._backs):
                 time.sleep(RETRY_SECONDS)  # flash does not take it; nobody can say when it will
             elif self._stopping.is_set():
+                self._tell_lost()
                 return
             else:
                 self._came.wait(LOOK_SECONDS)
@@ -307,10 +409,29 @@ class Storing:
         self._stopping.set()
         self._came.set()
 
-    def _oldest(self, back: WriteBack, lanes: Lanes, runner: Runner) -> bool:
-        value = back.oldest()
-        if value is None:
+    def _tell_lost(self) -> None:
+        lost = {back.volume.settings.name: back.lost for back in self._backs if back.lost}
+        total = sum(lost.values())
+        if total > self._lost_told:
+            log.warning(
+                "%d acknowledged values were not stored in time and are lost (by volume, in all: %s)",
+                total - self._lost_told,
+                lost,
+            )
+            self._lost_told, self._lost_told_at = total, time.monotonic()
+
+    def _oldest(self, number: int, lanes: Lanes, runner: Runner) -> bool:
+        back = self._backs[number]
+        value, began = back.oldest(), time.monotonic()
+        if value is None or began < self._next_try[number]:
             return False
+        bandwidth = back.volume.bandwidth
+        if bandwidth is not None and not bandwidth.is_ready(lanes):
+            # The thread is everybody's: it does not wait for what one tenant may move.
+            if lanes.now() - value.since < back.keep_seconds:
+                return False
+            back.give_up(value, lanes)
+            return True
         try:
             if runner.run(back.store(lanes, value, lanes.now() + back.volume.timing.write_deadline)):
                 return True
@@ -319,4 +440,5 @@ class Storing:
             back.give_up(value, lanes)
             return True
         back.postpone(value)
+        self._next_try[number] = 2 * time.monotonic() - began
         return False

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from agent.inline.random_bytes import random_bytes
 from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
-from agent.pool.directory_cache import CachedSet
+from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
 from agent.pool.making_room import Room, room_for
 from agent.pool.resealing import flags_of
 from agent.pool.slot import HEADER_BYTES, SlotSealer
@@ -35,9 +35,6 @@ PUT_FRESH_SECONDS = 0.02
 into the same set in between may be lost to it: a hit, in the worst case."""
 RESERVE_TRIES = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
-SHUN_SECONDS = 60.0
-"""For how long a slot is left alone after a write of it failed: an abandoned write may land late, over
-whatever has been stored there meanwhile, and a medium that refused a write will refuse the next."""
 TIME_MAX = (1 << 32) - 1
 """Seconds since the epoch, in the 32 bits that header and entry have for it."""
 
@@ -346,7 +343,8 @@ class Writing:
             cached.reserved.add(slot)
         # The set stays borrowed while it holds a reservation, so that the cache cannot drop it.
         volume.cache.borrow(cached.namespace, cached.offset)
-        sealer = volume.codec.seal(self.key, new_generation(lanes.wall()), volume.place(cached, slot))
+        codec = volume.sealing_codec(lanes.now())
+        sealer = codec.seal(self.key, new_generation(lanes.wall()), volume.place(cached, slot))
         self._reservation = _Reservation(cached, slot, sealer, volume.slot_offset(cached, slot))
         return True
 
@@ -437,7 +435,7 @@ class Writing:
             flags=flags_of(reservation.sealer.codec.epoch),
             tag=reservation.sealer.identity.tag(),
         )
-        if not self.volume.codec.opens(reservation.sealer.codec):
+        if not self.volume.takes(reservation.sealer.codec, lanes.now()):
             yield from self._give_up(lanes, PutRefused("its key was dropped meanwhile", MissCause.WRONG_KEY))
         alone = cached.writer.acquire(blocking=False)
         try:
@@ -454,9 +452,11 @@ class Writing:
                 cause = yield from wait_for(lanes, pending, deadline)
                 if cause is not None:
                     lanes.abandon(directory_write)
-                    # The entry may be on flash: a put that is tried again must not believe it.
-                    cached.disprove(reservation.slot, entry.generation)
+                    self.volume.unsettled.write_failed(cached, reservation.slot, entry, lanes.now())
                     yield from self._fail(lanes, pending, cause)
+            if not (yield from self.volume.vouches(lanes, cached.namespace, reservation.sealer.codec)):
+                cached.disprove(reservation.slot, entry.generation)
+                yield from self._give_up(lanes, PutRefused("its key was dropped", MissCause.WRONG_KEY))
             with cached.guard:
                 if cached.directory is not None:
                     self._name(cached.directory, reservation.slot, entry)

@@ -3,7 +3,9 @@
 An entry of a discovery log is a way to a subsystem (address, port, transport, NQN). Each becomes an enclosure
 as if it stood in the configuration, with the digests and secrets of the `[[discovery]]` that found it; one
 that does stand there, or that another discovery controller has listed, is not taken twice. Referrals to
-other discovery controllers are not followed: name those in the configuration.
+other discovery controllers are not followed: name those in the configuration. A discovery controller is not
+believed further than that: an entry that gives no IP address, or names with characters that do not print, is
+left out and said once.
 
 An entry that disappears takes nothing away that works. A discovery controller that starts again may list
 nothing for a moment, and no session is ended for that; only an enclosure that is neither listed nor connected
@@ -31,6 +33,9 @@ log = logging.getLogger(__name__)
 DISCOVERED_MAX = 4096
 """Enclosures by discovery; what is listed beyond is not connected to, and the log says so."""
 
+REFUSED_MAX = 16
+"""Entries of one log that are said to be no way to an enclosure."""
+
 _TRANSPORTS = {TransportType.TCP: "tcp", TransportType.RDMA: "rdma"}
 _FAMILIES = (AddressFamily.IPV4, AddressFamily.IPV6)
 
@@ -44,11 +49,14 @@ def way_to(section: EnclosureSection) -> Way:
 
 
 def enclosures_in(
-    discovery: DiscoverySection, entries: Iterable[DiscoveryEntry]
+    discovery: DiscoverySection,
+    entries: Iterable[DiscoveryEntry],
+    refused: Callable[[str], None] = lambda _: None,
 ) -> dict[Way, EnclosureSection]:
     """The enclosures of a log, those left out that this host has no transport for.
 
     A target that listens at any address lists that one; it is then where the discovery controller is.
+    `refused` is told of entries that are no way to an enclosure, in printable ASCII.
     """
     found: dict[Way, EnclosureSection] = {}
     for entry in entries:
@@ -58,6 +66,7 @@ def enclosures_in(
         address = discovery.address if _is_wildcard(entry.address) else entry.address
         named = f"{transport} {address} {entry.service} {entry.subsystem_nqn}"
         try:
+            _check(entry)
             section = EnclosureSection.model_validate(
                 {
                     "name": f"{discovery.name}.{hashlib.sha256(named.encode()).hexdigest()[:8]}",
@@ -72,7 +81,7 @@ def enclosures_in(
                 }
             )
         except (ValidationError, ValueError):
-            log.info("discovery %s lists something that is no way to an enclosure: %s", discovery.name, named)
+            refused(ascii(named))
             continue
         found[way_to(section)] = section
     return found
@@ -90,6 +99,20 @@ def _known(entry: DiscoveryEntry) -> bool:
         and entry.address_family in _FAMILIES
         and entry.subsystem_type == SubsystemType.NVM
     )
+
+
+def _check(entry: DiscoveryEntry) -> None:
+    """ValueError for what has no place in a log or a name: the peer chose it.
+
+    TRADDR of these address families is an IP address in text; its scope is as free as a name, though. A host
+    name would have this host ask its name server for what a stranger wrote.
+    """
+    ipaddress.ip_address(entry.address)
+    for text in (entry.address, entry.subsystem_nqn):
+        if not text.isprintable() or " " in text:
+            raise ValueError("it does not print")
+    if not (entry.service.isascii() and entry.service.isdecimal()):
+        raise ValueError("no port number")
 
 
 def _is_wildcard(address: str) -> bool:
@@ -118,13 +141,24 @@ class Discovered(Generic[E]):
         self._begin, self._end = begin, end
         self._known: dict[Way, _Known[E]] = {}
         self._full = False
+        self._refused: dict[str, set[str]] = {}
+        """What each discovery controller lists that is no way to an enclosure."""
 
     def __len__(self) -> int:
         return len(self._known)
 
     def listed(self, discovery: DiscoverySection, entries: Iterable[DiscoveryEntry]) -> None:
         """What one discovery controller lists now, instead of what it listed before."""
-        wanted = enclosures_in(discovery, entries)
+        refused: set[str] = set()
+
+        def refuse(named: str) -> None:
+            if len(refused) < REFUSED_MAX:
+                refused.add(named)
+
+        wanted = enclosures_in(discovery, entries, refuse)
+        for named in sorted(refused - self._refused.get(discovery.name, set())):
+            log.warning("discovery %s lists what is no way to an enclosure: %s", discovery.name, named)
+        self._refused[discovery.name] = refused
         for way, known in self._known.items():
             if way not in wanted:
                 known.listed_by.discard(discovery.name)

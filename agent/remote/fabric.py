@@ -2,7 +2,8 @@
 
 The supervisor (agent/remote/supervisor.py) keeps the sessions to the enclosures and publishes what it finds;
 a worker reads it with every request. Where an enclosure is reached by several paths there is a session for
-each, and a namespace has several ways, the best first (agent/remote/paths.py).
+each, and a namespace has several ways, the best first (agent/remote/paths.py). Two enclosures that show one
+namespace are judged by agent/remote/holders.py.
 
 Publishing replaces whole tuples, so a reader sees the old or the
 new state and never half of one; nothing here is locked but the list of complaints.
@@ -18,6 +19,7 @@ from typing import TypeAlias
 
 from agent.remote.fence import Fence
 from agent.remote.health import Health
+from agent.remote.holders import Holders
 from agent.remote.suspicion import Change, Suspicion, Verdict
 from nvmeof.host.access import NO_ACCESS_REPORT, Access
 from nvmeof.transport.base import ControllerInfo, NamespaceInfo
@@ -53,6 +55,8 @@ class Enclosure:
     """Whether this is one of several paths, whatever has become of the others."""
     sent_elsewhere: int = 0
     """Requests that this path left without an answer and that went on by another."""
+    discovered: bool = False
+    """Whether a discovery controller lists it, and the configuration does not."""
 
     @property
     def subsystem(self) -> str:
@@ -119,6 +123,11 @@ class Fabric:
     _publishing: threading.RLock = field(default_factory=threading.RLock, repr=False)
     strays: dict[str, str] = field(default_factory=dict)
     """Namespaces that an enclosure has and the map does not: NGUID as hex, enclosure."""
+    contested: dict[str, str] = field(default_factory=dict)
+    """Namespaces that several enclosures claim: NGUID as hex, who is left out."""
+    own_pool: str = ""
+    """The id of the pool that this machine has served last, if it has; see `agent/reaching.py`."""
+    _holders: Holders = field(default_factory=Holders, repr=False)
 
     def adopt(self, nguids: Sequence[bytes]) -> None:
         """Follow a pool map: `nguids` in its order."""
@@ -170,9 +179,11 @@ class Fabric:
             self._refresh()
 
     def _refresh(self) -> None:
-        found: dict[bytes, list[Route]] = {}
+        claims: dict[bytes, dict[str, list[Route]]] = {}
+        known: dict[str, list[Enclosure]] = {}
         paths = Counter(enclosure.nqn for enclosure in self.enclosures if enclosure.nqn)
         for enclosure in self.enclosures:
+            known.setdefault(enclosure.subsystem, []).append(enclosure)
             if enclosure.session is None:
                 continue
             enclosure.has_other_paths = enclosure.has_other_paths or paths[enclosure.nqn] > 1
@@ -185,16 +196,23 @@ class Fabric:
                     namespace.used_bytes,
                     enclosure.access_to(namespace),
                 )
-                ways = found.setdefault(namespace.nguid, [])
-                if ways and ways[0].enclosure.subsystem != enclosure.subsystem:
-                    # Two enclosures that claim one namespace: no two paths to the same bytes.
-                    ways.clear()
-                ways.append(route)
-        self.ways = tuple(_serving(found.get(nguid, ())) for nguid in self.nguids)
+                claims.setdefault(namespace.nguid, {}).setdefault(enclosure.subsystem, []).append(route)
+        chosen: list[tuple[Route, ...]] = []
+        contested: dict[str, str] = {}
+        for nguid in self.nguids:
+            ways, said = self._holders.choose(nguid, claims.get(nguid, {}), known)
+            chosen.append(_serving(ways))
+            if said:
+                contested[nguid.hex()] = said
+        self._holders.keep_only(self.nguids)
+        self.ways = tuple(chosen)
         self.routes = tuple(ways[0] if ways else None for ways in self.ways)
+        self.contested = contested
         named = set(self.nguids)
         self.strays = {
-            nguid.hex(): ways[0].enclosure.name for nguid, ways in found.items() if nguid not in named
+            nguid.hex(): next(iter(by_subsystem.values()))[0].enclosure.name
+            for nguid, by_subsystem in claims.items()
+            if nguid not in named
         }
 
 

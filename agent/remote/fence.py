@@ -19,6 +19,10 @@ may take twice that (NVMe Base 2.0, 3.9.3), and it takes a moment to stop what i
 GIVEN_UP_SECONDS = 60.0
 """A write that was given up may be answered for as long as its queue lives, 10 s at the most, and then is as
 one that was lost. The slot is shunned for as long as this (agent/pool/writing.py)."""
+TIDY_SECONDS = 1.0
+"""How often places that are free again are taken out, at the most."""
+GRAIN = 1 << 20
+"""Places are found by the range of so many bytes that they lie in, few of them in each."""
 MOST_PLACES = 4096
 """More than the queues of all workers hold; with more, the namespace as a whole is fenced."""
 
@@ -30,6 +34,9 @@ class Fence:
         self._lock = threading.Lock()
         self._places: dict[tuple[bytes, int, int], float] = {}
         """Until when, by NGUID, first byte and end."""
+        self._grains: dict[tuple[bytes, int], dict[tuple[int, int], float]] = {}
+        """The same by NGUID and grain, each place in every grain that it reaches into."""
+        self._tidy_at = float("-inf")
         self._namespaces: dict[bytes, float] = {}
         self._until = 0.0
         """When the last of them falls: what a write looks at first."""
@@ -37,11 +44,12 @@ class Fence:
 
     def put_up(self, nguid: bytes, offset: int, size: int, until: float, now: float) -> None:
         """Let nobody write there until then."""
+        place = (nguid, offset, offset + size)
         with self._lock:
-            self._places = {place: end for place, end in self._places.items() if end > now}
-            if len(self._places) < MOST_PLACES:
-                place = (nguid, offset, offset + size)
-                self._places[place] = max(until, self._places.get(place, 0.0))
+            if len(self._places) >= MOST_PLACES or now >= self._tidy_at:
+                self._tidy(now)
+            if len(self._places) < MOST_PLACES or place in self._places:
+                self._set(place, max(until, self._places.get(place, 0.0)))
             else:
                 self._namespaces[nguid] = max(until, self._namespaces.get(nguid, 0.0))
             self._until = max(self._until, until)
@@ -55,6 +63,25 @@ class Fence:
             if self._namespaces.get(nguid, 0.0) > now:
                 return True
             return any(
-                each == nguid and first < offset + size and offset < end and until > now
-                for (each, first, end), until in self._places.items()
+                first < offset + size and offset < end and until > now
+                for grain in _grains(offset, size)
+                for (first, end), until in self._grains.get((nguid, grain), {}).items()
             )
+
+    def _set(self, place: tuple[bytes, int, int], until: float) -> None:
+        nguid, first, end = place
+        self._places[place] = until
+        for grain in _grains(first, end - first):
+            self._grains.setdefault((nguid, grain), {})[first, end] = until
+
+    def _tidy(self, now: float) -> None:
+        self._tidy_at = now + TIDY_SECONDS
+        standing = {place: end for place, end in self._places.items() if end > now}
+        if len(standing) < len(self._places):
+            self._places, self._grains = {}, {}
+            for place, until in standing.items():
+                self._set(place, until)
+
+
+def _grains(offset: int, size: int) -> range:
+    return range(offset // GRAIN, (offset + max(size, 1) - 1) // GRAIN + 1)

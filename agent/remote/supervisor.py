@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 5.0
 COMPLAINTS_EVERY = 0.25
+NAMED_MAX = 8
+"""Namespaces that one line of the log names."""
 RECONNECT = ReconnectPolicy(first_s=0.2, most_s=5.0, loss_s=math.inf)
 """An enclosure is part of the pool until an operator says otherwise, so it is never given up."""
 
@@ -76,7 +78,11 @@ class Supervisor:
         """Of the enclosures by discovery, by name."""
         self.discovered = Discovered[Enclosure](sections, self._begin, self._end)
         self._nursery: trio.Nursery | None = None
+        self.newcomers_level = logging.WARNING
+        """Of the line that names newcomers; less where they join by themselves."""
         self._reported: set[str] = set()
+        self._contested: dict[str, str] = {}
+        """What was said of namespaces that several enclosures claim."""
         self.fabric = Fabric([Enclosure(section.name, nqn=section.nqn) for section in sections])
 
     async def run(self) -> None:
@@ -101,13 +107,34 @@ class Supervisor:
                     log.info("%s is %s: %s", name, change.verdict.value, change.why)
             self.discovered.forget_gone(lambda enclosure: enclosure.session is not None)
             self._report_newcomers()
+            self._report_contested()
 
     def _report_newcomers(self) -> None:
-        """Say of each namespace that the pool map does not name that it is there, once."""
+        """Say of the namespaces that the pool map does not name that they are there, once."""
         strays = dict(self.fabric.strays) if self.fabric.nguids else {}
-        for nguid in strays.keys() - self._reported:
-            log.info("namespace %s of enclosure %s is not in the pool (g35 pool show)", nguid, strays[nguid])
+        if fresh := sorted(strays.keys() - self._reported):
+            first = ", ".join(f"{nguid} of {strays[nguid]}" for nguid in fresh[:NAMED_MAX])
+            log.log(
+                self.newcomers_level,
+                "%d namespace(s) that enclosures show are not in the pool (see g35 pool show): %s%s",
+                len(fresh),
+                first,
+                " and more" if len(fresh) > NAMED_MAX else "",
+            )
         self._reported = set(strays)
+
+    def _report_contested(self) -> None:
+        """Say of each namespace that several enclosures claim who is left out, once."""
+        contested = dict(self.fabric.contested)
+        for nguid, said in contested.items():
+            if self._contested.get(nguid) != said:
+                log.warning(
+                    "namespace %s: %s. Two enclosures with one NGUID are a copy and its original; "
+                    "take the copy away",
+                    nguid,
+                    said,
+                )
+        self._contested = contested
 
     # -- discovery ------------------------------------------------------------------------------
 
@@ -125,7 +152,8 @@ class Supervisor:
 
     def _begin(self, section: EnclosureSection) -> Enclosure:
         assert self._nursery is not None
-        enclosure, scope = Enclosure(section.name, nqn=section.nqn), trio.CancelScope()
+        enclosure = Enclosure(section.name, nqn=section.nqn, discovered=True)
+        scope = trio.CancelScope()
         self._ends[section.name] = scope
         self._tried[section.name] = trio.Event()
         self.fabric.enclosures = [*self.fabric.enclosures, enclosure]

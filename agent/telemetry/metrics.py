@@ -56,8 +56,19 @@ SCRUB_COUNTERS = {
     "slots_bad": "Slots that did not prove themselves, and whose entries were removed.",
     "slots_stale": "Entries that were removed because their slots held something else.",
     "slots_quarantined": "Slots that were set aside because their medium is bad.",
-    "sets_skipped": "Sets that scrub left out: away, under suspicion, or nothing in them opened.",
+    "slots_young": "Slots that scrub did not look at, for a put or a get of them was a moment ago.",
+    "slots_left": "Slots of files that are bad, and are left to the agent that serves /fs.",
+    "copies_missing": "Values that scrub met of which no second copy could be made.",
+    "sets_skipped": "Sets that scrub left out: away, under suspicion, nothing opened, or errors around.",
     "passes": "Passes over all that is stored.",
+}
+
+
+AUTO_MEMBERSHIP = {
+    "joins": "Times that this agent let newcomers into the pool.",
+    "joined_namespaces": "Namespaces that it let in.",
+    "settles": "Times that it settled the pool.",
+    "maps_mended": "Times that it brought copies of the pool map that differed to one map.",
 }
 
 
@@ -102,6 +113,17 @@ class Collector:
             yield CounterMetricFamily(f"g35_scrub_{name}", help_text, value=state["scrub"].get(name, 0))
         owed = state["scrub"].get("copies_owed", 0)
         yield GaugeMetricFamily("g35_copies_owed", "Second copies that are still to be made.", value=owed)
+        yield CounterMetricFamily(
+            "g35_copies_not_made",
+            "Second copies that puts owed and that could not be made; a scrub makes them where it can.",
+            value=state["scrub"].get("copies_not_made", 0),
+        )
+        doubted = state["scrub"].get("copies_in_doubt", 0)
+        yield GaugeMetricFamily(
+            "g35_copies_in_doubt",
+            "Second copies that are to be taken back as soon as their enclosure answers.",
+            value=doubted,
+        )
         totals, memory = state["totals"], state["memory"]
         for name, help_text in (
             ("flash_bytes_read", "Bytes read from namespaces."),
@@ -173,11 +195,22 @@ def _membership(pool: Mapping[str, Any]) -> Iterator[Metric]:
         "Namespaces that enclosures show and the pool map does not name.",
         value=newcomers,
     )
+    yield GaugeMetricFamily(
+        "g35_pool_contested",
+        "Namespaces of the pool that several enclosures claim.",
+        value=len(pool.get("contested", ())),
+    )
     yield CounterMetricFamily(
         "g35_pool_moved_values", "Values moved to namespaces that joined.", value=pool.get("moves_values", 0)
     )
     yield CounterMetricFamily(
         "g35_pool_moved_bytes", "Bytes of the slots of those.", value=pool.get("moves_bytes", 0)
+    )
+    for field, help_text in AUTO_MEMBERSHIP.items():
+        yield CounterMetricFamily(f"g35_pool_{field}", help_text, value=pool.get(field, 0))
+    refused = len(pool.get("newcomers_refused", ()))
+    yield GaugeMetricFamily(
+        "g35_pool_newcomers_refused", "Newcomers that carry something, and do not join.", value=refused
     )
 
 
@@ -199,13 +232,19 @@ def _enclosures(enclosures: list[Mapping[str, Any]]) -> Iterator[Metric]:
         "Tries to connect that failed because one side could not prove itself.",
         labels=["enclosure"],
     )
+    elsewhere = CounterMetricFamily(
+        "g35_enclosure_sent_elsewhere",
+        "Requests that this path left unanswered and that went on by another path of its enclosure.",
+        labels=["enclosure"],
+    )
     for enclosure in enclosures:
+        elsewhere.add_metric([enclosure["name"]], enclosure["sent_elsewhere"])
         unproven.add_metric([enclosure["name"]], enclosure["authentication_failures"])
         up.add_metric([enclosure["name"]], float(enclosure["connected"]))
         paused.add_metric([enclosure["name"]], enclosure["namespaces_paused"])
         suspect.add_metric([enclosure["name"]], enclosure["namespaces_suspect"])
         reconnects.add_metric([enclosure["name"]], enclosure["reconnects"])
-    yield from (up, paused, suspect, reconnects, unproven)
+    yield from (up, paused, suspect, reconnects, unproven, elsewhere)
 
 
 def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[], None]:

@@ -19,6 +19,7 @@ from tests.support.pool_simulation import Wrong
 
 SEEDS = int(os.environ.get("G35_COPIES_SEEDS", "32"))
 YOUNG_SECONDS = 0.3
+PAUSE_SECONDS = 0.005
 SECONDS = 1.5
 """How long a simulation lives, in virtual time."""
 
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.expects_log(
 @pytest.fixture(autouse=True)
 def _short_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrub, "youth", lambda volume: YOUNG_SECONDS)
+    monkeypatch.setattr(scrub, "PAUSE_SECONDS", PAUSE_SECONDS)
     monkeypatch.setattr(pool_simulation, "SECONDS", SECONDS)
 
 
@@ -53,8 +55,9 @@ def test_many_seeds(seed: int) -> None:
     print(dict(counts))
     if SEEDS >= 32:
         # A run in which none of it happened proves nothing.
-        for what in ("copies", "hedged", "hedges won", "served by the other copy", "bad slots", "passes"):
+        for what in ("copies", "hedged", "hedges won", "served by the other copy", "passes"):
             assert counts[what] > 10, what
+        assert counts["bad slots"] > 2, "three looks in a life this short: most rot is stored over before"
         assert counts["gets of what is gone"] > 100
 
 
@@ -77,6 +80,7 @@ def test_the_oracle_sees_a_copy_that_comes_after_a_delete(seed: int, monkeypatch
 
 if __name__ == "__main__":
     scrub.youth = lambda volume: YOUNG_SECONDS
+    scrub.PAUSE_SECONDS = PAUSE_SECONDS
     pool_simulation.SECONDS = SECONDS
     simulation = CopiesSimulation((int(os.environ.get("G35_SEED", "35")), int(sys.argv[1])))
     try:

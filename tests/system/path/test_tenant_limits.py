@@ -42,6 +42,8 @@ def test_limits_and_rotation_under_a_serving_agent(two_tenants: TwoTenants) -> N
 
         # Lowered while it serves.
         code, said = two_tenants.tenant("set", "blue", "--quota-slots", "8")
+        assert code == 1, "it holds 20, and would lose 12"
+        code, said = two_tenants.tenant("set", "blue", "--quota-slots", "8", "--yes")
         assert code == 0, said
         wait_until(lambda: taken(pool) == 8, 20, "blue to shrink to its quota")
         assert sum(blue.get(key_of(f"blue {number}")) is not None for number in range(30)) == 8

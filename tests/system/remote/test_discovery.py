@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
 
 from agent.config import DiscoverySection, EnclosureSection
+from agent.pool.opening import Inspection
+from agent.reaching import look_round
+from agent.remote.fabric import Fabric
+from agent.remote.lanes import WorkerLanes
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Port, Subsystem
@@ -115,7 +122,64 @@ def test_a_controller_that_tells_nothing_is_asked() -> None:
     trio.run(main)
 
 
-@pytest.mark.expects_log("not connected, and tried again")
+@pytest.mark.expects_log("it is not used", "left out")
+def test_a_copy_of_a_shelf_that_discovery_lists_displaces_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody copies the folder of a shelf and starts it elsewhere; then the original goes and comes back.
+    The copy's drives are of no pool that counts either."""
+
+    async def main() -> None:
+        with Enclosure(EnclosureSettings(name="own", folder=tmp_path / "own", **DRIVES)) as own:
+            [drive] = own.drives
+            shutil.copytree(tmp_path / "own", tmp_path / "copy", ignore=shutil.ignore_patterns("*.lock"))
+            discovery = DiscoverySection(name="pod", address="127.0.0.1", port=own.port)
+            named = EnclosureSection(
+                name="own", address="127.0.0.1", port=own.port, nqn=own.settings.subsystem_nqn
+            )
+            supervisor = Supervisor([named], HOST, HOST_ID, 2, discovery=[discovery])
+            fabric = supervisor.fabric
+
+            def used() -> list[str]:
+                return [way.enclosure.name for way in fabric.ways[0]]
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.run)
+                await supervisor.all_tried(10)
+                fabric.adopt([drive.nguid])
+                with Enclosure(EnclosureSettings(name="copy", folder=tmp_path / "copy", **DRIVES)) as copy:
+                    assert copy.drives[0].nguid == drive.nguid
+                    nqn = copy.settings.subsystem_nqn
+                    own.target.add_subsystem(Subsystem(nqn, serial="s"))
+                    own.target.add_port(Port("127.0.0.1", str(copy.port), subsystem_nqn=nqn))
+                    await until(lambda: fabric.contested, "the copy is seen")
+                    assert used() == ["own"]
+                    await until(lambda: "left out" in caplog.text, "the log says so")
+                    found: list[tuple[bytes, int, Inspection]] = []
+                    thread = threading.Thread(target=lambda: found.extend(looked_round(fabric)))
+                    thread.start()
+                    await until(lambda: not thread.is_alive(), "the look round")
+                    assert [(size, each.by_discovery) for _, size, each in found] == [(1 << 20, False)]
+                    own_session, fabric.enclosures[0].session = fabric.enclosures[0].session, None
+                    fabric.refresh()
+                    assert used() == []
+                    fabric.enclosures[0].session = own_session
+                    fabric.refresh()
+                    assert used() == ["own"]
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def looked_round(fabric: Fabric) -> list[tuple[bytes, int, Inspection]]:
+    lanes = WorkerLanes(fabric, 1)
+    try:
+        return look_round(fabric, lanes)
+    finally:
+        lanes.close()
+
+
+@pytest.mark.expects_log("not connected, and tried again", "are not in the pool")
 def test_enclosures_by_discovery_come_go_and_come_back(caplog: pytest.LogCaptureFixture) -> None:
     """One discovery controller lists another enclosure beside its own. What is away stays until it is listed
     no longer; what is listed no longer stays while it is connected."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from agent.cli import doctor_engines, doctor_verb
 from agent.cli.doctor_engines import Engine, engine_findings
 from agent.cli.doctor_findings import Finding, Verdict
+from agent.cli.main import _application
 from host_shim import engine_check
 
 PYTHON = Path(sys.executable)
@@ -30,7 +36,7 @@ def _findings(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "") ->
         return subprocess.CompletedProcess(command, 1, stdout, stderr)
 
     monkeypatch.setattr(subprocess, "run", answer)
-    return list(engine_findings(Engine.VLLM, PYTHON, Path("/mnt/pool"), "kv"))
+    return list(engine_findings(Engine.VLLM, PYTHON, "/mnt/pool", "kv"))
 
 
 def test_findings_of_the_interpreter_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +60,7 @@ def test_an_interpreter_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_no_interpreter(tmp_path: Path) -> None:
-    (found,) = engine_findings(Engine.NIXL, tmp_path / "python", Path("/mnt/pool"), "kv")
+    (found,) = engine_findings(Engine.NIXL, tmp_path / "python", "/mnt/pool", "kv")
     assert found.verdict is Verdict.MISSING
     assert "make engines ENGINES=nixl" in found.advice
 
@@ -69,7 +75,95 @@ def test_an_interpreter_without_the_engine(capsys: pytest.CaptureFixture[str]) -
     assert (found["name"], found["good"]) == ("nixl", False)
 
 
+@pytest.mark.expects_log("no g35 pool at /nowhere")
 def test_a_mount_that_is_not_there_is_a_finding() -> None:
     place = engine_check.Place("/nowhere", "kv")
     assert not engine_check.blocks_by_key(place).good
     assert not engine_check.files_by_path(place).good
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_engine_without_host_shim_is_said_and_looked_at_with_this_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: bool
+) -> None:
+    checkout = tmp_path / "checkout"
+    python = checkout / ".cache" / "engines" / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    monkeypatch.setattr(doctor_engines, "_SOURCE", checkout)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    paths: list[str | None] = []
+
+    def answer(command: list[str], env: dict[str, str], **options: object) -> object:
+        assert options["cwd"] == "/"
+        paths.append(env.get("PYTHONPATH"))
+        told = json.dumps([{"name": "vllm", "good": True, "detail": "0.33.0", "advice": ""}])
+        if len(paths) == 1:
+            return subprocess.CompletedProcess(
+                command, 1, "", "(ModuleNotFoundError: No module named 'host_shim')"
+            )
+        return subprocess.CompletedProcess(command, 0, told, "")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    first, second = engine_findings(Engine.VLLM, python if named else None, "/mnt/pool", "kv")
+    assert paths == [None, str(checkout)]
+    assert first.name == "host_shim"
+    assert first.verdict is (Verdict.MISSING if named else Verdict.WITHOUT)
+    assert "not installed" in first.detail
+    assert second == Finding("vllm", Verdict.OK, "0.33.0")
+
+
+def test_what_is_installed_beside_the_engine_is_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real interpreter, from the checkout's folder: neither it nor the folder lends its host_shim."""
+    real = subprocess.run
+
+    def run(command: list[str], **options: Any) -> object:
+        return real([command[0], "-S", "-c", "import host_shim"], **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    found = list(engine_findings(Engine.VLLM, PYTHON, "/mnt/pool", "kv"))
+    assert found[0].name == "host_shim"
+
+
+def test_an_answer_that_takes_too_long_is_not_taken_for_an_old_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(command: list[str], **_options: object) -> object:
+        raise subprocess.TimeoutExpired(command, 180.0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    (found,) = engine_findings(Engine.VLLM, PYTHON, "/mnt/pool", "kv")
+    assert "did not answer within 180 s" in found.detail
+    assert "agent" in found.advice
+    assert "3.11" not in found.advice
+
+
+def test_a_mount_that_hangs_is_one_finding_and_no_engine_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(engine_check, "MOUNT_SECONDS", 0.01)
+    monkeypatch.setattr(engine_check, "_looked_at", lambda mount: go.wait(20))
+    (found,) = engine_check.examine("nixl", engine_check.Place("/mnt/pool", "kv"))
+    go.set()
+    assert (found.name, found.good) == ("mount", False)
+    assert "does not answer within" in found.detail
+
+
+def test_the_mount_is_not_looked_at_before_the_engine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Click would stat a Path, and wait for ever for an agent that hangs."""
+    looked: list[str] = []
+    real = os.stat
+
+    def stat(path: Any, *more: Any, **options: Any) -> os.stat_result:
+        looked.append(str(path))
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(doctor_verb, "engine_findings", lambda *given: [])
+    done = CliRunner().invoke(_application("doctor"), ["doctor", "--engine", "nixl", "--mount", "/mnt/hangs"])
+    assert done.exit_code == 0
+    assert "/mnt/hangs" not in looked
+
+
+def test_an_interpreter_without_an_engine_is_wrong_use() -> None:
+    done = CliRunner().invoke(_application("doctor"), ["doctor", "--python", sys.executable])
+    assert done.exit_code == 2

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from agent.cli.pool_members import _newcomers
-from agent.errors import UserError
+from agent.cli.pool_members import want_all
+from agent.errors import G35Error, UserError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
+from agent.pool.newcomers import newcomers_in, pool_of
 from agent.pool.opening import Content, Inspection
-from agent.pool.pool_map import VolumeWish, plan_pool
+from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
+from agent.pool.superblock import Superblock
+from agent.pool.tenants import without_key
+from agent.remote.fabric import Fabric
 from nvmeof.wire.kv import KvFormat
 from tests.support.memory_pool import nguid_of
 
@@ -27,9 +31,9 @@ def test_blank_ones_join_and_what_carries_something_only_by_force() -> None:
         (nguid_of(4), SIZE, Inspection(4, Content.UNREADABLE, detail="late")),
     ]
     names = [nguid.hex() for nguid, _, _ in seen]
-    assert _newcomers(pool_map, seen, set(), False) == [(nguid_of(1), SIZE)]
-    assert _newcomers(pool_map, seen, {names[0]}, False) == [], "it is a member already"
-    assert _newcomers(pool_map, seen, {names[2]}, True) == [(nguid_of(2), SIZE)]
+    assert newcomers_in(pool_map, seen, set(), False) == [(nguid_of(1), SIZE)]
+    assert newcomers_in(pool_map, seen, {names[0]}, False) == [], "it is a member already"
+    assert newcomers_in(pool_map, seen, {names[2]}, True) == [(nguid_of(2), SIZE)]
     for name, force, why in (
         (names[2], False, "it was not touched"),
         (names[3], True, "one of keys"),
@@ -37,4 +41,38 @@ def test_blank_ones_join_and_what_carries_something_only_by_force() -> None:
         ("ab" * 16, True, "no enclosure shows"),
     ):
         with pytest.raises(UserError, match=why):
-            _newcomers(pool_map, seen, {name}, force)
+            newcomers_in(pool_map, seen, {name}, force)
+
+
+def test_a_member_that_is_named_still_says_what_the_pool_is() -> None:
+    """An erased key must not come back because the one namespace with the newest map was named by force."""
+    root = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+    drives = [(nguid_of(0), SIZE), (nguid_of(1), SIZE)]
+    old, other = (
+        plan_pool(drives, [VolumeWish(name="v", share=0.5, value_bytes=65536, tenant="blue")], root)
+        for _ in range(2)
+    )
+    newer = without_key(old, "blue")
+
+    def carrying(number: int, pool_map: PoolMap) -> tuple[bytes, int, Inspection]:
+        block = Superblock(nguid_of(number), pool_map)
+        return nguid_of(number), SIZE, Inspection(number, Content.POOL, block)
+
+    seen = [carrying(0, newer), carrying(1, old)]
+    for named in ({nguid_of(0).hex()}, {nguid_of(1).hex()}, {nguid.hex() for nguid, _ in drives}, set()):
+        assert pool_of(seen, named) == newer
+    stranger = carrying(2, other)
+    assert pool_of([*seen, stranger], {nguid_of(0).hex(), nguid_of(2).hex()}) == newer
+    with pytest.raises(G35Error, match="different pools"):
+        pool_of([*seen, stranger])
+
+
+def test_who_has_lost_a_namespace_is_told_that_only_a_format_helps() -> None:
+    root = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+    drives = [(nguid_of(0), SIZE), (nguid_of(1), SIZE)]
+    pool_map = plan_pool(drives, [VolumeWish(name="v", share=0.5, value_bytes=65536)], root)
+    seen = [(nguid_of(0), SIZE, Inspection(0, Content.POOL))]
+    with pytest.raises(G35Error, match="1 of the pool's 2 namespaces are not reached") as refused:
+        want_all(pool_map, seen, Fabric([]))
+    assert "lost one for good there is only a new format" in (refused.value.advice or "")
+    want_all(pool_map, [*seen, (nguid_of(1), SIZE, Inspection(1, Content.BLANK))], Fabric([]))

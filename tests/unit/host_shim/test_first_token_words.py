@@ -12,6 +12,14 @@ import pytest
 
 from host_shim.first_token import CannotSay, Row, _options, break_even, chained_keys, main, run, table
 from host_shim.llama_shape import SHAPES
+from host_shim.pool import Volume
+
+NO_TORCH = SimpleNamespace(
+    float32=SimpleNamespace(itemsize=4),
+    inference_mode=contextlib.nullcontext,
+    cuda=SimpleNamespace(is_available=lambda: False),
+)
+"""What is asked of torch before a model is made."""
 
 
 def row(tokens: int, recomputed: float, restored: float) -> Row:
@@ -77,15 +85,20 @@ def test_without_torch_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "why"), [([], "there is no agent behind"), (["--device", "cuda:1"], "torch finds no cuda:1")]
+    ("words", "why"),
+    [
+        ([], "there is no agent behind"),
+        (["--device", "cuda:1", "--dtype", "float32"], "torch finds no cuda:1"),
+    ],
 )
 def test_without_a_pool_or_a_device_it_says_so(words: list[str], why: str, tmp_path: Path) -> None:
-    element = SimpleNamespace(itemsize=4)
-    torch = SimpleNamespace(
-        float32=element,
-        bfloat16=element,
-        inference_mode=contextlib.nullcontext,
-        cuda=SimpleNamespace(is_available=lambda: False),
-    )
     with pytest.raises(CannotSay, match=why):
-        run(torch, _options(["--mount", str(tmp_path), *words]))
+        run(NO_TORCH, _options(["--mount", str(tmp_path), *words]))
+
+
+def test_a_block_that_no_slot_holds_is_said_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Volume, "stats", lambda self: {"value_bytes": 65536})
+    with pytest.raises(CannotSay, match="a block has 131072 bytes and a slot of volume kv holds 65536"):
+        run(NO_TORCH, _options(["--mount", str(tmp_path), "--block-tokens", "64"]))

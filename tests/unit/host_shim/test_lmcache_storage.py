@@ -29,7 +29,8 @@ class CpuBackend:
         self.left = 100
         self.given: list[Memory] = []
 
-    def allocate(self, shapes: Any, dtypes: Any, layout: Any) -> Memory | None:
+    def allocate(self, shapes: Any, dtypes: Any, layout: Any, busy_loop: bool = True) -> Memory | None:
+        assert not busy_loop, "it would wait for memory that this load may hold itself"
         if not self.left:
             return None
         self.left -= 1
@@ -59,6 +60,19 @@ def made(module: ModuleType, cpu: CpuBackend | None, chunk_bytes: int = CHUNK_BY
         chunk_size=TOKENS,
     )
     return module.G35StorageBackend("cpu", SimpleNamespace(extra_config=extra), metadata, cpu, None)
+
+
+class Held:
+    """Reads of an agent that answers when it is let."""
+
+    def __init__(self, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.come, self.go, self._real = threading.Event(), threading.Event(), agent.preadv
+        monkeypatch.setattr(agent, "preadv", self)
+
+    def __call__(self, descriptor: int, into: memoryview, offset: int) -> int:
+        self.come.set()
+        assert self.go.wait(20)
+        return self._real(descriptor, into, offset)
 
 
 @pytest.fixture
@@ -231,4 +245,76 @@ def test_wrong_settings_are_said_at_the_start(
         made(module, cpu, tenant="t")
     with pytest.raises(ValueError, match="local_cpu: true"):
         made(module, None)
+    assert agent.open_files == 0
+
+
+def test_an_agent_that_hangs_costs_one_wait_and_the_memory_comes_back(
+    module: ModuleType, backend: Any, agent: ScriptedAgent, cpu: CpuBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(backend, KEYS[:2], [b"v" * 16] * 2)
+    monkeypatch.setattr(module, "LOOKUP_SECONDS", 0.01)
+    monkeypatch.setattr(module, "LOAD_SECONDS", 0.01)
+    held = Held(agent, monkeypatch)
+    assert backend.batched_get_blocking(KEYS[:2]) == [None, None]
+    assert [room.references for room in cpu.given] == [1, 1], "a read may still land there"
+    monkeypatch.setattr(module, "LOOKUP_SECONDS", 20)
+    assert not backend.contains(KEYS[0])
+    assert backend.batched_remove(KEYS) == 0
+    held.go.set()
+    wait_until(lambda: [room.references for room in cpu.given] == [0, 0], 10)
+    wait_until(lambda: backend.contains(KEYS[0]), 10)
+    held.go.clear()
+    monkeypatch.setattr(module, "LOOKUP_SECONDS", 0.01)
+    assert not backend.contains(KEYS[0])
+    held.go.set()
+    monkeypatch.setattr(module, "LOAD_SECONDS", 20)
+    wait_until(lambda: backend.get_blocking(KEYS[0]) is not None, 10)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before it is there", "after it is there"])
+def test_a_load_that_is_cancelled_gives_its_memory_back(
+    backend: Any, agent: ScriptedAgent, cpu: CpuBackend, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    put(backend, KEYS[:2], [b"v" * 16] * 2)
+    held = Held(agent, monkeypatch)
+
+    async def engine() -> None:
+        loading = asyncio.create_task(backend.batched_get_non_blocking("lookup", KEYS[:2]))
+        await asyncio.sleep(0)
+        assert held.come.wait(10)
+        if late:  # the loop learns of the result only after the cancellation
+            held.go.set()
+            assert backend._readers.drain(10)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        held.go.set()
+
+    asyncio.run(engine())
+    wait_until(lambda: [room.references for room in cpu.given] == [0, 0], 10)
+
+
+def test_closing_answers_what_waits_and_gives_its_memory_back(
+    module: ModuleType, cpu: CpuBackend, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = made(module, cpu, threads=1)
+    put(backend, KEYS[:1], [b"v" * 16])
+    held, real = Held(agent, monkeypatch), agent.pwrite
+
+    def held_write(descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        assert held.go.wait(20)
+        return real(descriptor, data, offset)
+
+    loads = [backend.get_non_blocking(KEYS[0]) for _ in range(3)]
+    assert held.come.wait(10)
+    monkeypatch.setattr(agent, "pwrite", held_write)
+    chunks = [Memory(bytearray(16)) for _ in KEYS[1:]]
+    for key, chunk in zip(KEYS[1:], chunks, strict=True):
+        backend.batched_submit_put_task([key], [chunk])
+    wait_until(lambda: len(backend._writers._rest) == len(chunks) - 1, 10)
+    threading.Timer(0.05, held.go.set).start()
+    backend.close()
+    assert [load.result(10) is None for load in loads] == [False, True, True]
+    assert [chunk.references for chunk in chunks] == [1] * len(chunks)
+    assert not backend._storing
     assert agent.open_files == 0

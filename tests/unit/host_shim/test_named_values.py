@@ -244,3 +244,40 @@ def test_more_parts_than_a_system_call_takes(monkeypatch: pytest.MonkeyPatch) ->
     assert with_parts.read_parts(0, rooms) == 74
     assert rooms[:37] == parts
     with_parts.close()
+
+
+def test_a_block_that_is_too_long_does_not_cost_the_others(
+    agent: ScriptedAgent, values: NamedValues, expects_log: Callable[..., None]
+) -> None:
+    expects_log("refuses blocks: File too large")
+    names = [name_of(at) for at in range(4)]
+    blocks = [b"a", bytes(1 << 20), bytes((1 << 20) - LABEL_BYTES), b"d"]
+    assert values.store(names, [[block] for block in blocks]) == [True, False, True, True]
+    assert values.exists(names) == [True, False, True, True]
+    assert loaded(values, names[3], 1) == b"d"
+    assert agent.opens == 1
+
+
+def test_a_mount_that_never_was_one_is_said_seldom(
+    caplog: pytest.LogCaptureFixture, expects_log: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expects_log("no g35 pool at /proc/nowhere")
+    with Pool("/proc/nowhere") as pool:
+        values = NamedValues(pool, "kv")
+        for _ in range(3):
+            assert values.exists([NAME]) == values.store([NAME], [[b"v"]]) == [False]
+            assert values.load([NAME], [[bytearray(1)]]) == [None]
+            assert values.leading([NAME]) == 0
+        assert caplog.text.count("no g35 pool at /proc/nowhere") == 1
+        assert "No such file or directory" in caplog.text
+        monkeypatch.setattr(named_values, "WARN_AGAIN_SECONDS", 0.0)
+        values._warn_again_at = 0.0
+        values.exists([NAME])
+        values.exists([NAME])
+        assert caplog.text.count("no g35 pool at /proc/nowhere") == 3
+
+
+def test_a_volume_of_another_kind_is_said(values: NamedValues, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"name": "kv", "kind": "files", "value_bytes": 65536}
+    monkeypatch.setattr(values._volume, "stats", lambda: found)
+    assert "'kv' is of kind files" in (values.why_unusable(65536) or "")

@@ -216,6 +216,19 @@ def test_a_real_path_that_is_no_mount_is_a_miss() -> None:
         assert not pool.alive()
 
 
+def test_an_ordinary_file_in_the_sessions_place_is_no_pool(tmp_path: Path) -> None:
+    """It would give back what was written to it, under any key."""
+    session = tmp_path / ".g35" / "session"
+    session.parent.mkdir()
+    session.write_bytes(b"")
+    with Pool(tmp_path) as pool:
+        volume = pool.volume("kv")
+        assert volume.put(KEY, b"value") is False
+        assert volume.get(OTHER) is None
+        assert not pool.alive()
+    assert session.read_bytes() == b""
+
+
 def test_a_long_read_that_broke_off_is_a_miss_and_no_short_value(
     agent: ScriptedAgent, volume: Volume
 ) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from host_shim import named_values
 from host_shim.pool import Pool
 from tests.support.fake_engines import (
     HiCacheStorageConfig,
@@ -19,6 +22,7 @@ from tests.support.fake_engines import (
     connector_with_fake_engine,
 )
 from tests.support.scripted_agent import ScriptedAgent
+from tests.support.waiting import wait_until
 
 PAGE_TOKENS, PIECE_BYTES = 4, 32
 KEYS = [f"{at:064x}" for at in range(6)]
@@ -74,6 +78,21 @@ class Tensor:
 
     def contiguous(self) -> Tensor:
         return self
+
+
+class Transposed(Tensor):
+    """A tensor whose contiguous copy is a temporary; its memory is used for others when nobody has it."""
+
+    memories: ClassVar[list[Any]] = []
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data[::-1], contiguous=False)
+
+    def contiguous(self) -> Tensor:
+        copy = Tensor(bytes(self.memory)[::-1])
+        self.memories.append(copy.memory)
+        weakref.finalize(copy, ctypes.memset, copy.memory, 0xEE, len(copy.memory))
+        return copy
 
 
 @pytest.fixture
@@ -252,4 +271,31 @@ def test_wrong_settings_are_said_at_the_start(module: ModuleType, agent: Scripte
         module.G35HiCache(HiCacheStorageConfig({"interface_v1": 1}))
     with pytest.raises(ValueError, match="no volume 'absent'"):
         module.G35HiCache(HiCacheStorageConfig({"g35": {"mount": "/nowhere", "volume": "absent"}}))
+    assert agent.open_files == 0
+
+
+def test_tensors_that_are_not_contiguous_are_stored_as_they_are(make: Callable[..., Any]) -> None:
+    made = make()
+    pages = [bytes(range(at, at + 50)) for at in range(4)]
+    assert made.batch_set(KEYS[:4], [Transposed(page) for page in pages])
+    rooms = [Tensor(bytes(50)) for _ in pages]
+    assert made.batch_get(KEYS[:4], rooms) == rooms
+    assert [bytes(room.memory) for room in rooms] == pages
+
+
+def test_an_agent_that_hangs_does_not_hold_the_start(
+    module: ModuleType, agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, real = threading.Event(), agent.open
+
+    def held(path: str) -> int:
+        assert go.wait(20)
+        return real(path)
+
+    monkeypatch.setattr(agent, "open", held)
+    monkeypatch.setattr(named_values, "CHECK_SECONDS", 0.01)
+    made = module.G35HiCache(config(), {})
+    go.set()
+    wait_until(lambda: made._values.agent_seen, 10)
+    made.close()
     assert agent.open_files == 0

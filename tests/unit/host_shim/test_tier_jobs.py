@@ -151,6 +151,7 @@ def test_draining_ends_with_the_deadline(rig: Rig) -> None:
     assert [job.success for job in rig.jobs.finished()] == [False]
 
 
+@pytest.mark.expects_log("no g35 pool at /nowhere")
 def test_no_agent_is_failed_jobs_and_its_return_is_noticed(rig: Rig) -> None:
     rig.agent.kill()
     rig.jobs.store(1, _keys(0), [0])

@@ -134,3 +134,27 @@ def test_more_questions_than_there_is_room_for_are_misses(asked: Asked, lookups:
         told.append(lookups.verdict(key, "r"))
     assert told[0] is None
     assert told[-1] is False
+
+
+def test_a_miss_is_asked_again_for_the_next_request_however_they_overlap(
+    asked: Asked, lookups: TierLookups
+) -> None:
+    """A prefix that a steady load asks for, and that was stored (or whose agent came back) meanwhile."""
+    lookups.verdict(b"a", "0")
+    lookups.flush()
+    assert lookups.settle(10)
+    assert lookups.verdict(b"a", "0") is False
+    asked.there = {b"a"}
+    assert [lookups.verdict(b"a", request) for request in ("1", "2")] == [None, None]
+    lookups.forget_request("0")
+    lookups.flush()
+    assert lookups.settle(10)
+    assert [lookups.verdict(b"a", request) for request in ("1", "2", "3")] == [True] * 3
+    assert asked.batches == [[b"a"]] * 2
+    lookups.mark_missing([b"a"])
+    assert [lookups.verdict(b"a", request) for request in ("1", "2", "3")] == [False] * 3
+    assert lookups.verdict(b"a", "4") is None
+    for request in "1234":
+        lookups.forget_request(request)
+    assert not lookups._alive
+    assert not lookups._latest

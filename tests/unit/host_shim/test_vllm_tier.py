@@ -212,8 +212,30 @@ def test_slots_that_are_too_small_are_said_and_are_misses(tier_module: Any) -> N
     engine.tier.shutdown()
 
 
+@pytest.mark.expects_log("no g35 pool at /nowhere")
 def test_no_agent_is_misses_and_failed_jobs(engine: Engine, agent: ScriptedAgent) -> None:
     agent.kill()
     assert engine.lookup(b"a", "r") is LookupResult.MISS
     assert not engine.run(engine.tier.submit_store, [b"a"], [0]).success
     assert not engine.run(engine.tier.submit_load, [b"a"], [0]).success
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"lookup_deadline": -1},
+        {"load_deadline": "5"},
+        {"store_deadline": None},
+        {"ttl": float("inf")},
+        {"threads": "4"},
+        {"volume": ""},
+        {"prestage": "false"},
+        {"namespace": 5},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_that_make_no_sense_stop_the_engine_at_its_start(
+    tier_module: Any, agent: ScriptedAgent, option: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=f'"{next(iter(option))}"'):
+        Engine(tier_module, agent, **option)

@@ -392,6 +392,25 @@ def test_what_does_not_prove_itself_is_not_moved() -> None:
     assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.GONE
 
 
+@pytest.mark.parametrize("when", ["before it is copied", "after it was copied"])
+def test_a_slot_that_another_agent_has_refilled_is_left_as_it_is(when: str) -> None:
+    """Its new value is on flash, and its entry is about to be: the header stays, whatever the entry said."""
+    joined = Joined()
+    joined.fill(40)
+    agent, volume, lanes = _volume(joined)
+    _, old = _one_misplaced(joined, agent)
+    at = volume.slot_offset(old.cached, old.slot)
+    if when == "after it was copied":
+        assert lanes.run(copy_value(volume, lanes, old, agent.deadline())) is Outcome.COPIED
+    sealer = volume.codec.seal(key_of(9999), old.entry.generation + 1, volume.place(old.cached, old.slot))
+    sealer.seal(0, memoryview(b"ten bytes!"), memoryview(bytearray(4096)))
+    header = bytes(sealer.header(10, expiry=0, stored_us=1))
+    joined.pool.namespaces[old.cached.namespace].store(at, [header])
+    step = copy_value if when == "before it is copied" else clear_old
+    assert lanes.run(step(volume, lanes, old, agent.deadline())) is Outcome.GONE
+    assert joined.pool.namespaces[old.cached.namespace].blocks[at] == header
+
+
 def test_nothing_goes_to_make_room_for_what_moves() -> None:
     joined = Joined((3, 3), (3, 3, 1), value_bytes=4096, unit_bytes=1 << 16)
     for number in range(330):

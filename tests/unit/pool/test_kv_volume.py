@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.kv_reading import KvReading
 from agent.pool.kv_room import RESERVED_KEY
 from agent.pool.kv_volume import PIECES_BYTES, KvVolume, room_of
@@ -225,6 +226,19 @@ def test_another_volumes_key_and_faults_have_their_causes() -> None:
     namespace.wake(world.scheduler)
     assert world.get(key_of(1)) == b"value"
     assert world.tally.gets_missed == 3
+
+
+def test_a_key_whose_put_was_not_answered_is_not_deleted_for_a_while() -> None:
+    world = World()
+    namespace, _ = world.where(key_of(1))
+    namespace.hung = True
+    with pytest.raises(PutRefused):
+        world.put(key_of(1), b"late")
+    namespace.hung = False
+    with pytest.raises(PutRefused, match="may still land"):
+        world.delete(key_of(1))
+    world.scheduler.now += SHUN_SECONDS
+    assert not world.delete(key_of(1))
 
 
 def test_exists_asks_and_deletes_delete() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.pool.continuing import Continuer, Trail
 from agent.pool.prestage import PrestageCache
 from agent.pool.prestager import GUESSES_MAX, Allowance, Prestager, stage, stage_expected
+from agent.pool.second_use import SecondUse
 from agent.pool.successors import COUNT_MAX, SUCCESSORS_MAX, Successors
 from host_shim.control_wire import Outcome
 from host_shim.pool import Pool
@@ -307,10 +308,33 @@ def test_a_deadline_crosses_the_wire_in_milliseconds(stored: PoolAgent) -> None:
         kv = pool.volume("v")
         assert kv.prestage([key_of(0)]) == [True]
         assert kv.prestage([key_of(0)], deadline=0.25) == [True]
-        assert kv.prestage([key_of(0)], deadline=0.0) == [True]
-        with pytest.raises(ValueError, match="deadline"):
-            kv.prestage([key_of(0)], deadline=1e9)
+        assert kv.prestage([key_of(0)], deadline=1e-9) == [True]
+        for over in (0, 0.0, -1.0, float("-inf")):
+            assert kv.prestage([key_of(0)], deadline=over) == [False], "it is over, and nothing is asked"
+        for wrong in (1e9, float("inf"), float("nan")):
+            with pytest.raises(ValueError, match="deadline"):
+                kv.prestage([key_of(0)], deadline=wrong)
     assert asked == [0, 250, 1]
+
+
+def test_the_tables_of_all_volumes_share_one_bound(stored: PoolAgent) -> None:
+    other = MemoryPool(volume_id=b"o" * 16).agent().volume
+    continuer = Continuer(lambda _volume, _pseudonym: None, entries_max=10)
+    for volume in (stored.volume, other):
+        continuer.chain(volume, [key_of(number) for number in range(9)])
+    sizes = [len(table) for _, table in continuer._tables.values()]
+    assert sum(sizes) == 10
+    assert all(sizes), "one volume does not push out another"
+    other.forget_secret()
+    continuer.chain(stored.volume, [key_of(1)])
+    assert [volume for volume, _ in continuer._tables.values()] == [stored.volume]
+
+
+def test_an_erased_volume_forgets_which_keys_it_saw(stored: PoolAgent) -> None:
+    seen = stored.volume.admission = SecondUse()
+    assert not seen.was_seen(A)
+    stored.volume.forget_secret()
+    assert not seen.was_seen(A)
 
 
 def test_a_missing_block_in_the_middle_is_a_hole_and_those_behind_it_are_served(stored: PoolAgent) -> None:

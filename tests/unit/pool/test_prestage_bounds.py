@@ -7,10 +7,11 @@ import threading
 import pytest
 
 from agent.pool import prestager as prestaging
-from agent.pool.prestage import MAX_AGE_SECONDS, PrestageCache
+from agent.pool.prestage import MAX_AGE_SECONDS, SWEEP_SECONDS, PrestageCache
 from agent.pool.prestager import Prestager, stage
 from agent.pool.tally import MissCause
 from tests.support.memory_pool import MemoryPool, key_of
+from tests.support.waiting import wait_until
 
 VOLUME, ONE, TWO = b"v" * 16, b"1" * 16, b"2" * 16
 
@@ -38,6 +39,35 @@ def test_what_waits_too_long_is_not_served() -> None:
     assert cache.bytes_held == 0
     assert cache.add(VOLUME, ONE, 7, slot)
     assert cache.holds(VOLUME, ONE)
+
+
+@pytest.mark.parametrize("waits_open", [False, True])
+def test_what_nobody_asks_for_goes_when_it_is_too_old(waits_open: bool) -> None:
+    clock = Clock()
+    cache = PrestageCache(1 << 20, max_age=30.0, clock=clock, waits_open=waits_open)
+    assert cache.add(VOLUME, ONE, 7, memoryview(bytes(4096)))
+    clock.now += 20.0
+    assert cache.add(VOLUME, TWO, 7, memoryview(bytes(4096)))
+    cache.sweep()
+    assert cache.bytes_held == 8192
+    clock.now += 10.0 + SWEEP_SECONDS
+    cache.sweep()
+    assert (cache.bytes_held, cache.holds(VOLUME, TWO)) == (4096, True)
+    assert cache.counts(VOLUME).wasted_bytes == 4096
+
+
+def test_an_idle_prestager_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prestaging, "SWEEP_SECONDS", 0.01)
+    agent, clock = MemoryPool().agent(), Clock()
+    cache = PrestageCache(1 << 20, clock=clock)
+    assert cache.add(VOLUME, ONE, 7, memoryview(bytes(4096)))
+    prestager = Prestager(cache, lambda _number: (agent.lanes, agent.lanes), threads=1)
+    prestager.start()
+    try:
+        clock.now += MAX_AGE_SECONDS + SWEEP_SECONDS
+        wait_until(lambda: cache.bytes_held == 0)
+    finally:
+        prestager.stop()
 
 
 def test_a_delete_elsewhere_is_outlived_by_no_more_than_that_age() -> None:

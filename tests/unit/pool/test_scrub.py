@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from agent.pool.damage import STRIKES
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
+from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.quarantine import QUARANTINED_MAX, count_quarantined, is_quarantined, release, survey
-from agent.pool.scrub import NOTHING_OPENS, Pace, Scrubber, look_into_reports
+from agent.pool.scrub import (
+    NOTHING_OPENS,
+    PAUSE_SECONDS,
+    WALK_LEAST,
+    Pace,
+    Scrubber,
+    ScrubCounters,
+    look_into_reports,
+)
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.tally import MissCause
 from agent.pool.upkeep import PINNED_SLOTS_MAX, pin
 from agent.pool.volume import Timing
-from agent.pool.writing import SHUN_SECONDS, PutRefused
+from agent.pool.writing import PutRefused
+from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
 
 pytestmark = pytest.mark.expects_log(r"is set aside: its medium is bad", r"nothing was removed there")
@@ -41,6 +55,13 @@ def scrub(agent: PoolAgent) -> Scrubber:
     while not scrubber.counters.passes:
         agent.lanes.run(scrubber.advance(agent.lanes))
     return scrubber
+
+
+def look_into(agent: PoolAgent, counters: ScrubCounters) -> None:
+    """As the upkeep thread does: what is reported is looked into when it has waited for a while."""
+    for _ in range(2):
+        agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
+        agent.lanes.clock += PAUSE_SECONDS
 
 
 def slot_number(agent: PoolAgent, number: int) -> int:
@@ -118,7 +139,7 @@ def test_a_get_that_meets_damage_and_a_refused_write_are_looked_into_without_a_s
     pool.namespaces[0].unreadable.add(slot)
     assert agent.get(key_of(0)) is MissCause.CORRUPT
     counters = Scrubber([agent.volume]).counters
-    agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
+    look_into(agent, counters)
     assert (counters.slots_bad, set_aside(pool)) == (1, 1)
 
     agent.put(key_of(7), b"value")
@@ -137,7 +158,7 @@ def test_a_get_that_meets_damage_and_a_refused_write_are_looked_into_without_a_s
     for _ in range(STRIKES):
         with pytest.raises(PutRefused):
             agent.put(key_of(7), b"value")
-        agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
+        look_into(agent, counters)
         agent.lanes.clock += SHUN_SECONDS + 1
     assert set_aside(pool) == 2
     assert agent.put(key_of(7), b"value").stored
@@ -314,3 +335,153 @@ def test_a_damaged_directory_forgets_and_is_found_again() -> None:
 
 def slot_number_at(agent: PoolAgent, slot: int) -> int:
     return (slot - EXTENT_AT - DIRECTORY_BYTES) // agent.volume.settings.slot_bytes
+
+
+def test_a_drive_that_fails_for_a_moment_costs_no_set_of_few_values_its_own() -> None:
+    """Fewer values than NOTHING_OPENS in a set: other sets and directories are asked beside them."""
+    pool, agent = filled(10, sets=(2,))
+    for number in range(10):
+        pool.namespaces[0].unreadable.add(agent.where(key_of(number))[1])
+    before = dict(pool.namespaces[0].blocks)
+    counters = scrub(agent).counters
+    for number in range(10):
+        assert agent.get(key_of(number)) is MissCause.CORRUPT
+    for _ in range(5):
+        look_into(agent, counters)
+    assert (counters.slots_bad, counters.slots_quarantined) == (0, 0)
+    assert counters.sets_skipped >= 2
+    assert pool.namespaces[0].blocks == before
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_a_drive_that_fails_reads_at_random_has_no_bad_slots(
+    share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = MemoryPool((8, 8), value_bytes=16384)
+    agent = pool.agent()
+    for number in range(3 * WALK_LEAST):
+        agent.put(key_of(number), b"value")
+    agent.lanes.clock += YOUNG_SECONDS + 1
+    before = [dict(namespace.blocks) for namespace in pool.namespaces]
+    chance, read = random.Random(7), agent.lanes.read
+
+    def fails_at_times(namespace: int, offset: int, into: memoryview) -> MemoryPending:
+        if namespace == 1 and chance.random() < share:
+            return MemoryPending(done=True, fault="Unrecovered Read Error")
+        return read(namespace, offset, into)
+
+    monkeypatch.setattr(agent.lanes, "read", fails_at_times)
+    counters = scrub(agent).counters
+    assert (counters.slots_bad, counters.slots_quarantined) == (0, 0)
+    assert counters.sets_skipped
+    assert [namespace.blocks for namespace in pool.namespaces] == before
+
+
+def test_two_bad_slots_of_a_small_pool_do_not_speak_for_each_other() -> None:
+    pool, agent = filled(6)
+    for number in (1, 4):
+        namespace, slot, _ = agent.where(key_of(number))
+        pool.namespaces[namespace].unreadable.add(slot)
+    assert scrub(agent).counters.slots_quarantined == 2
+
+
+def test_a_walk_waits_before_it_looks_again() -> None:
+    """A namespace whose data cannot be read for a moment, while its directories can, and with one value."""
+    pool, agent = filled(1, sets=(1,))
+    _, slot, _ = agent.where(key_of(0))
+    pool.namespaces[0].unreadable.add(slot)
+    over_at = agent.lanes.now() + PAUSE_SECONDS / 2
+    scrubber = Scrubber([agent.volume])
+    while not scrubber.counters.passes:
+        if agent.lanes.now() > over_at:
+            pool.namespaces[0].unreadable.clear()
+        steps = scrubber.advance(agent.lanes)
+        agent.lanes.run(_healing(steps, pool, agent, over_at))
+    assert scrubber.counters.slots_bad == 0
+    assert agent.get(key_of(0)) == value_of(0)
+
+
+def _healing(steps: Any, pool: MemoryPool, agent: PoolAgent, over_at: float) -> Any:
+    """The same steps; the medium is well again from `over_at` on."""
+    try:
+        wanted = next(steps)
+        while True:
+            answer = yield wanted
+            if agent.lanes.now() >= over_at:
+                pool.namespaces[0].unreadable.clear()
+            wanted = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+def test_blocks_of_files_that_another_agent_writes_are_read_and_left() -> None:
+    """A block that is synced while a scrub of another process looks at its set stays on flash."""
+    pool = MemoryPool((1,), value_bytes=65536)
+    pool.settings = replace(pool.settings, kind="files")
+    owner, visitor = pool.agent(), pool.agent()
+    visitor.volume.left_to_others = True
+    for number in range(6):
+        owner.put(key_of(number), bytes([number]) * 60000)
+    for each in (owner, visitor):
+        each.lanes.clock += YOUNG_SECONDS + 1
+    _, slot, _ = owner.where(key_of(3))
+    pool.namespaces[0].flip(slot + 5000)
+    before = dict(pool.namespaces[0].blocks)
+    counters = scrub(visitor).counters
+    assert (counters.slots_left, counters.slots_bad) == (1, 0)
+    assert pool.namespaces[0].blocks == before
+    assert scrub(owner).counters.slots_bad == 1, "who serves /fs takes it out"
+
+
+def test_what_was_put_a_moment_ago_is_counted_as_left_out() -> None:
+    pool = MemoryPool((1,), value_bytes=65536)
+    agent = pool.agent()
+    for number in range(5):
+        agent.put(key_of(number), b"value")
+    counters = scrub(agent).counters
+    assert (counters.slots_checked, counters.slots_young) == (0, 5)
+
+
+def test_a_drive_with_bad_slots_everywhere_is_one_to_replace() -> None:
+    """One slot in twenty, for good: the first may be set aside; then the walk has seen enough."""
+    pool = MemoryPool((8,), value_bytes=16384)
+    agent = pool.agent()
+    for number in range(3 * WALK_LEAST):
+        agent.put(key_of(number), b"value")
+    agent.lanes.clock += YOUNG_SECONDS + 1
+    for number in range(0, 3 * WALK_LEAST, 20):
+        pool.namespaces[0].unreadable.add(agent.where(key_of(number))[1])
+    counters = scrub(agent).counters
+    assert counters.slots_quarantined <= 3 * WALK_LEAST / 20 / 2
+    assert counters.sets_skipped >= 4
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_one_good_look_is_enough(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, agent = filled(1, sets=(1,))
+    _, slot, _ = agent.where(key_of(0))
+    read, looks = agent.lanes.read, 0
+
+    def fails_first(namespace: int, offset: int, into: memoryview) -> MemoryPending:
+        nonlocal looks
+        looks += offset == slot
+        if offset == slot and looks <= failing:
+            return MemoryPending(done=True, fault="Unrecovered Read Error")
+        return read(namespace, offset, into)
+
+    monkeypatch.setattr(agent.lanes, "read", fails_first)
+    assert scrub(agent).counters.slots_bad == 0
+    assert pool.agent().get(key_of(0)) == value_of(0)
+
+
+def test_a_report_waits_for_what_troubles_a_drive_to_be_over() -> None:
+    pool, agent = filled(2, sets=(1,))
+    pool.namespaces[0].unreadable.add(agent.where(key_of(0))[1])
+    assert agent.get(key_of(0)) is MissCause.CORRUPT
+    counters = ScrubCounters()
+    for _ in range(3):
+        agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
+    pool.namespaces[0].unreadable.clear()
+    look_into(agent, counters)
+    assert counters.slots_bad == 0
+    assert agent.get(key_of(0)) == value_of(0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.opening import Content, inspect, newest_map, write_superblock
+from agent.pool.opening import Content, Inspection, inspect, newest_map, with_strangers, write_superblock
 from agent.pool.pool_map import (
     DATA_START,
     PoolMap,
@@ -265,6 +265,36 @@ def test_the_newest_map_of_one_pool_counts() -> None:
     lanes.run(write_superblock(lanes, 0, nguid_of(0), other))
     with pytest.raises(G35Error, match="2 different pools"):
         newest_map([lanes.run(inspect(lanes, 0, nguid_of(0), SIZE)), *seen[1:]])
+
+
+def test_a_pool_that_only_discovery_brings_is_a_stranger() -> None:
+    """By the configured enclosures, or by the pool that this machine remembers."""
+    maps = {
+        name: PoolMap.model_validate({**document(1), "pool_id": name * 16}) for name in ("aa", "bb", "cc")
+    }
+
+    def carrying(name: str, *, by_discovery: bool) -> Inspection:
+        block = Superblock(nguid_of(0), maps[name])
+        return Inspection(0, Content.POOL, block, by_discovery=by_discovery)
+
+    def found(seen: list[Inspection], remembered: str = "") -> str:
+        return newest_map(with_strangers(seen, remembered)).pool_id[:2]
+
+    blank = Inspection(0, Content.BLANK, by_discovery=True)
+    listed = [blank, *(carrying(name, by_discovery=True) for name in maps)]
+    for name in maps:
+        assert found([*listed, carrying(name, by_discovery=False)]) == name
+        assert found(listed, name * 16) == name
+    assert found(listed[:2], "dd" * 16) == "aa", "one pool alone is nobody else's"
+    refused = [
+        (listed, ""),
+        (listed, "dd" * 16),
+        ([carrying("aa", by_discovery=False), carrying("bb", by_discovery=False)], "aa" * 16),
+        ([carrying("aa", by_discovery=False), carrying("bb", by_discovery=True)], "bb" * 16),
+    ]
+    for seen, remembered in refused:
+        with pytest.raises(G35Error, match="different pools"):
+            found(seen, remembered)
 
 
 # -- planning ---------------------------------------------------------------------------------------

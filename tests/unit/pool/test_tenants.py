@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import Purpose, SecretKey, WrongKey, unwrap_secret
 from agent.inline.suites import Place
 from agent.map_watch import EVERY_SECONDS, MapWatch
+from agent.pool.changing import replace_map
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.kv_reading import KvReading
 from agent.pool.kv_room import RESERVED_KEY
@@ -36,13 +37,14 @@ from agent.pool.pool_map import (
 from agent.pool.prestage import PrestageCache
 from agent.pool.reading import Reading
 from agent.pool.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
+from agent.pool.steps import Buffer
 from agent.pool.superblock import COPY_OFFSETS, Superblock
 from agent.pool.tally import MissCause
-from agent.pool.tenants import replace_map, with_tenant, without_key
+from agent.pool.tenants import with_tenant, without_key
 from agent.pool.upkeep import delete
 from agent.pool.volume import Timing, Volume
 from agent.pool.writing import PutRefused, Writing
-from tests.support.kv_flash import SimKvLanes, SimKvNamespace
+from tests.support.kv_flash import KvSimPending, SimKvLanes, SimKvNamespace
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
 from tests.support.step_scheduler import StepScheduler
@@ -310,6 +312,22 @@ def test_a_drive_that_keeps_the_old_map_is_found_out() -> None:
     flash.namespaces[0] = lying
     left = flash.replace(without_key(flash.pool_map, "blue"))
     assert left == {nguid_of(0).hex(): "what was written is not read back"}
+
+
+def test_a_drive_of_keys_that_keeps_the_old_map_is_found_out() -> None:
+    class Lying(SimKvLanes):
+        def kv_store(
+            self, namespace: int, key: bytes, parts: Sequence[Buffer], *, only_new: bool = False
+        ) -> KvSimPending:
+            kept = self._namespaces[namespace].values.get(key)
+            return super().kv_store(namespace, key, parts if kept is None else [kept], only_new=only_new)
+
+    scheduler, namespace = StepScheduler(1), SimKvNamespace(16 << 20)
+    lanes, nguid = Lying(scheduler, [namespace], "one"), nguid_of(0)
+    pool_map = plan_pool([], [wish("kv", "blue", 1.0)], ROOT, [(nguid, 16 << 20)])
+    assert scheduler.finish(replace_map(lanes, pool_map, {nguid.hex(): 0})) == {}
+    left = scheduler.finish(replace_map(lanes, without_key(pool_map, "blue"), {nguid.hex(): 0}))
+    assert left == {nguid.hex(): "what was written is not read back"}
 
 
 # -- adding -----------------------------------------------------------------------------------------

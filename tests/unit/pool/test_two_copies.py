@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from agent.pool.copies import keep_two, work_off
+from agent.pool.copies import DOUBT_SECONDS, Kept, keep_two, work_off
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.owed_copies import OWED_MAX, OwedCopies
 from agent.pool.reading import Reading
-from agent.pool.scrub import Scrubber, look_into_reports
+from agent.pool.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.tally import MissCause
 from agent.pool.upkeep import delete
 from agent.pool.volume import Timing
+from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
 LENGTH = 150_000
@@ -96,6 +98,8 @@ def test_a_bad_copy_is_not_served_and_is_mended(at: int) -> None:
     assert agent.tally.other_copy_reads == 1
     counters = Scrubber([agent.volume]).counters
     agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
+    agent.lanes.clock += PAUSE_SECONDS
+    agent.lanes.run(look_into_reports([agent.volume], agent.lanes, counters))
     assert counters.slots_bad == 1
     assert agent.tally.copies_made == 5
     assert sorted(places(pool_reader(pool, 2), 2)) == good[2], "in its first place again, which was free"
@@ -119,6 +123,17 @@ def test_a_later_range_comes_from_the_other_copy() -> None:
     pool.namespaces[first].down = True
     assert agent.read(reading, 65_536, 65_536) == value_of(0)[65_536:131_072]
     assert reading.namespace != first
+
+
+@pytest.mark.parametrize(("how", "cause"), [("down", "ENCLOSURE_DOWN"), ("hung", "LATE")])
+def test_a_later_range_that_no_other_copy_has_is_no_eviction(how: str, cause: str) -> None:
+    pool = MemoryPool((1, 1), value_bytes=LENGTH // 4096 * 4096 + 4096, copies=2)
+    agent = pool.agent()
+    agent.put(key_of(0), value_of(0))
+    reading = Reading(agent.volume, key_of(0))
+    assert agent.read(reading, 65_536, 0) == value_of(0)[:65_536]
+    setattr(pool.namespaces[reading.namespace], how, True)
+    assert agent.read(reading, 65_536, 65_536) is MissCause[cause]
 
 
 def test_a_scrub_makes_the_copies_that_are_missing() -> None:
@@ -230,13 +245,82 @@ def test_copies_make_room_only_where_both_sets_are_full() -> None:
     for number in range(SLOTS_PER_SET, SLOTS_PER_SET + 10):
         assert len(places(agent, number)) == 2
     pseudonym = agent.volume.placement.pseudonym(key_of(SLOTS_PER_SET))
-    assert agent.lanes.run(keep_two(agent.volume, agent.lanes, pseudonym))
+    assert agent.lanes.run(keep_two(agent.volume, agent.lanes, pseudonym)) is Kept.TWO
 
 
 def test_one_namespace_is_no_place_for_two_copies() -> None:
     _, agent = two_copies(5, sets=(4,))
     assert agent.tally.copies_made == 0
+    assert agent.volume.owed.not_made == 5, "it is said"
+    agent.lanes.clock += YOUNG_SECONDS + 1
+    assert scrubbed(agent).copies_missing == 5
     assert agent.get(key_of(3)) == value_of(3)
+
+
+def scrubbed(agent: PoolAgent) -> ScrubCounters:
+    """A whole pass of a scrub."""
+    scrubber = Scrubber([agent.volume])
+    while not scrubber.counters.passes:
+        agent.lanes.run(scrubber.advance(agent.lanes))
+    return scrubber.counters
+
+
+def test_a_namespace_that_is_larger_than_all_others_takes_no_key_for_itself() -> None:
+    pool, agent = two_copies(60, sets=(12, 2), value_bytes=65_536)
+    assert (agent.tally.copies_made, agent.volume.owed.not_made) == (60, 0)
+    assert all(len({place for place, _ in places(agent, number)}) == 2 for number in range(60))
+    pool.namespaces[0].down = True
+    assert pool.agent().get(key_of(0)) == value_of(0)[:65_536]
+
+
+def test_copies_that_wait_for_a_join_to_be_settled_are_counted() -> None:
+    pool = MemoryPool((2, 2, 2), value_bytes=65_536, copies=2)
+    pool.settings = replace(pool.settings, settled=2)
+    agent = pool.agent()
+    for number in range(20):
+        agent.put(key_of(number), value_of(number)[:65_536])
+    copy_all(agent)
+    assert (agent.tally.copies_made, agent.volume.owed.not_made) == (0, 20)
+    agent.volume.follow(replace(pool.settings, settled=0))
+    agent.lanes.clock += YOUNG_SECONDS + 1
+    scrubbed(agent)
+    assert agent.tally.copies_made > 10, "of those that lie where they belong"
+
+
+@pytest.mark.parametrize("whole_shelf", [False, True])
+def test_what_was_deleted_does_not_come_back_where_its_original_cannot_be_seen(
+    monkeypatch: pytest.MonkeyPatch, *, whole_shelf: bool
+) -> None:
+    """Another agent's delete falls right before the copy is named; then the original's enclosure goes away,
+    or, in the other case, both do, so that the copy cannot be taken back at once."""
+    pool, agent = two_copies()
+    deleter = pool.agent()
+    agent.put(key_of(0), value_of(0))
+    namespace, _, directory = agent.where(key_of(0))
+    other, write = pool.namespaces[1 - namespace], agent.lanes.write
+    deleted: list[bool] = []
+
+    def deletes_before(target: int, offset: int, parts: Any, *, more: bool = False) -> MemoryPending:
+        if pool.namespaces[target] is other and not deleted:
+            deleted.append(deleter.delete(key_of(0)))
+        pending = write(target, offset, parts, more=more)
+        if pool.namespaces[target] is other and offset == directory:
+            pool.namespaces[namespace].down, other.down = True, whole_shelf
+        return pending
+
+    monkeypatch.setattr(agent.lanes, "write", deletes_before)
+    copy_all(agent)
+    monkeypatch.setattr(agent.lanes, "write", write)
+    assert deleted == [True]
+    assert agent.volume.owed.doubtful == whole_shelf
+    other.down = False
+    agent.lanes.clock += DOUBT_SECONDS
+    copy_all(agent)
+    assert agent.volume.owed.doubtful == 0
+    pool.namespaces[namespace].down = False
+    for reader in (agent, pool.agent()):
+        reader.age_directories()
+        assert isinstance(reader.get(key_of(0)), MissCause)
 
 
 def test_a_volume_of_one_copy_owes_nothing() -> None:
@@ -244,9 +328,8 @@ def test_a_volume_of_one_copy_owes_nothing() -> None:
     agent = pool.agent()
     agent.put(key_of(0), b"value")
     assert len(agent.volume.owed) == 0
-    assert not agent.lanes.run(
-        keep_two(agent.volume, agent.lanes, agent.volume.placement.pseudonym(key_of(0)))
-    )
+    pseudonym = agent.volume.placement.pseudonym(key_of(0))
+    assert agent.lanes.run(keep_two(agent.volume, agent.lanes, pseudonym)) is Kept.NONE
 
 
 def test_what_is_owed_is_bounded() -> None:

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.pool import write_back
-from agent.pool.operations import new_reading, new_writing
+from agent.pool.bandwidth import Bandwidth, WaitingRoom
+from agent.pool.operations import delete_value, lookup, new_reading, new_writing, pin_value
 from agent.pool.prestager import stage
 from agent.pool.recompute_gate import PROBE_SECONDS, TRUSTED_BYTES, RecomputeGate
 from agent.pool.second_use import SecondUse
 from agent.pool.tally import MissCause
 from agent.pool.write_back import BackWriting, Storing, WriteBack
 from agent.pool.writing import BadPut, PutRefused, TooLong
-from host_shim.control_wire import Outcome
+from host_shim.control_wire import Operation, Outcome, Request
 from host_shim.pool import Pool
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.session_door import SessionDoor
@@ -111,9 +112,11 @@ def test_a_client_sees_what_waits_as_it_sees_what_is_stored(back: PoolAgent) -> 
         assert kv.delete(keys[:2]) == [True, True]
         assert kv.delete(keys[:2]) == [False, False]
         assert kv.get(keys[0]) is None
-        assert kv.pin(keys) == [False, False, True]
-        assert back.tally.puts == 1, "a pin needs it on flash"
+        assert kv.pin(keys, ttl=60) == [False, False, True]
         store_all(back)
+        pseudonym = back.volume.placement.pseudonym(keys[2])
+        (found,) = back.volume.find(back.volume.borrow_sets(pseudonym), pseudonym)
+        assert found.entry.pinned_until, "it is pinned where it is now"
         assert kv.exists(keys) == [False, False, True]
         assert kv.fetch(keys[:1], [bytearray(9000)])[0].outcome is Outcome.NEVER_STORED
 
@@ -134,8 +137,9 @@ def test_values_longer_than_a_workers_buffer_are_stored_in_pieces() -> None:
     assert agent.get(key_of(7)) == value
 
 
+@pytest.mark.expects_log("1 acknowledged values were not stored")
 def test_what_flash_does_not_take_is_tried_again_and_given_up_in_the_end(
-    back: PoolAgent, monkeypatch: pytest.MonkeyPatch
+    back: PoolAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(write_back, "RETRY_SECONDS", 0.0)
     put(back, 1)
@@ -151,8 +155,11 @@ def test_what_flash_does_not_take_is_tried_again_and_given_up_in_the_end(
     store_all(back)
     assert (back.tally.puts_lost, waiting.bytes_held) == (1, 0)
     assert get(back, 1) is MissCause.ENCLOSURE_DOWN
+    assert "1 acknowledged values were not stored" in caplog.text
+    assert back.tally.puts_refused == 0, "the put was acknowledged: it is lost, not refused"
 
 
+@pytest.mark.expects_log("1 acknowledged values were not stored")
 def test_an_erased_volume_serves_nothing_that_waits(back: PoolAgent) -> None:
     put(back, 1)
     reading = new_reading(back.volume, key_of(1))
@@ -192,7 +199,7 @@ def test_half_a_value_is_not_kept(back: PoolAgent) -> None:
         assert (len(waiting), waiting.bytes_held) == (0, 0)
 
 
-@pytest.mark.expects_log("could not be stored")
+@pytest.mark.expects_log("could not be stored", "1 acknowledged values were not stored")
 def test_a_bug_while_storing_costs_that_value_and_no_other(
     back: PoolAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +217,106 @@ def test_a_bug_while_storing_costs_that_value_and_no_other(
     store_all(back)
     assert (back.tally.puts_lost, back.tally.puts) == (1, 1)
     assert get(back, 1) == value_of(1)
+
+
+def test_a_time_to_live_counts_from_the_put(back: PoolAgent) -> None:
+    for number, seconds in ((1, 10), (2, 100)):
+        writing = new_writing(back.volume, key_of(number), length=9000, ttl_seconds=seconds)
+        back.lanes.run(writing.write(back.lanes, 0, memoryview(value_of(number)), back.deadline()))
+    back.lanes.clock += 9
+    assert get(back, 1) == value_of(1)
+    back.lanes.clock += 2
+    assert get(back, 1) is MissCause.EXPIRED
+    keys = [key_of(1), key_of(2)]
+    causes = back.lanes.run(lookup(back.volume, back.lanes, keys, back.deadline()))
+    assert causes == [MissCause.EXPIRED, None]
+    put(back, 1)
+    assert back.tally.puts_already_there == 0, "what has expired is in nobody's way"
+    store_all(back)
+    assert get(back, 2) == value_of(2)
+    back.lanes.clock += 90
+    assert get(back, 2) is MissCause.EXPIRED, "it was not born again on flash"
+    assert get(back, 1) == value_of(1)
+
+
+def test_what_has_expired_is_not_stored(back: PoolAgent) -> None:
+    writing = new_writing(back.volume, key_of(1), length=9000, ttl_seconds=10)
+    back.lanes.run(writing.write(back.lanes, 0, memoryview(value_of(1)), back.deadline()))
+    back.lanes.clock += 10
+    store_all(back)
+    assert (writes(back), back.tally.puts_lost, back.tally.puts) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("length", [9000, None])
+def test_a_second_put_that_goes_through_does_not_replace_one_that_waits(
+    back: PoolAgent, length: int | None
+) -> None:
+    for number in range(3):
+        put(back, number)
+    other = new_writing(back.volume, key_of(1), length=length)
+    back.lanes.run(other.write(back.lanes, 0, memoryview(bytes(9000)), back.deadline()))
+    back.lanes.run(other.finish(back.lanes, back.deadline()))
+    assert (other.finished, other.already_there, other.stored, other.received) == (True, True, False, 9000)
+    assert back.tally.puts_already_there == 1
+    store_all(back)
+    assert get(back, 1) == value_of(1)
+    with pytest.raises(TooLong):
+        put(back, 1, 1 << 20)
+
+
+def test_a_put_that_is_refused_leaves_no_room_taken(back: PoolAgent) -> None:
+    door = SessionDoor(back)
+    session = door.open("")
+    held = back.volume.back
+    assert held is not None
+    first = Request(Operation.PUT, 1, "v", (key_of(1),), first_ticket=0, flags=1, lengths=(9000,))
+    door.pwrite(session, first.encode(), 0)
+    keys = (key_of(2), key_of(3))
+    bad = Request(Operation.PUT, 2, "v", keys, first_ticket=0, flags=1, lengths=(9000, 1 << 24))
+    with pytest.raises(OSError, match="16777216 bytes"):
+        door.pwrite(session, bad.encode(), 0)
+    assert held.bytes_held == 9000, "the first is bound still"
+    door.close(session)
+    assert held.bytes_held == 0
+
+
+def test_a_delete_or_pin_with_the_enclosure_away_leaves_what_waits(back: PoolAgent) -> None:
+    put(back, 1)
+    for namespace in back.lanes.namespaces:
+        namespace.down = True
+    with pytest.raises(PutRefused):
+        back.lanes.run(delete_value(back.volume, back.lanes, key_of(1), back.deadline()))
+    assert get(back, 1) == value_of(1)
+    until = int(back.lanes.wall()) + 100
+    assert back.lanes.run(pin_value(back.volume, back.lanes, key_of(1), until, back.deadline()))
+
+
+class OneSeat(WaitingRoom):
+    """Nobody may wait here."""
+
+    def enter(self) -> bool:
+        raise AssertionError("the thread of all tenants waits for one of them")
+
+
+@pytest.mark.expects_log("1 acknowledged values were not stored")
+def test_one_tenants_limit_holds_nobody_else_up(back: PoolAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_back, "RETRY_SECONDS", 0.0)
+    other = MemoryPool().agent()
+    other.volume.back = WriteBack(other.volume, 3 * 9000)
+    back.volume.bandwidth = Bandwidth(OneSeat(1), 1000)
+    back.volume.bandwidth.charge(back.lanes, 1 << 20)
+    put(back, 1)
+    put(other, 2)
+    assert back.volume.back is not None
+    storing = Storing([back.volume.back, other.volume.back], threading.Event())
+    assert not storing._oldest(0, back.lanes, back.lanes)
+    assert storing._oldest(1, other.lanes, other.lanes)
+    assert get(other, 2) == value_of(2)
+    assert len(back.volume.back) == 1
+    back.lanes.clock += back.volume.back.keep_seconds
+    storing.stop()
+    storing.work(back.lanes, back.lanes)
+    assert back.tally.puts_lost == 1
 
 
 # -- second use -------------------------------------------------------------------------------------
@@ -281,9 +388,9 @@ def measured(
     gate = RecomputeGate(prefill_tokens_per_s, bytes_per_token)
     took = 8 * MIB / bytes_per_s
     assert gate.begin(8 * MIB, 100.0 - took)
-    gate.end(8 * MIB, True, 100.0)
+    gate.end(8 * MIB, 8 * MIB, 100.0)
     assert gate.begin(1, 100.0), "the one that is let through"
-    gate.end(1, True, 100.0)
+    gate.end(1, 1, 100.0)
     return gate
 
 
@@ -295,7 +402,7 @@ def test_what_computing_outruns_is_refused() -> None:
 def test_those_under_way_count() -> None:
     gate = measured(5e6)
     assert [gate.begin(MIB, 100.0) for _ in range(3)] == [True, True, False]
-    gate.end(MIB, True, 100.1)
+    gate.end(MIB, MIB, 100.1)
     assert gate.begin(MIB, 100.1)
 
 
@@ -312,7 +419,7 @@ def test_one_is_let_through_now_and_then_so_that_the_gate_opens_again() -> None:
         now += 0.01
         if gate.begin(MIB, now):
             probes += 1
-            gate.end(MIB, True, now + MIB / 1e9)
+            gate.end(MIB, MIB, now + MIB / 1e9)
         else:
             refused += 1
         assert now < 200.0
@@ -323,8 +430,38 @@ def test_one_is_let_through_now_and_then_so_that_the_gate_opens_again() -> None:
 def test_what_did_not_come_is_time_without_bytes() -> None:
     gate = measured(1e9)
     assert gate.begin(MIB, 100.0)
-    gate.end(MIB, False, 110.0)
+    gate.end(MIB, 0, 110.0)
     assert (gate.bandwidth or 0) < 1e6
+
+
+def test_after_an_outage_the_gate_opens_within_seconds() -> None:
+    gate, now = measured(1e9), 100.0
+    while now < 3700.0:
+        now += 0.25
+        if gate.begin(65536, now):
+            gate.end(65536, 0, now + 0.05)
+    assert (gate.bandwidth or 0.0) < 1e-9, "an hour without a byte"
+    healed, let_through = now, 0
+    while let_through < 8:
+        now += 0.01
+        if gate.begin(65536, now):
+            let_through = let_through + 1 if now - healed < 60 else 0
+            gate.end(65536, 65536, now + 0.0005)
+        else:
+            let_through = 0
+        assert now < healed + 15.0
+
+
+def test_a_value_that_is_read_in_pieces_counts_what_came() -> None:
+    agent = MemoryPool(value_bytes=1 << 20).agent()
+    agent.put(key_of(1), value_of(1, MIB))
+    gate = agent.volume.gate = measured(1e9)
+    reading = new_reading(agent.volume, key_of(1))
+    for at in range(0, MIB, MIB // 8):
+        into = memoryview(bytearray(MIB // 8))
+        assert agent.lanes.run(reading.read(agent.lanes, at, into, agent.deadline())) == MIB // 8
+        assert gate._under_way == 0
+        assert gate._fetched_ever == 8 * MIB + 1 + at + MIB // 8
 
 
 @pytest.mark.parametrize(("tokens", "size"), [(0.0, 1), (1.0, 0), (-1.0, 5)])

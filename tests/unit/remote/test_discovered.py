@@ -45,10 +45,33 @@ def test_an_entry_is_an_enclosure_as_if_it_were_configured() -> None:
         {"service": "0"},
         {"subsystem_nqn": ""},
         {"subsystem_nqn": "n" * 300},
+        {"subsystem_nqn": "nqn.x:a\nWARNING agent.fake a line of its own"},
+        {"subsystem_nqn": "nqn.x:\x1b[31m"},
+        {"subsystem_nqn": "nqn.x:\u202e"},
+        {"address": "shelf.example.com"},
+        {"address": "fe80::1%\x1b[2J"},
     ],
 )
 def test_what_is_no_way_to_an_enclosure_is_left_out(wrong: dict[str, object]) -> None:
     assert enclosures_in(POD, [replace(ENTRY, **wrong)]) == {}  # type: ignore[arg-type]
+
+
+@pytest.mark.expects_log("no way to an enclosure")
+def test_what_is_refused_is_said_once_and_in_characters_that_print(caplog: pytest.LogCaptureFixture) -> None:
+    known = Discovered[str]([], lambda section: section.nqn, lambda _: None)
+    bad = replace(ENTRY, subsystem_nqn="nqn.x:a\nWARNING agent.fake \x1b[2J\u202e")
+    for _ in range(3):
+        known.listed(POD, [ENTRY, bad])
+    [line] = caplog.messages
+    assert line.isprintable()
+    assert line.isascii()
+    known.listed(POD, [ENTRY])
+    known.listed(POD, [ENTRY, bad])
+    assert len(caplog.messages) == 2, "it went and came back"
+    many = [replace(bad, service=f"x{number}") for number in range(100)]
+    known.listed(POD, many)
+    assert len(caplog.messages) == 2 + discovered.REFUSED_MAX
+    assert len(known) == 1
 
 
 @pytest.mark.expects_log("the rest is left")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agent.cli.status_verb import _state
 from agent.config import EnclosureSection, parse_path
 from agent.remote.fabric import AVOID_MOST_SECONDS, Enclosure, Fabric, Route
-from agent.remote.fence import MOST_PLACES, Fence
+from agent.remote.fence import GRAIN, MOST_PLACES, Fence
 from agent.remote.paths import in_order
+from agent.telemetry.snapshot import _enclosures
 from nvmeof.transport.base import NamespaceInfo
+from nvmeof.wire.ana import AnaState
 
 NGUID, OTHER = bytes(range(1, 17)), bytes(range(2, 18))
 
@@ -60,6 +65,44 @@ def test_a_fence_stands_around_its_place_for_its_time() -> None:
     assert not fence.stands(NGUID, 8192, 4096, 12.0)
 
 
+@pytest.mark.parametrize("paths", [("10.0.1.7:4420",), ("10.0.1.8:1", "10.0.1.8:1")])
+def test_one_address_is_one_path(paths: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="named twice"):
+        EnclosureSection(name="shelf", address="10.0.1.7", nqn="nqn.2026-01.shelf", paths=paths)
+
+
+PLACES = st.tuples(
+    st.integers(0, 4 * GRAIN // 4096), st.integers(0, 600), st.integers(1, 9), st.integers(0, 3)
+)
+
+
+@given(st.lists(PLACES, max_size=40), PLACES)
+def test_a_fence_finds_what_a_look_at_every_place_finds(
+    places: list[tuple[int, int, int, int]], asked: tuple[int, int, int, int]
+) -> None:
+    fence, now = Fence(), 0.0
+    stand: list[tuple[int, int, float]] = []
+    for at, blocks, lasts, passed in places:
+        now += passed
+        fence.put_up(NGUID, at * 4096, blocks * 4096, now + lasts, now)
+        stand.append((at * 4096, (at + blocks) * 4096, now + lasts))
+    at, blocks, _, passed = asked
+    first, end, now = at * 4096, (at + blocks) * 4096, now + passed
+    expected = any(start < end and first < stop and until > now for start, stop, until in stand)
+    assert fence.stands(NGUID, first, end - first, now) == expected
+
+
+def test_a_full_fence_looks_at_few_places_for_a_write() -> None:
+    fence = Fence()
+    for number in range(MOST_PLACES):
+        fence.put_up(NGUID, number * GRAIN, 4096, 12.0, 0.0)
+    assert fence.stands(NGUID, 7 * GRAIN, 4096, 1.0)
+    assert not fence.stands(NGUID, 7 * GRAIN + 4096, GRAIN - 4096, 1.0)
+    assert max(map(len, fence._grains.values())) == 1
+    fence.put_up(NGUID, 0, 4096, 30.0, 13.0)
+    assert len(fence._places) == len(fence._grains) == 1, "those that are free again are gone"
+
+
 def test_with_too_many_places_the_namespace_is_fenced() -> None:
     fence = Fence()
     for number in range(MOST_PLACES + 1):
@@ -96,5 +139,20 @@ def test_two_enclosures_that_claim_one_namespace_are_no_paths_to_it() -> None:
     ]
     fabric = Fabric(both)
     fabric.adopt([NGUID])
-    assert [way.enclosure.name for way in fabric.ways[0]] == ["another"]
+    assert [way.enclosure.name for way in fabric.ways[0]] == ["one"]
+    assert "another shows it as well as one" in fabric.contested[NGUID.hex()]
     assert not any(enclosure.has_other_paths for enclosure in both)
+
+
+def test_status_names_each_paths_access_and_what_it_left_to_another() -> None:
+    paths = [
+        Enclosure("shelf", session=object(), access={1: AnaState.NON_OPTIMIZED}),  # type: ignore[arg-type]
+        Enclosure("shelf#2"),
+    ]
+    paths[0].sent_elsewhere = 3
+    shown = _enclosures(Fabric(paths))
+    assert [(each["access"], each["sent_elsewhere"]) for each in shown] == [(["non_optimized"], 3), ([], 0)]
+    assert [_state(each) for each in shown] == [
+        "connected, non-optimized, 3 sent elsewhere",
+        "away: not connected yet",
+    ]

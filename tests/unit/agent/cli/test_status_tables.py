@@ -21,7 +21,13 @@ def snapshot() -> dict[str, Any]:
     return {
         "uptime_s": 1e7,
         "mount": "/mnt/" + "m" * 60,
-        "pool": {"id": "0123456789abcdef" * 2, "namespaces": 4096, "namespaces_away": 17},
+        "pool": {
+            "id": "0123456789abcdef" * 2, "namespaces": 4096, "namespaces_away": 17,
+            "newcomers": {f"{number:032x}": NAME for number in range(30)},
+            "newcomers_refused": {"f" * 32: "it carries a pool"}, "waiting_for": "the pool to be settled",
+            "contested": {"e" * 32: f"{NAME} shows it as well"}, "volumes_unsettled": [NAME],
+            "moves_values": LARGE + 28, "moves_left": None,
+        },
         "totals": {
             "bytes_read": 1 << 60, "bytes_written": 1 << 59, "hit_ratio": 0.123, "gets": LARGE,
             "miss_causes": causes, "lookups": LARGE + 16, "lookups_absent": LARGE + 17,
@@ -38,7 +44,8 @@ def snapshot() -> dict[str, Any]:
         ],
         "tenants": [
             {
-                "name": NAME, "slots_known_taken": LARGE + 18, "slots_max": LARGE + 19,
+                "name": NAME, "room_is_counted": False,
+                "slots_known_taken": LARGE + 18, "slots_max": LARGE + 19,
                 "bytes_known_taken": LARGE + 20, "bytes_max": LARGE + 21, "bandwidth_max": LARGE + 22,
                 "quota_puts_refused": LARGE + 23, "bandwidth_late": LARGE + 24,
                 "bandwidth_waits": LARGE + 25,
@@ -48,7 +55,7 @@ def snapshot() -> dict[str, Any]:
             {
                 "name": NAME, "connected": False, "fault": "Connection refused by the peer " * 6,
                 "namespaces": 256, "namespaces_paused": 255, "namespaces_suspect": 254,
-                "reconnects": LARGE + 15,
+                "reconnects": LARGE + 15, "access": ["inaccessible"], "sent_elsewhere": LARGE,
             }
         ],
     }  # fmt: skip
@@ -69,3 +76,20 @@ def test_nothing_is_cut_off(width: int) -> None:
     assert f"looked up by exists: {LARGE + 16} keys, {LARGE + 17} absent" in " ".join(text.split())
     assert text.count("n" * 10) >= 6
     assert found["pool"]["id"] in text
+    whole = " ".join(text.split())
+    for said in (
+        "30 namespaces", "by itself: " + "f" * 32, "wait for: the pool to be settled",
+        "several enclosures: " + "e" * 32, "not settled",
+        f"values moved: {LARGE + 28}; left to move: not known",
+    ):  # fmt: skip
+        assert said in whole
+
+
+def test_of_members_nothing_is_said_where_there_is_nothing_to_be_said() -> None:
+    """A tenant's door does not say it, and a settled pool without newcomers has nothing to say."""
+    shown = io.StringIO()
+    found = snapshot()
+    found["pool"] = {"id": "0", "namespaces": 1, "namespaces_away": 0}
+    Console(file=shown, width=80).print(tables(found, None))
+    assert "not in the pool" not in shown.getvalue()
+    assert "settle" not in shown.getvalue()

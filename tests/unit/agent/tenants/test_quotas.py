@@ -7,8 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from agent.errors import ConfigError
+from agent.errors import ConfigError, UserError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket, WaitingRoom
@@ -18,11 +19,12 @@ from agent.pool.prestage import PrestageCache
 from agent.pool.quota import Limits, Measured, Quota
 from agent.pool.reading import Reading
 from agent.pool.tally import MissCause
-from agent.pool.tenants import with_limits, without_key
+from agent.pool.tenants import check_name, with_limits, without_key
 from agent.pool.upkeep import delete, pin
 from agent.pool.volume import Timing, Volume
 from agent.pool.writing import PutRefused, Writing
 from agent.remote.fabric import Enclosure, Fabric
+from agent.sizes import parse_size
 from agent.telemetry import metrics, snapshot
 from agent.tenancy import Audience
 from agent.tenant_upkeep import TenantUpkeep
@@ -324,6 +326,62 @@ def test_seats_for_waiting_are_few() -> None:
 # -- the map, and what is said --------------------------------------------------------------------------
 
 
+def test_a_quota_below_one_slot_is_refused(shelf: Shelf) -> None:
+    slot = shelf.pool_map.settings(shelf.pool_map.volumes[0]).slot_bytes
+    with pytest.raises(ConfigError, match="less than one slot"):
+        shelf.limit(quota_bytes=slot - 1)
+    shelf.limit(quota_bytes=slot)
+    shelf.limit(quota_bytes=0)
+
+
+@pytest.mark.parametrize("text", ["0.5", "0.0001K", "9" * 400, "8388608T"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="less than"):
+        parse_size(text)
+
+
+def test_the_sizes_that_there_are() -> None:
+    sizes = {"0": 0, "0.5K": 512, "1G": 1 << 30, "1.5 MiB": 3 << 19, "8388607T": (1 << 63) - (1 << 40)}
+    assert {text: parse_size(text) for text in sizes} == sizes
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31mred", "x" * 65, "a\x9bb", "a\u202eb", "a\x00"])
+def test_what_a_terminal_would_obey_is_no_name(name: str) -> None:
+    with pytest.raises(UserError, match="no name of a tenant"):
+        check_name(name)
+    with pytest.raises(ValidationError):
+        VolumeWish(name="v", value_bytes=1 << 16, share=1.0, tenant=name)
+
+
+def test_names_in_any_script_are_names() -> None:
+    for name in ("blue", "équipe bleue", "青", "x" * 64):
+        check_name(name)
+
+
+def test_no_cache_of_a_tenant_keeps_another_empty(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    wishes = [
+        VolumeWish(name=name, value_bytes=size, share=0.4, tenant="blue")
+        for name, size in (("one", 1 << 16), ("two", 1 << 18))
+    ]
+    shelf.pool_map = plan_pool([(nguid_of(number), 2 * SIZE) for number in range(2)], wishes, ROOT)
+    shelf.namespaces = [MemoryNamespace(2 * SIZE) for _ in range(2)]
+    one, two = (shelf.pool_map.settings(each).slot_bytes for each in shelf.pool_map.volumes)
+    shelf.limit(quota_bytes=50 * one)
+    agent = shelf.agent()
+    for number in range(60):
+        agent.put("one", number)
+    for number in range(100, 120):
+        agent.put("two", number)
+        assert agent.get("two", number) == VALUE
+        size = agent.row()["bytes_known_taken"]
+        assert isinstance(size, int)
+        assert size <= 50 * one
+    held = agent.stored("two", range(100, 120)) * two
+    assert 10 * one < held <= 30 * one, "about half each"
+    assert agent.row()["quota_puts_refused"] == 0
+
+
 def test_limits_stand_in_the_map_and_outlive_the_key(shelf: Shelf) -> None:
     plain = shelf.pool_map
     assert b"quota" not in plain.encode(), "older agents read a map without limits"
@@ -331,10 +389,10 @@ def test_limits_stand_in_the_map_and_outlive_the_key(shelf: Shelf) -> None:
     assert shelf.pool_map.version == plain.version + 1
     blue = shelf.pool_map.tenants[0]
     assert (blue.quota_slots, blue.quota_bytes, blue.bandwidth) == (5, 0, 7)
-    shelf.limit(quota_bytes=6)
-    assert with_limits(shelf.pool_map, "blue", quota_bytes=6) is shelf.pool_map
+    shelf.limit(quota_bytes=600_000)
+    assert with_limits(shelf.pool_map, "blue", quota_bytes=600_000) is shelf.pool_map
     blue = without_key(shelf.pool_map, "blue").tenants[0]
-    assert (blue.quota_slots, blue.quota_bytes, blue.bandwidth) == (5, 6, 7)
+    assert (blue.quota_slots, blue.quota_bytes, blue.bandwidth) == (5, 600_000, 7)
     with pytest.raises(ConfigError, match="no tenant grey"):
         with_limits(plain, "grey", quota_slots=1)
     on_kv = VolumeWish(name="kv", value_bytes=1 << 16, share=1.0, tenant="blue")

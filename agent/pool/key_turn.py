@@ -1,0 +1,67 @@
+"""Which data key of a volume seals while it is rotated, and whether what it sealed may be acknowledged.
+
+Whoever ends a rotation counts what the directories name under the earlier key, twice, and then drops it
+(key_epochs.py). So nothing may be acknowledged under that key that could have been written after the second
+count: not by an agent that has not looked at the pool map for a while, because it was stopped or its upkeep
+is held up, and not by one whose time to seal with the new key has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agent.pool.slot import SlotCodec
+from agent.pool.steps import Lanes, Steps
+
+MAP_AGE_SECONDS = 2.0
+"""Who has not looked at the pool map for so long looks before it acknowledges."""
+SETTLE_SECONDS = 3.0
+"""For how long an agent that has seen a rotation begin seals with the earlier key still."""
+GRACE_SECONDS = 1.0
+"""What was begun under the earlier key and is not on flash so long after that is refused."""
+QUIET_SECONDS = MAP_AGE_SECONDS + SETTLE_SECONDS + GRACE_SECONDS + 1.0
+"""Between the two counts. No agent acknowledges a value under the earlier key so long after the map with the
+new one is on every namespace; a second is left for clocks that run unlike."""
+
+Ask: TypeAlias = Callable[[Lanes, int], Steps[bool]]
+"""Whether, by the pool map on a namespace, the volume's keys are those that this agent knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTurn:
+    """A rotation as one agent goes through it: the codec with the new key seals from `seals_at` on."""
+
+    codec: SlotCodec
+    seals_at: float
+
+
+class MapAge:
+    """When the pool map was last looked at for a volume (the time at which a look began), and how to look.
+
+    An agent's upkeep sets it up (agent/map_watch.py). Without, what is known is held to be so for ever.
+    """
+
+    def __init__(self) -> None:
+        self.seen_at = float("inf")
+        self._ask: Ask | None = None
+
+    def watch(self, ask: Ask) -> None:
+        """From now on the map counts as unseen until somebody has looked."""
+        self._ask, self.seen_at = ask, float("-inf")
+
+    def note(self, began: float) -> None:
+        self.seen_at = max(self.seen_at, began)
+
+    def is_fresh(self, now: float) -> bool:
+        return now - self.seen_at <= MAP_AGE_SECONDS
+
+    def refresh(self, lanes: Lanes, namespace: int) -> Steps[bool]:
+        """Look, where that was too long ago. False: the keys are others now, or the map cannot be read."""
+        began = lanes.now()
+        if self._ask is not None and not self.is_fresh(began):
+            if not (yield from self._ask(lanes, namespace)):
+                return False
+            self.note(began)
+        return True

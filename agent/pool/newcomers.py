@@ -1,0 +1,67 @@
+"""Which namespaces may join a pool: blank ones, others by name and force. One rule for operator and agent."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from agent.errors import UserError
+from agent.pool.joining import Seen
+from agent.pool.opening import Content, Inspection, newest_map
+from agent.pool.pool_map import PoolMap
+
+
+def is_blank(inspection: Inspection) -> bool:
+    """Whether it is of blocks and carries nothing of anybody's: no superblock, not even a damaged one, and
+    zeros in its first and its last mebibyte."""
+    return inspection.kv is None and inspection.content is Content.BLANK
+
+
+def why_not(inspection: Inspection) -> str:
+    """Why a namespace does not join by itself; empty where it does."""
+    if is_blank(inspection):
+        return ""
+    if inspection.kv is not None:
+        return "one of keys, which a format gives away"
+    said = inspection.detail or inspection.content.value
+    return f"it carries {inspection.content.value} ({said})"
+
+
+def pool_of(seen: Seen, overwritten: Set[str] = frozenset()) -> PoolMap:
+    """The map in force; another pool on namespaces that are to be overwritten (NGUIDs as hex) does not count.
+
+    Where one of these is of the pool itself its map counts as ever: it may be the newest, and to go on from
+    an older one would bring back what was erased. Raises G35Error where there is no pool, or two.
+    """
+    kept = [each for nguid, _, each in seen if nguid.hex() not in overwritten]
+    if all(each.superblock is None or each.stranger for each in kept):
+        kept = [each for _, _, each in seen]
+    ours = newest_map(kept).pool_id
+    return newest_map(
+        [each for _, _, each in seen if each.superblock and each.superblock.pool_map.pool_id == ours]
+    )
+
+
+def newcomers_in(pool_map: PoolMap, seen: Seen, named: Set[str], force: bool) -> list[tuple[bytes, int]]:
+    """NGUID and bytes of those that are to join: the named ones, or all that are blank.
+
+    Raises UserError where a named one cannot.
+    """
+    members = {each.nguid for each in pool_map.namespaces}
+    strangers = {nguid.hex(): (nguid, size, each) for nguid, size, each in seen if nguid.hex() not in members}
+    if missing := named - strangers.keys() - members:
+        raise UserError(f"no enclosure shows namespace {', '.join(sorted(missing))}", "see g35 pool show")
+    found = []
+    for text, (nguid, size, inspection) in strangers.items():
+        blank = is_blank(inspection)
+        if inspection.kv is not None or not (text in named or (not named and blank)):
+            if text in named:
+                raise UserError(f"namespace {text} is one of keys, which a format gives away")
+            continue
+        if inspection.content is Content.UNREADABLE or not (blank or force):
+            what = inspection.detail or inspection.content.value
+            raise UserError(
+                f"namespace {text} carries {inspection.content.value} ({what}); it was not touched",
+                "--force overwrites it, and whatever is there is lost",
+            )
+        found.append((nguid, size))
+    return found
