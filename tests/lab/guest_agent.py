@@ -87,6 +87,16 @@ OVER_EMULATOR = Fabric("rdma", KERNEL, "emulator.roce.pyverbs", OURS)
 FABRICS = {"tcp": Fabric(), "emulator": OVER_EMULATOR, "rxe": Fabric("rdma", KERNEL, "pyverbs", KERNEL)}
 
 
+def all_workers_reach(mount: Path) -> bool:
+    """Whether puts come through, several in a row, so that each worker has had some.
+
+    A worker connects its queue beside its work, and what would use it before is a miss. Emulated, and beside
+    other work, that takes seconds.
+    """
+    with Pool(mount) as pool:
+        return all(pool.volume("kv").put(b"is it connected%d" % at, b"yes") for at in range(10))
+
+
 @pytest.fixture(scope="module", params=list(FABRICS))
 def agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
     """One agent for all tests of a fabric, on two namespaces of the kernel's target."""
@@ -118,6 +128,7 @@ def agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             with inside() if far else contextlib.nullcontext():
                 process = processes.g35("agent", "--config", configuration)
             process.wait_for_line("ready", START_S)
+            wait_until(lambda: all_workers_reach(mount), START_S, "the workers' queues to be connected")
             yield RunningAgent(process, mount, target)
             assert process.stop(60) == 0, process.output
             assert not mount.is_mount()

@@ -7,86 +7,34 @@ and later opened again, several times; counted are the gets that began while the
 from __future__ import annotations
 
 import json
-import random
 import socket
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from agent.cli.bench.contents import Contents, pages
+from agent.cli.bench.fault_site import LOOK_SECONDS, gets_during, pool_up, told
 from agent.cli.bench.single_probes import Counted
-from agent.cli.bench.sites import IN_FLIGHT, says_ready
-from agent.cli.up.children import Child
 from agent.cli.up.layout import Layout
 from agent.errors import G35Error
-from agent.fs.mounting import clear_dead_mount
-from host_shim.block_key import key_of
-from host_shim.pool import Pool
 
 ENCLOSURES = 2
-VALUE_BYTES = 64 << 10
-VALUES = 400
-DEADLINE_MS = 50.0
 SWITCHES = 5
 SWITCH_SECONDS = 0.5
 """Gets that begin so soon after a port was closed count."""
 BACK_SECONDS_MAX = 30.0
 ANSWER_SECONDS = 10.0
-LOOK_SECONDS = 0.02
 
 
 def measure(folder: Path) -> dict[str, Counted]:
     """`failover_get_p99_ms`, on a pool of its own below `folder`."""
-    with _pool_up(folder) as layout, Pool(layout.default_mount(), sessions=IN_FLIGHT + 1) as pool:
-        volume, contents = pool.volume("kv"), Contents(VALUE_BYTES)
-        keys = [key_of(f"failing over {number}") for number in range(VALUES)]
-        for number, key in enumerate(keys):
-            if not volume.put(key, contents.value(number)):
-                raise G35Error("the agent refused a put into a volume that is nearly empty")
-        stop = threading.Event()
-        took: list[list[tuple[float, float, bool]]] = [[] for _ in range(IN_FLIGHT)]
-        wrong: list[int] = []
+    switches: list[float] = []
 
-        def get(at: int) -> None:
-            dice, buffer = random.Random(at), pages(VALUE_BYTES)
-            while not stop.is_set():
-                number = dice.randrange(VALUES)
-                began = time.monotonic()
-                there = volume.get_into(keys[number], buffer) == VALUE_BYTES
-                took[at].append((began, time.monotonic() - began, there))
-                if there and buffer != contents.value(number):
-                    wrong.append(number)
+    def switch_often() -> None:
+        switches.extend(_switch(layout) for _ in range(SWITCHES))
 
-        threads = [threading.Thread(target=get, args=(at,), name=f"get-{at}") for at in range(IN_FLIGHT)]
-        for thread in threads:
-            thread.start()
-        try:
-            switches = [_switch(layout) for _ in range(SWITCHES)]
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-    if wrong:
-        raise G35Error(f"{len(wrong)} gets brought wrong bytes")
-    times = sorted(
-        (seconds, there)
-        for each in took
-        for began, seconds, there in each
-        if any(at <= began < at + SWITCH_SECONDS for at in switches)
-    )
-    if not times:
-        raise G35Error("no get began while a path was cut off")
-    details = {
-        "deadline_ms": DEADLINE_MS,
-        "gets": len(times),
-        "misses": sum(not there for _, there in times),
-        "longest_ms": round(times[-1][0] * 1e3, 3),
-        "switches": SWITCHES,
-    }
-    return {"failover_get_p99_ms": Counted(times[len(times) * 99 // 100][0] * 1e3, details)}
+    with pool_up(folder, ENCLOSURES, "--ports", "2") as layout:
+        gets = gets_during(layout, switch_often)
+    p99, details = told([get for get in gets if any(0 <= get.began - at < SWITCH_SECONDS for at in switches)])
+    return {"failover_get_p99_ms": Counted(p99, details | {"switches": SWITCHES})}
 
 
 def _switch(layout: Layout) -> float:
@@ -123,22 +71,3 @@ def _wait_used(layout: Layout, name: str) -> None:
         if time.monotonic() > end:
             raise G35Error(f"path {name} was not back within {BACK_SECONDS_MAX:.0f} s")
         time.sleep(LOOK_SECONDS)
-
-
-@contextmanager
-def _pool_up(folder: Path) -> Iterator[Layout]:
-    folder.mkdir()
-    layout, log = Layout(folder / "up"), folder / "pool.log"
-    command = [
-        sys.executable, "-P", "-m", "agent.cli", "up", "--state", str(layout.state),
-        "--enclosures", str(ENCLOSURES), "--drives", "1", "--drive-size", "128M", "--media", "memory",
-        "--transport", "tcp", "--ports", "2", "--no-files", "--value-size", str(VALUE_BYTES), "--no-restart",
-        "--read-deadline-ms", str(DEADLINE_MS),
-    ]  # fmt: skip
-    child = Child("the pool", command, log, lambda: says_ready(log), folder / "pool.pid")
-    with ExitStack() as undo:
-        undo.callback(clear_dead_mount, layout.default_mount())
-        undo.callback(child.stop)
-        child.start()
-        child.wait_ready(seconds=120.0)
-        yield layout

@@ -9,79 +9,35 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.cli.bench.contents import Contents, pages
+from agent.cli.bench.fault_site import LOOK_SECONDS, gets_during, pool_up, told
 from agent.cli.bench.single_probes import Counted
-from agent.cli.bench.sites import IN_FLIGHT, says_ready
-from agent.cli.up.children import Child
 from agent.cli.up.layout import Layout
 from agent.errors import G35Error
-from agent.fs.mounting import clear_dead_mount
-from host_shim.block_key import key_of
-from host_shim.pool import Pool
 
 ENCLOSURES = 3
-VALUE_BYTES = 64 << 10
-VALUES = 600
-DEADLINE_MS = 50.0
 WARM_SECONDS = 2.0
 STOPPED_SECONDS = 5.0
 NOTICE_SECONDS_MAX = 30.0
-LOOK_SECONDS = 0.02
 
 
 def measure(folder: Path) -> dict[str, Counted]:
     """`notice_stopped_s` and `get_p99_ms_while_stopped`, on a pool of their own below `folder`."""
-    with _pool_up(folder) as layout, Pool(layout.default_mount(), sessions=IN_FLIGHT + 1) as pool:
-        volume, contents = pool.volume("kv"), Contents(VALUE_BYTES)
-        keys = [key_of(f"stopped {number}") for number in range(VALUES)]
-        for number, key in enumerate(keys):
-            if not volume.put(key, contents.value(number)):
-                raise G35Error("the agent refused a put into a volume that is nearly empty")
-        stop = threading.Event()
-        took: list[list[tuple[float, float, bool]]] = [[] for _ in range(IN_FLIGHT)]
-        wrong: list[int] = []
+    seen: list[tuple[float, float]] = []
 
-        def get(at: int) -> None:
-            dice, buffer = random.Random(at), pages(VALUE_BYTES)
-            while not stop.is_set():
-                number = dice.randrange(VALUES)
-                began = time.monotonic()
-                there = volume.get_into(keys[number], buffer) == VALUE_BYTES
-                took[at].append((began, time.monotonic() - began, there))
-                if there and buffer != contents.value(number):
-                    wrong.append(number)
+    def stop_one() -> None:
+        time.sleep(WARM_SECONDS)
+        seen.append(_stop_one(layout))
 
-        threads = [threading.Thread(target=get, args=(at,), name=f"get-{at}") for at in range(IN_FLIGHT)]
-        for thread in threads:
-            thread.start()
-        try:
-            time.sleep(WARM_SECONDS)
-            stopped_at, noticed = _stop_one(layout)
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-    if wrong:
-        raise G35Error(f"{len(wrong)} gets brought wrong bytes")
-    times = sorted((seconds, there) for each in took for began, seconds, there in each if began >= stopped_at)
-    p99 = times[len(times) * 99 // 100][0] * 1e3
-    details = {
-        "deadline_ms": DEADLINE_MS,
-        "gets": len(times),
-        "misses": sum(not there for _, there in times),
-        "longest_ms": round(times[-1][0] * 1e3, 3),
-        "enclosures": ENCLOSURES,
-    }
+    with pool_up(folder, ENCLOSURES) as layout:
+        gets = gets_during(layout, stop_one)
+    ((stopped_at, noticed),) = seen
+    p99, details = told([get for get in gets if get.began >= stopped_at])
+    details["enclosures"] = ENCLOSURES
     return {"notice_stopped_s": Counted(noticed, details), "get_p99_ms_while_stopped": Counted(p99, details)}
 
 
@@ -106,22 +62,3 @@ def _is_noticed(layout: Layout) -> bool:
     status: dict[str, Any] = json.loads((layout.default_mount() / ".g35/status.json").read_text())
     first = status["enclosures"][0]
     return bool(first["namespaces_suspect"]) or not first["connected"]
-
-
-@contextmanager
-def _pool_up(folder: Path) -> Iterator[Layout]:
-    folder.mkdir()
-    layout, log = Layout(folder / "up"), folder / "pool.log"
-    command = [
-        sys.executable, "-P", "-m", "agent.cli", "up", "--state", str(layout.state),
-        "--enclosures", str(ENCLOSURES), "--drives", "1", "--drive-size", "128M", "--media", "memory",
-        "--transport", "tcp", "--no-files", "--value-size", str(VALUE_BYTES), "--no-restart",
-        "--read-deadline-ms", str(DEADLINE_MS),
-    ]  # fmt: skip
-    child = Child("the pool", command, log, lambda: says_ready(log), folder / "pool.pid")
-    with ExitStack() as undo:
-        undo.callback(clear_dead_mount, layout.default_mount())
-        undo.callback(child.stop)
-        child.start()
-        child.wait_ready(seconds=120.0)
-        yield layout
