@@ -14,8 +14,9 @@ from emulator.roce.cm.connection import Connection
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.verbs import Access, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
 
-RNR_TIMER: Final = 12
-"""0.64 ms: what a peer is asked to wait when no receive is posted. Linux leaves 0, which is 655 ms."""
+RNR_TIMER: Final = 24
+"""41 ms: what a peer is asked to wait when no receive is posted. Linux leaves 0, which is 655 ms. A program
+that posts late because others have the cores gets five retries in a fifth of a second."""
 
 _AGREED = {
     CmState.REQ_RECEIVED, CmState.REP_RECEIVED, CmState.REP_SENT, CmState.ESTABLISHED,
