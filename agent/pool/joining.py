@@ -23,12 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pydantic import ValidationError
-
 from agent.errors import ConfigError, G35Error
 from agent.inline.secrets import SecretKey
 from agent.pool.changing import Guard, change_map, simply
 from agent.pool.directory import DIRECTORY_BYTES, Directory
+from agent.pool.next_map import next_map
 from agent.pool.opening import NOT_BLANK, Content, Inspection, clear_directories
 from agent.pool.placement import Extent, Placement
 from agent.pool.pool_map import (
@@ -42,7 +41,6 @@ from agent.pool.pool_map import (
 )
 from agent.pool.quarantine import is_quarantined
 from agent.pool.steps import Lanes, Steps
-from agent.pool.superblock import MAP_BYTES_MAX
 from agent.pool.volume import wait_for
 
 READS_IN_FLIGHT = 32
@@ -89,30 +87,13 @@ def with_namespaces(pool_map: PoolMap, newcomers: Sequence[tuple[bytes, int]]) -
             fresh += [] if extent is None else [extent]
         changes = {"extents": (*volume.extents, *fresh), "settled": len(volume.extents) if fresh else 0}
         volumes.append(volume.model_copy(update=changes))
-    return _next(pool_map, listed, volumes)
+    return next_map(pool_map, namespaces=tuple(listed), volumes=tuple(volumes))
 
 
 def as_settled(pool_map: PoolMap) -> PoolMap:
     """The map by which nobody looks at earlier places any more."""
     volumes = [volume.model_copy(update={"settled": 0}) for volume in pool_map.volumes]
-    return _next(pool_map, pool_map.namespaces, volumes)
-
-
-def _next(pool_map: PoolMap, namespaces: Sequence[MapNamespace], volumes: Sequence[MapVolume]) -> PoolMap:
-    changes = {
-        "version": pool_map.version + 1,
-        "namespaces": tuple(namespaces),
-        "volumes": tuple(volumes),
-    }
-    try:
-        # A copy is not checked; the document is.
-        changed = PoolMap.model_validate(pool_map.model_copy(update=changes).model_dump())
-    except ValidationError as error:
-        why = error.errors()[0]["msg"]
-        raise ConfigError(f"that makes no pool: {why}", "nothing was changed") from None
-    if len(changed.encode()) > MAP_BYTES_MAX:
-        raise ConfigError("the pool map would be too long", "the pool has too many volumes and namespaces")
-    return changed
+    return next_map(pool_map, volumes=tuple(volumes))
 
 
 Seen = Sequence[tuple[bytes, int, Inspection]]

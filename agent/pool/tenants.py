@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent.errors import ConfigError, UserError
 from agent.inline.root_keys import RootKey
+from agent.pool.next_map import next_map
 from agent.pool.pool_map import (
     TENANTS_MAX,
     ExtentLayout,
@@ -27,7 +28,6 @@ from agent.pool.pool_map import (
     wrapped_new_secret,
 )
 from agent.pool.slot import HEADER_BYTES
-from agent.pool.superblock import MAP_BYTES_MAX
 
 _NAMES: TypeAdapter[str] = TypeAdapter(TenantName)
 
@@ -167,14 +167,6 @@ def changed_map(
     pool_map: PoolMap, tenants: Sequence[MapTenant], volumes: Sequence[MapVolume] | None = None
 ) -> PoolMap:
     """The next version of a map, with other tenants or volumes. Raises ConfigError where that makes none."""
-    update: dict[str, object] = {"version": pool_map.version + 1, "tenants": tuple(tenants)}
-    if volumes is not None:
-        update["volumes"] = tuple(volumes)
-    try:
-        changed = PoolMap.model_validate(pool_map.model_copy(update=update).model_dump())
-    except ValidationError as error:
-        why = error.errors()[0]["msg"]
-        raise ConfigError(f"that makes no pool: {why}", "nothing was changed") from None
-    if len(changed.encode()) > MAP_BYTES_MAX:
-        raise ConfigError("the pool map would be too long", "the pool has too many volumes and namespaces")
-    return changed
+    if volumes is None:
+        return next_map(pool_map, tenants=tuple(tenants))
+    return next_map(pool_map, tenants=tuple(tenants), volumes=tuple(volumes))
