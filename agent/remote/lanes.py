@@ -24,7 +24,7 @@ from agent.remote.connecting import Connecting
 from agent.remote.fabric import Enclosure, Fabric, Route
 from agent.remote.kv_lanes import KvCommands, KvLanePending
 from agent.remote.lane_pending import LanePending
-from agent.remote.paths import Build, Request, in_order, left_by_its_path
+from agent.remote.paths import Build, Request, in_order, left_by_its_path, path_failed
 from nvmeof.errors import NvmeofError
 from nvmeof.host import commands
 from nvmeof.host.command import Command
@@ -60,13 +60,16 @@ def current_lanes() -> WorkerLanes:
 class _Lane:
     """One queue to one enclosure, or the try to connect it, and when to try again."""
 
-    __slots__ = ("connecting", "epoch", "next_try", "queue")
+    __slots__ = ("connecting", "epoch", "next_try", "queue", "waited_for")
 
     def __init__(self) -> None:
         self.queue: HostQueue | None = None
         self.connecting: Connecting | None = None
         self.epoch = -1
         self.next_try = 0.0
+        """Before it, no other try with the same session."""
+        self.waited_for = False
+        """Whether a request has waited for the present try in vain: no other does."""
 
 
 class WorkerLanes(KvCommands):
@@ -275,13 +278,17 @@ class WorkerLanes(KvCommands):
             oldest = queue.oldest_abandoned()
             if oldest is None or now - oldest < COMMAND_SECONDS:
                 return queue
-        if lane.connecting is not None:
-            # Somebody has waited for it in vain before: nobody else does.
-            return self._connected(lane, enclosure) if lane.connecting.wait(0.0) else None
-        if not self._begin_to_connect(lane, enclosure, now):
+        if lane.connecting is not None and lane.epoch != enclosure.epoch:
+            # Of a session that is gone: a try of the new one need not wait for it.
+            lane.connecting.give_up()
+            lane.connecting = None
+        if lane.connecting is None and not self._begin_to_connect(lane, enclosure, now):
             return None
         assert lane.connecting is not None
-        return self._connected(lane, enclosure) if lane.connecting.wait(patience) else None
+        if lane.connecting.wait(0.0 if lane.waited_for else patience):
+            return self._connected(lane, enclosure)
+        lane.waited_for = lane.waited_for or patience > 0
+        return None
 
     def _begin_to_connect(self, lane: _Lane, enclosure: Enclosure, now: float) -> bool:
         session, epoch = enclosure.session, enclosure.epoch
@@ -293,11 +300,12 @@ class WorkerLanes(KvCommands):
             if queue is not None:
                 enclosure.complain(lane.epoch)
                 queue.close()
-            if session is None or now < lane.next_try or self._queue_id > session.io_queues:
+            tried = lane.epoch == epoch and now < lane.next_try
+            if session is None or tried or self._queue_id > session.io_queues:
                 return False
             depth = min(QUEUE_DEPTH, session.max_queue_entries)
             connect = partial(connect_io_queue, session, self._queue_id, depth, CONNECT_SECONDS)
-        lane.epoch = epoch
+        lane.epoch, lane.waited_for = epoch, False
         lane.connecting = Connecting(connect, f"{enclosure.name}-{self._queue_id}")
         return True
 
@@ -417,7 +425,7 @@ class WorkerLanes(KvCommands):
                     return True
                 if not queue.wait(command, deadline, enough):
                     return False
-            lost = lost or command.lost
+            lost = lost or path_failed(command)
             failed = failed or pending.is_error(command)
             before += command.in_bytes
             if at_least is not None and before >= at_least:

@@ -19,6 +19,9 @@ from nvmeof.wire.status import Status
 
 PATH_STATUSES = frozenset(
     {
+        Status.COMMAND_SEQUENCE_ERROR,
+        Status.ABORTED_SQ_DELETION,
+        Status.TRANSIENT_TRANSPORT_ERROR,
         Status.INTERNAL_PATH_ERROR,
         Status.ANA_PERSISTENT_LOSS,
         Status.ANA_INACCESSIBLE,
@@ -26,7 +29,10 @@ PATH_STATUSES = frozenset(
         Status.CONTROLLER_PATHING_ERROR,
     }
 )
-"""A command that ends with one of these is over, and another path may serve it (NVMe Base 2.0, 4.2.3.4)."""
+"""A command that ends with one of these is over, and another path may serve it (NVMe Base 2.0, 4.2.3.4).
+
+The first three are what a controller says that is being reset or shut down (3.6 and 3.7 there, and 4.2.3.1).
+"""
 SHARE = 0.5
 """Of the time that is left, what a path gets to answer a read that has another."""
 SHARE_LEAST_SECONDS, SHARE_MOST_SECONDS = 0.01, 0.5
@@ -100,4 +106,9 @@ def in_order(ways: Sequence[Route], now: float) -> Sequence[Route]:
 
 def left_by_its_path(commands: Sequence[Command]) -> bool:
     """Whether a command ended for its path's sake."""
-    return any(command.done and (command.lost or command.status in PATH_STATUSES) for command in commands)
+    return any(command.done and path_failed(command) for command in commands)
+
+
+def path_failed(command: Command) -> bool:
+    """Whether a command ended for its path's sake, which says nothing of the namespace."""
+    return command.lost or command.status in PATH_STATUSES

@@ -139,3 +139,47 @@ def test_a_queue_of_a_session_that_is_over_is_not_used(
     lanes.connect_ahead(PATIENCE)
     assert queue.closed.wait(PATIENCE)
     lanes.close()
+
+
+def test_a_new_session_is_tried_at_once_after_a_try_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[HostQueue | None] = [None, cast(HostQueue, FakeQueue())]
+
+    def connect(*_: object) -> HostQueue:
+        queue = answers.pop(0)
+        if queue is None:
+            raise ConnectionLost("its port is down")
+        return queue
+
+    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    enclosure = Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1)
+    lanes = lanes_of(enclosure)
+    lanes.connect_ahead(PATIENCE)
+    lanes.connect_ahead(PATIENCE)
+    assert len(answers) == 1, "not again with the session that it failed with"
+    enclosure.epoch = 2
+    lanes.connect_ahead(PATIENCE)
+    assert not answers
+    lanes.close()
+
+
+def test_a_try_of_an_old_session_holds_up_no_new_one(
+    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = FakeQueue(), FakeQueue()
+
+    def connect(session: ControllerInfo, *_: object) -> HostQueue:
+        if session is first:
+            gate.wait(PATIENCE)
+        return cast(HostQueue, old if session is first else new)
+
+    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    first = cast(ControllerInfo, FakeInfo())
+    enclosure = Enclosure("jbof-0", first, epoch=1)
+    lanes = lanes_of(enclosure)
+    lanes.connect_ahead(0.0)
+    enclosure.session, enclosure.epoch = cast(ControllerInfo, FakeInfo()), 2
+    lanes.connect_ahead(PATIENCE)
+    assert new.registered == 2
+    gate.set()
+    assert old.closed.wait(PATIENCE)
+    lanes.close()

@@ -10,10 +10,12 @@ from agent.cli.status_verb import _state
 from agent.config import EnclosureSection, parse_path
 from agent.remote.fabric import AVOID_MOST_SECONDS, Enclosure, Fabric, Route
 from agent.remote.fence import GRAIN, MOST_PLACES, Fence
-from agent.remote.paths import in_order
+from agent.remote.paths import in_order, path_failed
 from agent.telemetry.snapshot import _enclosures
+from nvmeof.host import commands
 from nvmeof.transport.base import NamespaceInfo
 from nvmeof.wire.ana import AnaState
+from nvmeof.wire.status import Status
 
 NGUID, OTHER = bytes(range(1, 17)), bytes(range(2, 18))
 
@@ -156,3 +158,20 @@ def test_status_names_each_paths_access_and_what_it_left_to_another() -> None:
         "connected, non-optimized, 3 sent elsewhere",
         "away: not connected yet",
     ]
+
+
+@pytest.mark.parametrize(
+    ("status", "of_the_path"),
+    [
+        (Status.COMMAND_SEQUENCE_ERROR, True),
+        (Status.ABORTED_SQ_DELETION, True),
+        (Status.ANA_INACCESSIBLE, True),
+        (Status.UNRECOVERED_READ_ERROR, False),
+        (Status.INVALID_FIELD, False),
+        (Status.SUCCESS, False),
+    ],
+)
+def test_what_a_controller_says_that_is_being_reset_is_the_paths(status: Status, of_the_path: bool) -> None:
+    command = commands.flush(1)
+    command.done, command.status = True, status
+    assert path_failed(command) is of_the_path
