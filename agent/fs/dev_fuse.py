@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import mmap
 import os
 import threading
 import time
@@ -29,6 +28,7 @@ from agent.fs.fuse_abi import PAGE_BYTES
 from agent.fs.fuse_protocol import FuseSession, Reply
 from agent.fs.fuse_requests import WRITE_HEAD_BYTES
 from agent.fs.mounting import MountError, MountOptions
+from agent.payload_memory import payload_memory
 from agent.pool.steps import Runner
 
 log = logging.getLogger(__name__)
@@ -45,10 +45,7 @@ class WorkerBuffers:
     """What one worker reads into and answers from: page-aligned, private, mapped once."""
 
     def __init__(self, transfer_bytes: int) -> None:
-        self._memory = mmap.mmap(
-            -1, PAGE_BYTES + 2 * transfer_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
-        whole = memoryview(self._memory)
+        whole = payload_memory(PAGE_BYTES + 2 * transfer_bytes)
         self.request = whole[PAGE_BYTES - WRITE_HEAD_BYTES : PAGE_BYTES + transfer_bytes]
         self.data = whole[PAGE_BYTES : PAGE_BYTES + transfer_bytes]
         self.room = whole[PAGE_BYTES + transfer_bytes :]

@@ -7,8 +7,9 @@ the rule for the others.
 
 from __future__ import annotations
 
-import mmap
 import threading
+
+from agent.payload_memory import payload_memory
 
 SPARE_MAX = 16
 """Buffers that wait for their next use; one unit each."""
@@ -27,7 +28,7 @@ class UnitBuffers:
         with self._lock:
             if self._spare:
                 return self._spare.pop()
-        return memoryview(mmap.mmap(-1, self._unit_bytes))
+        return payload_memory(self._unit_bytes)
 
     def give_back(self, buffer: memoryview) -> None:
         """The whole buffer that `borrow` gave; nobody looks at it any more."""

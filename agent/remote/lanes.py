@@ -9,13 +9,13 @@ Nothing here raises for the fabric's sake. What cannot be sent is a `LanePending
 
 from __future__ import annotations
 
-import mmap
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from agent.payload_memory import payload_memory
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Buffer, Pending, Steps
 from agent.pool.tally import Tally
@@ -80,8 +80,8 @@ class WorkerLanes(KvCommands):
         self._fabric = fabric
         self._queue_id = queue_id
         self._lanes: dict[int, _Lane] = {}
-        self._receive = memoryview(mmap.mmap(-1, BUFFER_BYTES))
-        self._send = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+        self._receive = payload_memory(BUFFER_BYTES)
+        self._send = payload_memory(BUFFER_BYTES)
         self._warm_at = 0.0
 
     # -- Lanes ----------------------------------------------------------------------------------

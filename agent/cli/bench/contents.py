@@ -9,15 +9,41 @@ from __future__ import annotations
 import functools
 import mmap
 import random
+import threading
 from collections.abc import Callable
 
+from agent.payload_memory import payload_memory
+
+ARENA_BYTES = 64 << 20
 STEP = 4096
 STEPS = 256
 
 
+class _Arena:
+    """Memory that buffers are cut from, one behind the other, as those of an engine's own host pool are.
+
+    Whoever is measured gets its buffers here, the floors and the other stores too.
+    """
+
+    def __init__(self) -> None:
+        self._left = memoryview(b"")
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> memoryview:
+        room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        with self._lock:
+            if room > len(self._left):
+                self._left = payload_memory(max(room, ARENA_BYTES))
+            taken, self._left = self._left[:size], self._left[room:]
+        return taken
+
+
+_arena = _Arena()
+
+
 def pages(size: int) -> memoryview:
     """A writable buffer of `size` bytes that begins at a page and has been touched."""
-    buffer = memoryview(mmap.mmap(-1, size))
+    buffer = _arena.take(size)
     for at in range(0, size, mmap.PAGESIZE):
         buffer[at] = 0
     return buffer

@@ -123,7 +123,7 @@ class _Reader:
         new_buffer: Callable[[int], memoryview] = pages,
     ) -> None:
         self._site, self._contents = site, contents
-        self._get_many = site.volume.get_many
+        self._get_many, self._get_into = site.volume.get_many, site.volume.get_into
         self._buffers = [new_buffer(contents.value_bytes) for _ in range(min(batch, len(numbers)))]
         keys = [(number, key_of(f"get {number}")) for number in numbers]
         self._round_about = itertools.cycle(keys)
@@ -132,7 +132,12 @@ class _Reader:
     def __call__(self) -> int:
         numbered = list(itertools.islice(self._round_about, len(self._buffers)))
         self._last = [number for number, _ in numbered]
-        lengths = self._get_many([key for _, key in numbered], self._buffers)
+        keys = [key for _, key in numbered]
+        lengths = (
+            self._get_many(keys, self._buffers)
+            if len(keys) > 1
+            else [self._get_into(keys[0], self._buffers[0])]
+        )
         moved = 0
         for at, length in enumerate(lengths):
             if length is None:

@@ -14,9 +14,10 @@ Nothing here locks; `OpenFiles.state` guards all of it (see face.py).
 
 from __future__ import annotations
 
-import mmap
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+
+from agent.payload_memory import payload_memory
 
 _ZEROS = memoryview(bytes(1 << 20))
 
@@ -97,7 +98,7 @@ class StagingMemory:
             self._idle_bytes -= size
             return idle.pop()
         self._trim()
-        return memoryview(mmap.mmap(-1, size))
+        return payload_memory(size)
 
     def give(self, buffer: memoryview) -> None:
         """Take a buffer back."""

@@ -14,7 +14,6 @@ What is copied is counted.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,6 +21,7 @@ from agent.fs.fuse_abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcod
 from agent.fs.fuse_protocol import Reply
 from agent.fs.fuse_requests import WRITE_HEAD_BYTES
 from agent.inline.scatter import Scatter, Target
+from agent.payload_memory import payload_memory
 
 ARGUMENTS_BYTES_MAX = 128 << 10
 """Header and arguments of anything but a WRITE; an extended attribute's value is the longest (64 KiB)."""
@@ -48,9 +48,9 @@ class RequestBuffers:
     def __init__(self, transfer_bytes: int, scatters: Callable[[int], bool]) -> None:
         """`scatters` says of a node whether READ of it opens into a `Scatter`."""
         self._scatters = scatters
-        self._message = memoryview(mmap.mmap(-1, ARGUMENTS_BYTES_MAX))
-        self._data = memoryview(mmap.mmap(-1, transfer_bytes))
-        self._room = memoryview(mmap.mmap(-1, transfer_bytes))
+        self._message = payload_memory(ARGUMENTS_BYTES_MAX)
+        self._data = payload_memory(transfer_bytes)
+        self._room = payload_memory(transfer_bytes)
         self._header_runs: list[memoryview] = []
         self._body_runs: list[memoryview] = []
         self._body_bytes = 0
