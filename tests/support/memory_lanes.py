@@ -81,6 +81,7 @@ class MemoryLanes:
         self.namespaces = namespaces
         self.tallies: dict[str, Tally] = {"": Tally()}
         self.clock = 1000.0
+        self._looks = 0
         self.epoch = 1_800_000_000.0
         self.round_trips = 0
         self.before_wait: Callable[[], None] | None = None
@@ -145,7 +146,9 @@ class MemoryLanes:
         return self.clock
 
     def wall(self) -> float:
-        return self.epoch + self.clock
+        # No two writes of a real agent fall into one microsecond, and generations rely on that.
+        self._looks += 1
+        return self.epoch + self.clock + self._looks * 1e-6
 
     def run(self, steps: Steps[T]) -> T:
         """Drive steps to their end; a wait that nothing will answer ends at its deadline at once."""
