@@ -28,7 +28,7 @@ class LanePending:
         """What judges the namespace by its answer; None where nothing was sent."""
         self._fault = fault
         self.request: Request | None = None
-        """Present where there is more than one path, until it is settled whether another one is taken."""
+        """Of a write, and of a read with more than one path, until it is settled what becomes of it."""
         self.base = 0
         """Bytes that came by an earlier path; the commands are about those behind them."""
 

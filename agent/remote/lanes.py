@@ -184,7 +184,8 @@ class WorkerLanes(KvCommands):
         elif size and (ways[0].kv is not None) is not of_keys:
             pending.fail("a namespace of keys has no blocks, and one of blocks no keys")
         else:
-            if ways[0].enclosure.has_other_paths:
+            # A write of unknown fate is fenced with one path as well: it was sent by one queue of several.
+            if not is_read or ways[0].enclosure.has_other_paths:
                 lba_bytes = 0 if of_keys else ways[0].lba_bytes
                 pending.request = Request(
                     namespace, fabric.nguids[namespace], at, size, lba_bytes, build, is_read=is_read

@@ -42,7 +42,7 @@ Build: TypeAlias = Callable[[Route, HostQueue, int], Sequence[Command]]
 
 
 class Request:
-    """A read or write that can go by another path: how to build it anew, and where it was sent."""
+    """A write, or a read that can go by another path: how to build it anew, and where it was sent."""
 
     __slots__ = ("_at", "build", "is_read", "lba_bytes", "namespace", "nguid", "size", "tried")
 

@@ -73,9 +73,9 @@ class Trial:
         self.check()
 
 
-@pytest.fixture
-def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Trial]]:
-    made = [Trial(TwoPaths(monkeypatch, seed), seed) for seed in SEEDS]
+@pytest.fixture(params=[1, 2], ids=["one path", "two paths"])
+def trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Trial]]:
+    made = [Trial(TwoPaths(monkeypatch, seed, request.param), seed) for seed in SEEDS]
     yield made
     for trial in made:
         trial.rig.lanes.close()

@@ -33,6 +33,9 @@ VERSIONS_PER_OPENING = 1 << 32
 """A version is the number of this opening of the file system, then a count: never given out twice, not
 even for a block that a killed process put without making it current."""
 
+PLACES_TRIED = 3
+"""Of a block whose place cannot be written; each try ends within the volume's write deadline."""
+
 
 class Sealer:
     """Seals, admits and finds memory. The caller holds the gate of the file it names."""
@@ -72,7 +75,23 @@ class Sealer:
                 raise FsError(errno.ENOSPC)
 
     def _put_into(self, file: OpenFile, position: int, capacity: int, data: memoryview) -> Steps[bool]:
-        """The same with slots of one capacity; False when none is free."""
+        """The same with slots of one capacity; False when none is free.
+
+        Where the place that the block's name leads to cannot be written just now, because of its enclosure or
+        of a write there whose fate is unknown, it gets another name, and with it most likely another place.
+        """
+        for _ in range(PLACES_TRIED - 1):
+            try:
+                return (yield from self._put_once(file, position, capacity, data))
+            except StoreUnavailable:
+                continue
+        try:
+            return (yield from self._put_once(file, position, capacity, data))
+        except StoreUnavailable as fault:
+            self._counters.seals_failed += 1
+            raise FsError(errno.EIO, f"block not stored: {fault}") from fault
+
+    def _put_once(self, file: OpenFile, position: int, capacity: int, data: memoryview) -> Steps[bool]:
         version = next(self._versions)
         name = block_id(self._database.file_system_id, file.ino, position, version)
         with self._database.transaction() as tx:
@@ -87,9 +106,8 @@ class Sealer:
         except BaseException as fault:
             with self._database.transaction() as tx:
                 block_rows.give_up(tx, announced)
-            self._counters.seals_failed += 1
-            if isinstance(fault, StoreUnavailable):
-                raise FsError(errno.EIO, f"block not stored: {fault}") from fault
+            if not isinstance(fault, StoreUnavailable):
+                self._counters.seals_failed += 1
             raise
         return True
 

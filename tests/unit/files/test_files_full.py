@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 
 import pytest
 
+from agent.fs.files.sealing import PLACES_TRIED
 from tests.support.files_calls import CALLER, ROOT
 from tests.unit.files.conftest import BLOCK, World
 
@@ -285,18 +287,35 @@ def test_an_enclosure_that_is_away_costs_eio_and_not_the_file(world: World) -> N
     world.calls.close(file)
 
 
+def test_a_block_whose_place_cannot_be_written_is_put_elsewhere(world: World) -> None:
+    tries = itertools.count(1)
+
+    def unavailable_at_first(step: str) -> None:
+        if step == "put":
+            world.store.unavailable = {"put"} if next(tries) < PLACES_TRIED else set()
+
+    file = world.calls.open("file", os.O_CREAT | os.O_RDWR)
+    world.calls.pwrite(file, b"x", 0)
+    world.store.before = unavailable_at_first
+    world.calls.fsync(file)
+    assert next(tries) == PLACES_TRIED + 1
+    assert world.store.puts == len(world.store.blocks) == 1
+    world.calls.close(file)
+    assert world.calls.get("file") == b"x"
+
+
 def test_a_block_that_may_have_been_stored_is_deleted_later(world: World) -> None:
-    """The put took effect, its answer did not come: the block is doomed, the next try has another name."""
+    """The puts took effect, their answers did not come: the blocks are doomed, each try has another name."""
     world.store.unavailable = {"stored"}
     file = world.calls.open("file", os.O_CREAT | os.O_RDWR)
     world.calls.pwrite(file, b"x", 0)
     with pytest.raises(OSError) as refusal:
         world.calls.fsync(file)
     assert errno_of(refusal) == errno.EIO
-    assert len(world.store.blocks) == 1
+    assert len(world.store.blocks) == PLACES_TRIED
     world.store.unavailable = set()
     world.calls.close(file)
-    assert len(world.store.blocks) == 2
+    assert len(world.store.blocks) == PLACES_TRIED + 1
     world.collect()
     assert len(world.store.blocks) == 1
     assert world.calls.get("file") == b"x"
