@@ -12,13 +12,17 @@ One fence is shared by all workers; a place is a range of bytes of a namespace.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+
+from nvmeof.host.command import Command
 
 LOST_SECONDS = 12.0
 """A controller that has not heard from us is to end with its keep-alive time, 5 s; one that goes by traffic
 may take twice that (NVMe Base 2.0, 3.9.3), and it takes a moment to stop what it had begun."""
 GIVEN_UP_SECONDS = 60.0
 """A write that was given up may be answered for as long as its queue lives, 10 s at the most, and then is as
-one that was lost. The slot is shunned for as long as this (agent/pool/writing.py)."""
+one that was lost; with its answer the fence falls. The slot is shunned for as long as this
+(agent/pool/writing.py)."""
 TIDY_SECONDS = 1.0
 """How often places that are free again are taken out, at the most."""
 GRAIN = 1 << 20
@@ -27,14 +31,33 @@ MOST_PLACES = 4096
 """More than the queues of all workers hold; with more, the namespace as a whole is fenced."""
 
 
+class _Place:
+    """How long it is left alone: until a moment, or until all the commands are answered, if there are any."""
+
+    __slots__ = ("_commands", "until")
+
+    def __init__(self, until: float, commands: Sequence[Command]) -> None:
+        self.until = until
+        self._commands = commands
+
+    def stands(self, now: float) -> bool:
+        commands = self._commands
+        return self.until > now and not (commands and all(command.answered_late for command in commands))
+
+    def joined(self, other: _Place) -> _Place:
+        by_answers = self._commands and other._commands
+        commands = [*self._commands, *other._commands] if by_answers else ()
+        return _Place(max(self.until, other.until), commands)
+
+
 class Fence:
     """Places that may not be written just now. `now` in the seconds of the lanes' clock."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._places: dict[tuple[bytes, int, int], float] = {}
-        """Until when, by NGUID, first byte and end."""
-        self._grains: dict[tuple[bytes, int], dict[tuple[int, int], float]] = {}
+        self._places: dict[tuple[bytes, int, int], _Place] = {}
+        """By NGUID, first byte and end."""
+        self._grains: dict[tuple[bytes, int], dict[tuple[int, int], _Place]] = {}
         """The same by NGUID and grain, each place in every grain that it reaches into."""
         self._tidy_at = float("-inf")
         self._namespaces: dict[bytes, float] = {}
@@ -42,14 +65,24 @@ class Fence:
         """When the last of them falls: what a write looks at first."""
         self.raised = 0
 
-    def put_up(self, nguid: bytes, offset: int, size: int, until: float, now: float) -> None:
-        """Let nobody write there until then."""
-        place = (nguid, offset, offset + size)
+    def put_up(
+        self,
+        nguid: bytes,
+        offset: int,
+        size: int,
+        until: float,
+        now: float,
+        given_up: Sequence[Command] = (),
+    ) -> None:
+        """Let nobody write there until then, or until all of `given_up` were answered after all."""
+        where, place = (nguid, offset, offset + size), _Place(until, given_up)
         with self._lock:
             if len(self._places) >= MOST_PLACES or now >= self._tidy_at:
                 self._tidy(now)
-            if len(self._places) < MOST_PLACES or place in self._places:
-                self._set(place, max(until, self._places.get(place, 0.0)))
+            if (before := self._places.get(where)) is not None and before.stands(now):
+                self._set(where, before.joined(place))
+            elif len(self._places) < MOST_PLACES or before is not None:
+                self._set(where, place)
             else:
                 self._namespaces[nguid] = max(until, self._namespaces.get(nguid, 0.0))
             self._until = max(self._until, until)
@@ -63,24 +96,24 @@ class Fence:
             if self._namespaces.get(nguid, 0.0) > now:
                 return True
             return any(
-                first < offset + size and offset < end and until > now
+                first < offset + size and offset < end and place.stands(now)
                 for grain in _grains(offset, size)
-                for (first, end), until in self._grains.get((nguid, grain), {}).items()
+                for (first, end), place in self._grains.get((nguid, grain), {}).items()
             )
 
-    def _set(self, place: tuple[bytes, int, int], until: float) -> None:
-        nguid, first, end = place
-        self._places[place] = until
+    def _set(self, where: tuple[bytes, int, int], place: _Place) -> None:
+        nguid, first, end = where
+        self._places[where] = place
         for grain in _grains(first, end - first):
-            self._grains.setdefault((nguid, grain), {})[first, end] = until
+            self._grains.setdefault((nguid, grain), {})[first, end] = place
 
     def _tidy(self, now: float) -> None:
         self._tidy_at = now + TIDY_SECONDS
-        standing = {place: end for place, end in self._places.items() if end > now}
+        standing = {where: place for where, place in self._places.items() if place.stands(now)}
         if len(standing) < len(self._places):
             self._places, self._grains = {}, {}
-            for place, until in standing.items():
-                self._set(place, until)
+            for where, place in standing.items():
+                self._set(where, place)
 
 
 def _grains(offset: int, size: int) -> range:

@@ -89,12 +89,9 @@ class Request:
         if self.is_read:
             return
         if any(command.lost for command in commands):
-            until = now + LOST_SECONDS
-        elif any(command.cid >= 0 and not command.done for command in commands):
-            until = now + GIVEN_UP_SECONDS
-        else:
-            return
-        fence.put_up(self.nguid, self._at, self.size, until, now)
+            fence.put_up(self.nguid, self._at, self.size, now + LOST_SECONDS, now)
+        elif given_up := [command for command in commands if command.cid >= 0 and not command.done]:
+            fence.put_up(self.nguid, self._at, self.size, now + GIVEN_UP_SECONDS, now, given_up)
 
 
 def in_order(ways: Sequence[Route], now: float) -> Sequence[Route]:

@@ -19,6 +19,7 @@ class Command:
 
     __slots__ = (
         "abandoned",
+        "answered_late",
         "cdw2",
         "cdw3",
         "cdw10",
@@ -107,6 +108,8 @@ class Command:
         """Its id on the queue; -1 before it is submitted."""
         self.submitted_at = 0.0
         self.abandoned = False
+        self.answered_late = False
+        """It was abandoned, and the controller has answered it since: nothing of it is to come."""
 
         # The transport's bookkeeping.
         self.transferred = 0

@@ -359,6 +359,7 @@ class RdmaQueue:
                 command.data_in[:filled] = loan.view[:filled]
             self._buffers.give_back(loan)
         if command.abandoned:
+            command.answered_late = True
             return []
         if status == 0:
             command.received = command.answer_bytes

@@ -161,10 +161,14 @@ class TcpQueue:
         self._become(QueueState.FAILED)
         self.output = []
         self.receiving = None
-        ended = [command for command in self._commands.values() if not command.abandoned]
+        ended = []
+        for command in self._commands.values():
+            if command.abandoned:
+                command.data_out = ()
+            else:
+                command.lose(reason)
+                ended.append(command)
         self._commands = {}
-        for command in ended:
-            command.lose(reason)
         return ended
 
     def termination(self, error: RemoteProtocolError) -> bytes | None:
@@ -395,6 +399,7 @@ class TcpQueue:
         command.result = result
         del self._commands[command.cid]
         if command.abandoned:
+            command.answered_late = True
             return
         if status == Status.SUCCESS:
             # A success that does not come with all the data is none: nobody may take the bytes that

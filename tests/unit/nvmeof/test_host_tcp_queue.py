@@ -407,8 +407,11 @@ def test_an_abandoned_write_still_sends_what_it_was() -> None:
     rig.link.run()
     rig.say(R2T(cid, 2, 8192, 8192))
     assert same(b"".join(rig.peer.data), b"w" * 16384)
+    assert not command.answered_late
     rig.say(CapsuleResp(Cqe(cid)))
     assert rig.queue.in_flight == 0
+    assert command.answered_late
+    assert not command.done
 
 
 def test_a_write_that_fails_early_sends_what_it_was() -> None:

@@ -67,6 +67,20 @@ def test_a_fence_stands_around_its_place_for_its_time() -> None:
     assert not fence.stands(NGUID, 8192, 4096, 12.0)
 
 
+def test_a_fence_falls_with_the_answers_of_what_was_given_up() -> None:
+    fence, given_up = Fence(), [commands.flush(1), commands.flush(1)]
+    fence.put_up(NGUID, 0, 4096, 60.0, 0.0, given_up[:1])
+    fence.put_up(NGUID, 0, 4096, 60.0, 0.0, given_up[1:])
+    given_up[0].answered_late = True
+    assert fence.stands(NGUID, 0, 1, 1.0), "the other may still land"
+    given_up[1].answered_late = True
+    assert not fence.stands(NGUID, 0, 1, 1.0)
+    fence.put_up(NGUID, 0, 4096, 13.0, 1.0)
+    assert fence.stands(NGUID, 0, 1, 2.0), "one that was lost is never answered"
+    fence.put_up(NGUID, 0, 4096, 60.0, 2.0, given_up)
+    assert fence.stands(NGUID, 0, 1, 59.0)
+
+
 @pytest.mark.parametrize("paths", [("10.0.1.7:4420",), ("10.0.1.8:1", "10.0.1.8:1")])
 def test_one_address_is_one_path(paths: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="named twice"):
