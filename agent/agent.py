@@ -13,10 +13,11 @@ thread that has ended.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -30,11 +31,12 @@ from agent.fs.control_face import CONTROL_ROOT, ControlFace
 from agent.fs.dev_fuse import DevFuseDoor
 from agent.fs.door import Door, make_door
 from agent.fs.files.face import FilesFace
+from agent.fs.files.home import NamesElsewhere
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.mounting import MountError, MountOptions, clear_dead_mount
-from agent.fs.pool_store import PoolBlockStore
+from agent.fs.pool_store import store_for
 from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.guest_doors import make_guest_doors
@@ -52,7 +54,10 @@ from agent.pool.volume import Volume
 from agent.reaching import LanesPool, connected, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes, current_lanes
-from agent.seen_map import refuse_older_map, remember_map
+from agent.remote.proving import Prover
+from agent.s3.door import S3Door
+from agent.s3.opening import make_s3_door
+from agent.seen_map import SeenMaps
 from agent.serving import Serving, storing_queues
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
@@ -69,8 +74,9 @@ EXTRA_QUEUES = PRESTAGE_THREADS + 2
 
 
 Doors = list[tuple[str, Door]]
-"""By their names: `fuse`, and `virtiofs-0` and so on."""
+"""By their names: `fuse`, `virtiofs-0` and so on, and `s3`."""
 MOUNT_DOOR = "fuse"
+S3_DOOR = "s3"
 
 
 def open_volumes(
@@ -114,14 +120,19 @@ class Agent:
         settings = configuration.agent
         self.lanes = lanes
         self.directories = DirectoryCache(settings.directory_cache)
+        self.seen = SeenMaps(settings.state)
+        self.seen.refuse(pool_map)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
+        self.seen.note(pool_map, self._served())
         self.members = Members.of(pool_map)
         storing_queue = settings.workers + EXTRA_QUEUES + 1
         self.serving = Serving(configuration, self.volumes, self.lanes.take, storing_queue)
         self.prestage, self.continuer = self.serving.prestage, self.serving.continuer
         self.start_prestage = self.serving.start_prestage
         self.tenants = TenantUpkeep(pool_map, self.volumes, settings.workers, root, settings.state)
-        self.watch = MapWatch(pool_map, self.volumes, self.prestage, self._follow_map, fabric.grow)
+        self.tenants.rotation.unnamed = self._unnamed
+        distrust = functools.partial(self.seen.distrusted, self.volumes, root)
+        self.watch = MapWatch(pool_map, self.volumes, self.prestage, self._follow_map, fabric.grow, distrust)
         self.membership = Membership(
             configuration.pool, self.volumes, fabric, root, lambda: self.watch.pool_map
         )
@@ -152,29 +163,51 @@ class Agent:
         )
         self.sources.keeping = self.keeping.snapshot
         self.sources.membership = self.membership.snapshot
+        self.sources.s3 = self._s3_snapshot
         self.doors: Doors = []
         self._stopping = threading.Event()
         self._upkeep: threading.Thread | None = None
+        self._prover = Prover(fabric)
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot.take(self.sources)
 
     def _follow_map(self, newer: PoolMap) -> None:
-        remember_map(self.configuration.agent.state, newer)
         self.sources.map_version = newer.version
         self.tenants.follow(newer)
+        # After that: the disk of the state folder may be full, or hang.
+        self.seen.note(newer, self._served())
+
+    def _served(self) -> list[str]:
+        return [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
 
     def _files_snapshot(self) -> dict[str, Any] | None:
         if self.files is None:
             return None
         return {**asdict(self.files.counters), **asdict(self.files.gauges())}
 
-    def _has_files(self) -> bool:
-        """Whether /fs of this agent is in use: one agent of a pool uses it."""
-        if self.files is None:
-            return False
-        held = self.files.gauges()
-        return held.inodes > 1 or held.doomed_blocks > 0  # One is the root folder.
+    def _s3_door(self) -> S3Door | None:
+        return next((door for _, door in self.doors if isinstance(door, S3Door)), None)
+
+    def _s3_snapshot(self) -> Mapping[str, Any] | None:
+        door = self._s3_door()
+        return None if door is None else door.snapshot()
+
+    def _has_files(self, volume: Volume) -> bool:
+        """Whether a volume of blocks is in use here, by /fs or S3: one agent of a pool uses it."""
+        door = self._s3_door()
+        if door is not None and door.holds_anything(volume.settings.tenant):
+            return True
+        return self.files is not None and self.files.gauges().is_anything
+
+    def _unnamed(self, blocks: Sequence[bytes]) -> Sequence[bytes]:
+        """Of some identifiers of blocks those that no file of this agent has, in /fs or by S3."""
+        if self.sources.not_served:
+            return ()  # names that are not open cannot be asked
+        if self.files is not None and blocks:
+            blocks = self.files.orphans(blocks)
+        door = self._s3_door()
+        return blocks if door is None or not blocks else door.orphans(blocks)
 
     def _doors_snapshot(self) -> dict[str, dict[str, int]]:
         counts = {}
@@ -209,8 +242,13 @@ class Agent:
                 root_gid=owner[1],
             )
             metadata = self.configuration.agent.state / "files.sqlite"
-            self.files = FilesFace(metadata, PoolBlockStore(blocks, current_lanes), options)
-            if audience.shows_files(self.volumes):
+            store, home = store_for(metadata, self.sources.pool_id, blocks, current_lanes)
+            try:
+                self.files = FilesFace(metadata, store, options, home=home)
+            except NamesElsewhere as elsewhere:
+                log.error("/fs is not served: %s", elsewhere)
+                self.sources.not_served["/fs"] = f"{elsewhere}; {elsewhere.advice}"
+            if self.files is not None and audience.shows_files(self.volumes):
                 faces[b"fs"] = (FACE_FILES << FACE_SHIFT | 1, self.files)
         sources = audience.sources(self.sources, key_value)
         faces[b".g35"] = (
@@ -236,7 +274,9 @@ class Agent:
         lanes, files = self.lanes.take(self._upkeep_queue), self.files
         while not self._stopping.wait(UPKEEP_SECONDS):
             try:
+                self._prover.turn(lanes)
                 lanes.run(self.watch.look(lanes))
+                self.seen.write_again(lanes.now())
                 lanes.run(self.tenants.look(lanes))
                 lanes.run(self.membership.turn(lanes))
                 lanes.run(self.keeping.look(lanes))
@@ -281,6 +321,11 @@ def own_queues(configuration: Configuration) -> int:
     return EXTRA_QUEUES + storing_queues(configuration.policies) + (configuration.pool.membership == "auto")
 
 
+def s3_queues(configuration: Configuration) -> int:
+    """Queues of the S3 door's threads."""
+    return configuration.s3.workers if configuration.s3.listen else 0
+
+
 def guest_queues(configuration: Configuration) -> int:
     """Request queues of all guests: each has a queue of its own on every enclosure."""
     workers = configuration.agent.worker_count
@@ -323,7 +368,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
     """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
     root = root_key_in(configuration.agent.key_file)
     wanted = configuration.agent.worker_count
-    extra = own_queues(configuration) + guest_queues(configuration)
+    extra = own_queues(configuration) + guest_queues(configuration) + s3_queues(configuration)
     async with (
         connected(configuration, wanted + extra) as supervisor,
         AsyncExitStack() as cleanup,
@@ -336,8 +381,6 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         lanes = LanesPool(fabric)
         cleanup.callback(lanes.close)
         pool_map = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1))
-        refuse_older_map(settings.state, pool_map)
-        remember_map(settings.state, pool_map)
         cleanup.callback(set_mark(pool_map.pool_id).close)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         _say_what_is_away(fabric)
@@ -380,6 +423,23 @@ def _make_doors(agent: Agent, wanted_workers: int) -> Doors:
         agent, agent.configuration.virtiofs, wanted_workers, first, lanes.take, settings.state
     )
     doors += [(f"virtiofs-{number}", door) for number, door in enumerate(guests)]
+    s3 = agent.configuration.s3
+    if s3.listen:
+        first += guest_queues(agent.configuration)
+        options = FilesOptions(s3.staging, on_full=agent.configuration.files.on_full, workers=s3.workers)
+        erased = {each.name for each in agent.watch.pool_map.tenants if each.is_erased}
+        made = make_s3_door(
+            s3,
+            agent.volumes,
+            settings.state,
+            options,
+            current_lanes,
+            lambda number: lanes.take(first + number),
+            erased,
+            agent.sources.pool_id,
+            agent.sources.not_served,
+        )
+        doors.append((S3_DOOR, made))
     return doors
 
 

@@ -217,8 +217,11 @@ class AutoMembership:
         pool_map, seen = self._look(lanes)
         members = {each.nguid for each in pool_map.namespaces}
         for nguid, _, inspection in seen:
-            name, why = nguid.hex(), why_not(inspection)
-            if name not in members and why and inspection.content is not Content.UNREADABLE:
+            name, why = nguid.hex(), why_not(inspection, pool_map.pool_id)
+            if name not in members and inspection.claimants and why:
+                # It may give way.
+                self._wait_for(f"namespace {name}: {why}")
+            elif name not in members and why and inspection.content is not Content.UNREADABLE:
                 self._refused[name] = why
                 log.warning("namespace %s does not join by itself: %s (g35 pool add)", name, why)
         newcomers = [

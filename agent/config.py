@@ -37,6 +37,7 @@ from agent.pool.pool_map import (
 from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
 from agent.pool_section import PoolSection
+from agent.s3_section import S3Section, S3TenantSection
 from agent.scrub_section import ScrubSection
 from agent.serving_sections import PolicySection, PrestageSection
 from agent.sizes import Size as Size
@@ -355,6 +356,7 @@ class Configuration(_Section):
     policies: tuple[PolicySection, ...] = Field((), max_length=64)
     pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
     scrub: ScrubSection = Field(default_factory=lambda: ScrubSection.model_validate({}))
+    s3: S3Section = Field(default_factory=lambda: S3Section.model_validate({}))
     virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
 
     @model_validator(mode="after")
@@ -368,8 +370,8 @@ class Configuration(_Section):
         for section in sections:
             if section.controller_secret_file is not None and section.host_secret_file is None:
                 raise ValueError("controller_secret_file wants a host_secret_file beside it")
-        if self.agent.mount is None and not self.virtiofs:
-            raise ValueError("neither agent.mount nor a virtiofs.socket says how the pool is reached")
+        if self.agent.mount is None and not self.virtiofs and not self.s3.listen:
+            raise ValueError("no agent.mount, virtiofs.socket or s3.listen says how the pool is reached")
         # However they are spelled: two slashes at the beginning are kept by realpath, and mean one.
         sockets = ["/" + os.path.realpath(device.socket).lstrip("/") for device in self.virtiofs]
         if len(set(sockets)) != len(sockets):
@@ -379,6 +381,9 @@ class Configuration(_Section):
         names = [enclosure.name for enclosure in self.enclosures]
         if len(set(names)) != len(names):
             raise ValueError("two enclosures have one name")
+        paths = [path for enclosure in self.enclosures for path in enclosure.each_path()]
+        if len({(each.transport, each.address, each.port, each.nqn) for each in paths}) < len(paths):
+            raise ValueError("two enclosures have one address, port and NQN: that is one path")
         for volume in self.volumes:
             if volume.suite == "plain+crc64" and not self.pool.allow_plain:
                 raise ValueError(
@@ -400,6 +405,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "pool": PoolSection,
     "scrub": ScrubSection,
     "virtiofs": VirtioFsSection,
+    "s3": S3Section,
+    "s3.tenants": S3TenantSection,
 }
 
 
@@ -453,7 +460,7 @@ def reference_markdown() -> str:
         "Unknown keys are refused. This page is made by `g35 config reference`.",
     ]
     for name, section in SECTIONS.items():
-        repeated = name in ("enclosures", "discovery", "volumes", "policies", "virtiofs")
+        repeated = name in ("enclosures", "discovery", "volumes", "policies", "virtiofs", "s3.tenants")
         lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
         lines += [
             (section.__doc__ or "").strip(),

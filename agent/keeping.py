@@ -39,9 +39,9 @@ class Keeping:
         volumes: Sequence[AnyVolume],
         take_lanes: Callable[[], WorkerLanes],
         tallies: Callable[[], Iterable[Mapping[str, Tally]]],
-        has_files: Callable[[], bool],
+        has_files: Callable[[Volume], bool],
     ) -> None:
-        """`has_files` tells whether this agent's /fs holds anything: then volumes of files are its own."""
+        """`has_files` tells whether this agent has files in a volume of blocks: then that is its own."""
         self._section = scrub
         self._has_files = has_files
         self._volumes = [volume for volume in volumes if isinstance(volume, Volume)]
@@ -79,10 +79,10 @@ class Keeping:
         }
 
     def _leave_files_to_others(self) -> None:
-        """One agent of a pool uses /fs; where that is not this one, it takes nothing out there."""
-        blocks = [volume for volume in self._volumes if volume.settings.kind == "files"]
-        if blocks and all(volume.left_to_others for volume in blocks) and self._has_files():
-            for volume in blocks:
+        """One agent of a pool uses a volume of blocks; where that is not this one, it takes nothing out there
+        and seals nothing anew."""
+        for volume in self._volumes:
+            if volume.left_to_others and self._has_files(volume):
                 volume.left_to_others = False
 
     def start(self) -> None:

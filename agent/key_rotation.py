@@ -7,6 +7,10 @@ not looking for a while, does so at once (key_turn.py). From there on upkeep sea
 left under the earlier key, some values at a time. It keeps no place: an entry says under which key its slot
 is, so an agent that was ended goes on where there is something left. A map without the earlier key ends the
 rotation.
+
+A volume of blocks is sealed anew by the one agent that has files in it (agent/keeping.py), beside its own
+puts and deletes: two agents that write one directory may lose an entry of each other's, which is a hit in
+/kv and a file here. At the end of a walk it takes out what no file has and does not open.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from agent.inline.key_use import KeyUseBook, writes_max
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.key_turn import MAP_AGE_SECONDS, SETTLE_SECONDS, KeyTurn
+from agent.pool.leftovers import Unnamed, clear_leftovers
 from agent.pool.occupancy import SetPlace
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import MapVolume, PoolMap
@@ -34,6 +39,8 @@ log = logging.getLogger(__name__)
 SETS_PER_LOOK = 32
 VALUES_PER_LOOK = 32
 """After so many values a round of upkeep lets the others have their turn."""
+LEFTOVERS_SECONDS = 10.0
+"""Between two looks for entries that no file has: each reads all names of blocks."""
 
 
 @dataclass(slots=True)
@@ -49,6 +56,8 @@ class _Keys:
     is_resealing: bool = False
     rest: Iterator[SetPlace] = field(default_factory=lambda: iter(()))
     counts: ResealCounts = field(default_factory=ResealCounts)
+    leftovers_at: float = float("-inf")
+    """When it is time to look for what no file has."""
 
 
 class KeyRotation:
@@ -64,6 +73,8 @@ class KeyRotation:
     ) -> None:
         """`clock` gives the seconds of the lanes' `now`."""
         self._root, self._book, self._clock = root, book, clock
+        self.unnamed: Unnamed | None = None
+        """Knows the files of this agent; without it nothing of them is taken out."""
         self._keys: dict[str, _Keys] = {}
         self._others = [volume for volume in volumes if not isinstance(volume, Volume)]
         for other in self._others:
@@ -129,8 +140,32 @@ class KeyRotation:
             if keys.waits and turn is not None and lanes.now() >= turn.seals_at:
                 keys.volume.codec, keys.waits, keys.is_resealing = turn.codec, False, True
                 log.info("volume %s is sealed with its new data key", keys.volume.settings.name)
-            if keys.is_resealing:
-                yield from _reseal_some(keys, lanes)
+            if keys.is_resealing and not keys.volume.left_to_others:
+                yield from self._reseal_some(keys, lanes)
+
+    def _reseal_some(self, keys: _Keys, lanes: Lanes) -> Steps[None]:
+        looked_at = 0
+        batch = list(itertools.islice(keys.rest, SETS_PER_LOOK))
+        if not batch:
+            keys.rest = _places(keys.volume)
+            yield from self._clear_leftovers(keys, lanes)
+        for place in batch:
+            if looked_at >= VALUES_PER_LOOK:
+                keys.rest = itertools.chain([place], keys.rest)
+                continue
+            looked_at += yield from reseal_set(keys.volume, lanes, place, keys.counts)
+
+    def _clear_leftovers(self, keys: _Keys, lanes: Lanes) -> Steps[None]:
+        found, keys.counts.unopened = keys.counts.unopened, []
+        if not found or self.unnamed is None or lanes.now() < keys.leftovers_at:
+            return
+        keys.leftovers_at = lanes.now() + LEFTOVERS_SECONDS
+        cleared = yield from clear_leftovers(keys.volume, lanes, found, self.unnamed)
+        if cleared:
+            log.info(
+                "volume %s: %d entries of blocks that no file has, and that do not open, were removed",
+                keys.volume.settings.name, cleared,
+            )  # fmt: skip
 
     def snapshot(self) -> dict[str, dict[str, Any]]:
         """By the name of each volume: the epoch of its key, and what a rotation has done."""
@@ -151,18 +186,6 @@ class KeyRotation:
                 "reseals_dropped": 0, "reseals_left": 0,
             }  # fmt: skip
         return rows
-
-
-def _reseal_some(keys: _Keys, lanes: Lanes) -> Steps[None]:
-    looked_at = 0
-    batch = list(itertools.islice(keys.rest, SETS_PER_LOOK))
-    if not batch:
-        keys.rest = _places(keys.volume)
-    for place in batch:
-        if looked_at >= VALUES_PER_LOOK:
-            keys.rest = itertools.chain([place], keys.rest)
-            continue
-        looked_at += yield from reseal_set(keys.volume, lanes, place, keys.counts)
 
 
 def _places(volume: Volume) -> Iterator[SetPlace]:

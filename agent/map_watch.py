@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from agent.pool.key_epochs import has_keys_of
 from agent.pool.kv_opening import inspect_kv
@@ -21,6 +22,7 @@ from agent.pool.pool_map import MapNamespace, PoolMap
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Lanes, Steps
 from agent.pool.superblock import BLOCK_BYTES, NoSuperblock, map_version_of
+from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
 
 log = logging.getLogger(__name__)
@@ -38,11 +40,14 @@ class MapWatch:
         prestage: PrestageCache,
         remember: Callable[[PoolMap], None] = lambda _: None,
         grow: Callable[[Sequence[bytes]], None] | None = None,
+        distrust: Callable[[PoolMap], Collection[str]] = lambda _: (),
     ) -> None:
         """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
-        where others have followed those that there were. Without it they wait for the next start."""
+        where others have followed those that there were. Without it they wait for the next start. `distrust`
+        is asked first, for the ids of volumes that nobody may be served by that map (agent/seen_map.py)."""
         self.pool_map = pool_map
         self._grow = grow
+        self._distrust = distrust
         self._remember = remember
         self._volumes = volumes
         self._prestage = prestage
@@ -51,6 +56,7 @@ class MapWatch:
         for volume in volumes:
             if isinstance(volume, Volume):
                 volume.map_age.watch(functools.partial(self._still_has_keys_of, volume))
+                volume.in_force = self.in_force
 
     def look(self, lanes: Lanes) -> Steps[None]:
         """Look at the next namespace, where it is time for that."""
@@ -61,8 +67,8 @@ class MapWatch:
         number = next(self._turn)
         # Namespaces keep their numbers: no verb takes one out of a pool.
         member = self.pool_map.namespaces[number]
-        found = yield from _version_and_map(lanes, number, member, self.pool_map)
-        if found is None:
+        found = yield from _version_and_map(lanes, number, member, self.pool_map, now + LOOK_SECONDS)
+        if isinstance(found, MissCause):
             return
         if found.version > self.pool_map.version:
             self._follow(found)
@@ -70,20 +76,48 @@ class MapWatch:
             if isinstance(volume, Volume):
                 volume.map_age.note(now)
 
-    def _still_has_keys_of(self, volume: Volume, lanes: Lanes, number: int) -> Steps[bool]:
-        """For any thread: whether the map on a namespace gives a volume the keys that this agent knows."""
+    def _still_has_keys_of(
+        self, volume: Volume, lanes: Lanes, number: int, deadline: float
+    ) -> Steps[MissCause | None]:
+        """For any thread: whether the map on a namespace gives a volume the keys that this agent knows. As
+        `Ask` in agent/pool/key_turn.py."""
         known = self.pool_map
         if number >= len(known.namespaces):
-            return False
-        found = yield from _version_and_map(lanes, number, known.namespaces[number], known)
-        return found is not None and has_keys_of(known, found, volume.settings.volume_id.hex())
+            return MissCause.LATE  # it has joined, and this agent has not followed yet
+        found = yield from _version_and_map(
+            lanes, number, known.namespaces[number], known, deadline, deadline
+        )
+        if isinstance(found, MissCause):
+            return found
+        return None if has_keys_of(known, found, volume.settings.volume_id.hex()) else MissCause.WRONG_KEY
+
+    def in_force(self, lanes: Lanes, deadline: float) -> Steps[int | None]:
+        """For any thread: as `InForce` in agent/pool/key_turn.py. All namespaces are asked, for a newer map
+        comes to one after the other, and who has seen it on one goes by it."""
+        known = self.pool_map
+        for number, member in enumerate(known.namespaces):
+            found = yield from _version_and_map(lanes, number, member, known, deadline, deadline)
+            if isinstance(found, MissCause) or found.version > known.version:
+                return None
+        return known.version if self.pool_map is known else None
 
     def _follow(self, newer: PoolMap) -> None:
         kept = {each.volume_id for each in newer.volumes if not newer.is_erased(each)}
+        forged = self._distrust(newer)
         for volume in self._volumes:
-            if volume.settings.volume_id.hex() not in kept and not volume.erased:
-                volume.forget_secret()
-                self._prestage.discard_volume(volume.settings.volume_id)
+            volume_id = volume.settings.volume_id.hex()
+            if volume.erased or (volume_id in kept and volume_id not in forged):
+                continue
+            volume.forget_secret()
+            self._prestage.discard_volume(volume.settings.volume_id)
+            if volume_id in kept:
+                log.error(
+                    "volume %s is served no longer: the pool map that is there gives it other settings than "
+                    "its key was made for, or a key that was dropped. Somebody without the root key has "
+                    "changed it: look at who writes to the enclosures",
+                    volume.settings.name,
+                )
+            else:
                 log.warning("volume %s was erased; it is served no longer", volume.settings.name)
         if not self._follow_members(newer):
             newer = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
@@ -109,29 +143,37 @@ class MapWatch:
             settings, had = newer.settings(entry), volume.settings
             grown = settings.extents[: len(had.extents)] == had.extents
             if grown and (settings.extents, settings.settled) != (had.extents, had.settled):
-                volume.follow(settings)
+                volume.follow(replace(had, extents=settings.extents, settled=settings.settled))
         return True
 
 
 def _version_and_map(
-    lanes: Lanes, number: int, member: MapNamespace, known: PoolMap
-) -> Steps[PoolMap | None]:
-    """The map on a namespace where it is newer than the one that is known, and otherwise that one. None: it
-    cannot be read. Of a namespace of blocks one block is read where there is nothing new."""
+    lanes: Lanes,
+    number: int,
+    member: MapNamespace,
+    known: PoolMap,
+    until: float,
+    deadline: float = float("inf"),
+) -> Steps[PoolMap | MissCause]:
+    """The map on a namespace where it is newer than the one that is known, and otherwise that one; or why it
+    was not read. Of a namespace of blocks one block is read `until` then, and where it tells of a newer map
+    that one by the deadline."""
     nguid = bytes.fromhex(member.nguid)
     if member.kind == "kv":
-        found = yield from inspect_kv(lanes, number, nguid, LOOK_SECONDS)
+        found = yield from inspect_kv(lanes, number, nguid, until - lanes.now())
     else:
         block = memoryview(bytearray(BLOCK_BYTES))
-        cause = yield from wait_for(lanes, lanes.read(number, 0, block), lanes.now() + LOOK_SECONDS)
+        cause = yield from wait_for(lanes, lanes.read(number, 0, block), until)
         if cause is not None:
-            return None
+            return cause
         try:
             if map_version_of(block) <= known.version:
                 return known
         except NoSuperblock:
-            return None
-        found = yield from inspect(lanes, number, nguid, member.bytes)
+            return MissCause.CORRUPT
+        found = yield from inspect(lanes, number, nguid, member.bytes, deadline)
+    if found.content is Content.UNREADABLE:
+        return MissCause.LATE
     if found.content is not Content.POOL:
-        return None
+        return MissCause.CORRUPT
     return newer_of(found, known) or known

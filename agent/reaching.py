@@ -16,6 +16,7 @@ from agent.pool.opening import Inspection, inspect, with_strangers
 from agent.pool.tally import Tally
 from agent.remote.fabric import Enclosure, Fabric
 from agent.remote.lanes import WorkerLanes
+from agent.remote.proving import Prover
 from agent.remote.secrets_at_hand import secret_finder
 from agent.remote.supervisor import Supervisor
 from agent.seen_map import remembered_pool
@@ -89,13 +90,15 @@ async def connected(configuration: Configuration, io_queues: int) -> AsyncIterat
 def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Inspection]]:
     """Every namespace that is reachable: NGUID, bytes, what it carries. Numbers them in this order.
 
-    Those of other pools that discovery brought are marked as strangers.
+    Those of other pools that discovery brought are marked as strangers. Paths that discovery lists are used
+    where they lead to the same medium as those that are in use.
     """
     shown: dict[bytes, list[tuple[Enclosure, NamespaceInfo]]] = {}
     for enclosure in list(fabric.enclosures):
         for namespace in enclosure.namespaces:
             shown.setdefault(namespace.nguid, []).append((enclosure, namespace))
     fabric.adopt(list(shown))
+    Prover(fabric).turn(lanes)
     seen, inspections = [], []
     for number, (nguid, claims) in enumerate(shown.items()):
         route = fabric.routes[number]

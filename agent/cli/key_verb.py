@@ -10,13 +10,14 @@ import typer
 
 from agent.errors import ConfigError
 from agent.inline.secrets import create_root_key, load_root_key
+from agent.s3.credentials import new_credentials_file
 from nvmeof.authentication.secret import LENGTHS, new_secret
 from nvmeof.authentication.secret_files import SecretFileError, write_secret_file
 from nvmeof.wire.authentication import HashId
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="The root key, which wraps the keys of all volumes; secrets of hosts and enclosures.",
+    help="The root key, which wraps the keys of all volumes; secrets of hosts, enclosures and S3 clients.",
 )
 
 
@@ -62,3 +63,10 @@ def make_dhchap(
     except SecretFileError as error:
         raise ConfigError(error.message, error.advice) from None
     print(f"{file}: a new DH-HMAC-CHAP secret of {length} bytes")
+
+
+@app.command("make-s3")
+def make_s3(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
+    """Make an access key for the S3 door in a file of mode 0600, which the AWS tools read as well."""
+    new_credentials_file(file)
+    print(f"{file}: a new access key; the agent and its clients read it (AWS_SHARED_CREDENTIALS_FILE)")

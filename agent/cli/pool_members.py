@@ -51,7 +51,7 @@ def add(
     if force and not named:
         raise UserError("--force wants the namespaces to be named", "see g35 pool show")
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, int, int]:
+    def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, set[str], int]:
         seen = look_round(fabric, lanes)
         pool_map = pool_of(seen, named if force else frozenset())
         want_all(pool_map, seen, fabric)
@@ -70,17 +70,20 @@ def add(
                         newcomers,
                         numbers_of(seen),
                         lambda count: progress.advance(task, count),
+                        named if force else frozenset(),
                     )
                 )
-        return pool_map, len(newcomers), completed
+        return pool_map, {nguid.hex() for nguid, _ in newcomers}, completed
 
-    pool_map, count, completed = with_lanes(configuration, work)
+    pool_map, joined, completed = with_lanes(configuration, work)
     if completed:
         print(f"{completed} namespace(s) now carry the newest map, as an earlier change was to have it")
-    if not count:
+    for name in sorted(named - joined):
+        print(f"namespace {name} belongs to the pool already; what is on it was not touched")
+    if not joined:
         print(f"pool {pool_map.pool_id}: no namespace to add")
         return
-    print(f"pool {pool_map.pool_id}: {count} namespace(s) more, {len(pool_map.namespaces)} in all")
+    print(f"pool {pool_map.pool_id}: {len(joined)} namespace(s) more, {len(pool_map.namespaces)} in all")
     print("agents follow within seconds; one that has pool.rebalance set moves what belongs there now")
 
 

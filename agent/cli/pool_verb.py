@@ -18,7 +18,9 @@ from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
 from agent.config import load_configuration
 from agent.errors import G35Error, UserError
+from agent.fs.files.home import names_another
 from agent.inline.root_keys import root_key_in
+from agent.pool.claiming import heads_of, want_unchanged
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.kv_opening import clear_keys, write_kv_superblock
 from agent.pool.opening import Content, Inspection, clear_directories, newest_map, sets_of, write_superblock
@@ -29,7 +31,7 @@ from agent.pool.slot import HEADER_BYTES
 from agent.reaching import look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
-from agent.seen_map import remember_map
+from agent.seen_map import SeenMaps
 from agent.serving_mark import serving_processes
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
@@ -60,6 +62,7 @@ def format_pool(
     if not configuration.volumes:
         raise UserError(f"{config} describes no volume", "add at least one [[volumes]] section")
     root = root_key_in(configuration.agent.key_file)
+    seen_maps = SeenMaps(configuration.agent.state)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
         away = [enclosure for enclosure in fabric.enclosures if enclosure.session is None]
@@ -83,16 +86,28 @@ def format_pool(
         _refuse_foreign(seen, force)
         _refuse_served(inspection for _, _, inspection in seen)
         _refuse_short_values(pool_map, seen)
+        unchanged = {
+            nguid.hex(): functools.partial(
+                want_unchanged, lanes, nguid, number := numbers[nguid.hex()],
+                lanes.run(heads_of(lanes, nguid, number)),
+            )
+            for nguid, _, inspection in seen
+            if inspection.kv is None
+        }  # fmt: skip
         with Progress(transient=True) as progress:
             task = progress.add_task("clearing directories", total=sets_of(pool_map))
             for volume in pool_map.volumes:
                 advance = functools.partial(progress.advance, task)
-                lanes.run(clear_directories(lanes, volume, numbers, advance))
+                for extent in volume.extents:
+                    part = volume.model_copy(update={"extents": (extent,)})
+                    lanes.run(clear_directories(lanes, part, numbers, advance, unchanged[extent.nguid]))
             task = progress.add_task("clearing keys", total=None)
             for nguid, _, inspection in seen:
                 if inspection.kv is not None:
                     advance = functools.partial(progress.advance, task)
                     lanes.run(clear_keys(lanes, numbers[nguid.hex()], advance))
+        for look in unchanged.values():
+            lanes.run(look())
         for nguid, _, inspection in seen:
             write = write_superblock if inspection.kv is None else write_kv_superblock
             lanes.run(write(lanes, numbers[nguid.hex()], nguid, pool_map))
@@ -102,7 +117,14 @@ def format_pool(
     for volume in pool_map.volumes:
         if hint := short_of_second_copies(volume):
             print(hint, file=sys.stderr)
-    remember_map(configuration.agent.state, pool_map)
+    seen_maps.note(pool_map, {volume.volume_id for volume in pool_map.volumes})
+    for names in sorted(configuration.agent.state.glob("*files.sqlite")):
+        if names_another(names, pool_map.pool_id):
+            print(
+                f"{names} names files of another pool, and is not served with this one; if that is gone, "
+                "remove it and what is named after it (-wal, -shm)",
+                file=sys.stderr,
+            )
     print(f"pool {pool_map.pool_id}: {len(pool_map.namespaces)} namespaces, {len(pool_map.volumes)} volumes")
 
 
@@ -117,7 +139,7 @@ def show(
     """Show what the namespaces of the configured enclosures carry, and the volumes of their pool."""
     configuration = load_configuration(config)
 
-    def work(fabric: Fabric, lanes: WorkerLanes) -> dict[str, Any]:
+    def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[dict[str, Any], G35Error | None]:
         seen = look_round(fabric, lanes)
         rows = [
             {
@@ -130,26 +152,57 @@ def show(
             for number, (nguid, size, inspection) in enumerate(seen)
         ]
         inspections = [inspection for _, _, inspection in seen]
-        found = any(inspection.content is Content.POOL for inspection in inspections)
+        found, refused = pool_in(inspections)
+        if found is None and refused is None:
+            refused = not_looked_at(inspections, unreached(fabric))
         shown = {
             "namespaces": rows,
-            "pool": newest_map(inspections).model_dump(mode="json") if found else None,
+            "pool": found.model_dump(mode="json") if found is not None else None,
             "not_connected": unreached(fabric),
         }
-        if found and quarantined:
+        if found is not None and quarantined:
             numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
-            aside = pool_care.look_for(newest_map(inspections), lanes, numbers)
+            aside = pool_care.look_for(found, lanes, numbers)
             shown["quarantined"] = {**aside, "slots": [each._asdict() for each in aside["slots"]]}
-        return shown
+        return shown, refused
 
-    shown = with_lanes(configuration, work)
+    shown, refused = with_lanes(configuration, work)
     if as_json:
         print(json.dumps(_without_secrets(shown), indent=1))
-        return
-    _print_tables(shown)
-    if "quarantined" in shown:
-        slots = [Quarantined(**each) for each in shown["quarantined"]["slots"]]
-        pool_care.print_slots({**shown["quarantined"], "slots": slots})
+    else:
+        _print_tables(shown, undecided=refused is not None)
+        if "quarantined" in shown:
+            slots = [Quarantined(**each) for each in shown["quarantined"]["slots"]]
+            pool_care.print_slots({**shown["quarantined"], "slots": slots})
+    if refused is not None:
+        raise refused
+
+
+def pool_in(inspections: list[Inspection]) -> tuple[PoolMap | None, G35Error | None]:
+    """The map in force, if there is one; and where pools are there and none can be gone by, why not."""
+    if all(inspection.content is not Content.POOL for inspection in inspections):
+        return None, None
+    try:
+        return newest_map(inspections), None
+    except G35Error as refused:
+        return None, refused
+
+
+def not_looked_at(inspections: list[Inspection], away: str) -> G35Error | None:
+    """Where no pool was found: why there may be one all the same; None where all there is was looked at.
+
+    `away`: the enclosures that are not connected, in words, or "none".
+    """
+    unread = [each.detail for each in inspections if each.content is Content.UNREADABLE]
+    if inspections and away == "none" and not unread:
+        return None
+    reasons = [f"not connected: {away}"] if away != "none" else []
+    if unread:
+        reasons.append(f"{len(unread)} namespaces could not be read ({', '.join(sorted(set(unread)))})")
+    return G35Error(
+        "no pool was seen, and not all was looked at" if inspections else "no namespace was reached",
+        "; ".join(reasons) or "the enclosures that there are show none; add drives to them",
+    )
 
 
 def short_of_second_copies(volume: MapVolume) -> str:
@@ -215,6 +268,7 @@ def carried(content: Content, detail: str) -> str:
 def _without_secrets(shown: dict[str, Any]) -> dict[str, Any]:
     for volume in (shown["pool"] or {}).get("volumes", []):
         volume.pop("wrapped_secret", None)
+        volume.pop("earlier_secret", None)
     for tenant in (shown["pool"] or {}).get("tenants", []):
         tenant.pop("wrapped_key", None)
     return shown
@@ -227,7 +281,7 @@ def _strange(shown: dict[str, Any]) -> int:
     return sum(each["nguid"] not in members for each in blank) if members else 0
 
 
-def _print_tables(shown: dict[str, Any]) -> None:
+def _print_tables(shown: dict[str, Any], *, undecided: bool) -> None:
     console = Console()
     table = folding_table("Namespaces", ("namespace", "enclosure", "carries"), ("GiB",))
     for row in shown["namespaces"]:
@@ -239,7 +293,8 @@ def _print_tables(shown: dict[str, Any]) -> None:
     if shown["not_connected"] != "none":
         console.print(f"not connected: {shown['not_connected']}")
     if shown["pool"] is None:
-        console.print("no pool; make one with g35 pool format")
+        if not undecided:
+            console.print("no pool; make one with g35 pool format")
         return
     title = f"Pool {shown['pool']['pool_id']}"
     table = folding_table(title, ("volume", "kind", "suite"), ("value KiB", "slots", "copies"))

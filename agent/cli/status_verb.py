@@ -136,8 +136,10 @@ def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
             str(each["namespaces_suspect"]), str(each["reconnects"]),
         )  # fmt: skip
     of_tenants = (quotas, bandwidths) if found["tenants"] else ()
-    members = _members(pool)
-    return Group(names, head, misses, rooms, traffic, *ahead, *of_tenants, enclosures, *members)
+    members = [*_s3(found["s3"]), *_members(pool)]
+    refused = [f"not served: {what}: {why}" for what, why in sorted(found["not_served"].items())]
+    left_out = [Text("\n".join(refused), overflow="fold")] if refused else []
+    return Group(names, *left_out, head, misses, rooms, traffic, *ahead, *of_tenants, enclosures, *members)
 
 
 def _state(enclosure: dict[str, Any]) -> str:
@@ -147,6 +149,18 @@ def _state(enclosure: dict[str, Any]) -> str:
     elsewhere = enclosure["sent_elsewhere"]
     access = [each.replace("_", "-") for each in enclosure["access"]]
     return ", ".join(["connected", *access, *([f"{elsewhere} sent elsewhere"] if elsewhere else [])])
+
+
+def _s3(door: dict[str, Any] | None) -> list[Text]:
+    """Where S3-shaped clients find the pool, and what came of it; nothing where there is no such door."""
+    if door is None:
+        return []
+    scheme = "https" if door["tls"] else "http"
+    where = ", ".join(f"{scheme}://{each}" for each in door["listen"])
+    refused = ", ".join(f"{code} {count}" for code, count in sorted(door["refusals"].items())) or "none"
+    moved = f"read {door['bytes_read'] / 2**20:.1f} MiB, written {door['bytes_written'] / 2**20:.1f} MiB"
+    counted = f"{door['objects']} objects, {sum(door['requests'].values())} requests, {moved}"
+    return [Text(f"S3 at {where}: {counted}; refused: {refused}", overflow="fold")]
 
 
 def _members(pool: dict[str, Any]) -> list[Text]:

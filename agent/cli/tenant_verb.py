@@ -78,11 +78,7 @@ def list_tenants(
 
 
 def rows_of(pool_map: PoolMap) -> list[dict[str, Any]]:
-    """Each tenant for `list`. A pool from before they had keys has a row that says so."""
-    if not pool_map.tenants:
-        names = [volume.name for volume in pool_map.volumes]
-        row = {"name": "default", "key": "the root key (an old pool)", "volumes": names}
-        return [{**row, "quota_slots": 0, "quota_bytes": 0, "bandwidth": 0}]
+    """Each tenant for `list`."""
     return [
         {
             "name": tenant.name,
@@ -217,7 +213,8 @@ def rotate(
 
     Agents that serve seal anew what is stored, and nobody has to stop. Called again, it says how much is
     left; where nothing is, the earlier keys are overwritten on every namespace. One that did not come to
-    that everywhere is ended first. To begin takes the root key.
+    that everywhere is ended first. To begin takes the root key. Exits with 1 where it was waited for and is
+    not over.
     """
     configuration = load_configuration(config)
 
@@ -239,8 +236,13 @@ def rotate(
         end = time.monotonic() + wait
         while left := _left_under_earlier(lanes, pool_map, name, numbers):
             if time.monotonic() >= end:
-                return f"{left} values are under the earlier keys still; agents that serve see to them"
+                what = f"{left} values are under the earlier keys still"
+                if wait:
+                    raise G35Error(f"tenant {name}: {what}", _who_sees_to_them(pool_map, name))
+                return f"{what}; {_who_sees_to_them(pool_map, name)}"
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
+            pool_map, numbers = _look_at_all(fabric, lanes)
+            _refuse_erased(pool_map, name)
         ended = {volume.volume_id: volume.key_epoch for volume in rotating(pool_map, name)}
 
         def over(base: PoolMap) -> PoolMap:
@@ -252,7 +254,9 @@ def rotate(
             }
             return without_earlier_keys(base, waiting) if waiting else base
 
-        _replace(lanes, pool_map, numbers, simply(over))
+        _refuse_erased(_replace(lanes, pool_map, numbers, simply(over)), name)
+        if not ended:
+            return "somebody else has ended the rotation meanwhile"
         return f"the earlier keys of {len(ended)} volume(s) are overwritten, nothing is left under them"
 
     try:
@@ -264,6 +268,20 @@ def rotate(
             file=sys.stderr,
         )
         raise
+
+
+def _refuse_erased(pool_map: PoolMap, name: str) -> None:
+    if find_tenant(pool_map, name).is_erased:
+        raise G35Error(f"tenant {name} was erased meanwhile", "it has no keys any more, nor an earlier one")
+
+
+def _who_sees_to_them(pool_map: PoolMap, name: str) -> str:
+    if any(volume.kind == "files" for volume in rotating(pool_map, name)):
+        return (
+            "agents that serve see to them, to blocks of files the one that has the files (in /fs or by S3); "
+            "what files have that does not open stays until they are read or deleted. Say it again"
+        )
+    return "agents that serve see to them. Say it again"
 
 
 def holds_earlier_key(earlier: PoolMap, pool_map: PoolMap, name: str) -> bool:

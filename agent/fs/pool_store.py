@@ -3,6 +3,10 @@
 Blocks lie in volumes of kind `files`, one for each capacity. Unlike a /kv value, a block is never
 evicted: a set without a free slot refuses, and the program gets ENOSPC. A block that does not prove
 itself is lost; an enclosure that does not answer is only unavailable, and the block may come back.
+
+An agent that goes by an older pool map than others (it was stopped, or could not look) lacks keys that they
+seal with, and places where they have put what there was. So a block is lost only where it is not there by
+the newest map, on whichever namespace that is; until all were asked it is unavailable.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from agent.fs.files.block_store import StoreFull, StoreUnavailable
+from agent.fs.files.home import Home, noted_home
 from agent.pool.reading import Reading
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
@@ -24,11 +30,33 @@ PIECE_BYTES = 1 << 20
 OPEN_BLOCKS_MAX = 1024
 """Blocks whose header is remembered, so that reading on in a block does not ask for it again."""
 
+MAP_CHANGES_MAX = 3
+"""So often a block is looked for by the newest map, where that becomes another meanwhile."""
+
 _MAY_COME_BACK = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 
 
+def store_for(
+    metadata: Path, pool_id: str, volumes: Sequence[Volume], lanes: Callable[[], Lanes]
+) -> tuple[PoolBlockStore, Home]:
+    """The store for the names in a metadata file, and what that is to note (agent/fs/files/home.py).
+
+    Of several volumes of one capacity it is the one that has the blocks that are named already, and for a
+    new file the first.
+    """
+    noted = noted_home(metadata).volumes
+    chosen: dict[int, Volume] = {}
+    for volume in volumes:
+        capacity, name = volume.settings.value_bytes, volume.settings.volume_id.hex()
+        if capacity not in chosen or noted.get(capacity) == name:
+            chosen[capacity] = volume
+    home = Home(pool_id, {size: each.settings.volume_id.hex() for size, each in chosen.items()})
+    return PoolBlockStore(list(chosen.values()), lanes), home
+
+
 class PoolBlockStore:
-    """The block store over `volumes`, all of kind `files`. Safe from any thread."""
+    """The block store over `volumes`, all of kind `files` and each of a capacity of its own. Safe from any
+    thread."""
 
     def __init__(self, volumes: Sequence[Volume], lanes: Callable[[], Lanes]) -> None:
         ordered = sorted(volumes, key=lambda volume: volume.settings.value_bytes)
@@ -56,7 +84,30 @@ class PoolBlockStore:
             if not writing.finished:
                 yield from writing.drop(lanes)
 
-    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
+    def get(
+        self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
+    ) -> Steps[bool]:
+        if (yield from self._get(block_id, capacity, offset, into)):
+            return True
+        volume, lanes = self._volumes[capacity], self._lanes()
+        if not final or volume.in_force is None or volume.erased:
+            return False
+        # It was looked for by the newest map if that is the same, and this agent's, before and afterwards.
+        before: int | None = None
+        for _ in range(MAP_CHANGES_MAX):
+            version = yield from volume.in_force(lanes, lanes.now() + volume.timing.write_deadline)
+            if version is None:
+                break
+            if version == before:
+                return False
+            before = version
+            if (yield from self._get(block_id, capacity, offset, into)):
+                return True
+            if volume.erased:
+                return False
+        raise StoreUnavailable("block unavailable: there may be a newer pool map than the one that is known")
+
+    def _get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
         volume, lanes = self._volumes[capacity], self._lanes()
         reading = self._reading(volume, block_id)
         for at in range(0, len(into), PIECE_BYTES):

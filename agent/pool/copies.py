@@ -11,7 +11,9 @@ clears both directories. A copy is named with the writer of its own set held, an
 directory of the other still names the value it was made of. So within an agent either the delete comes
 first, and the copy is not named, or it finds both. Another agent's delete is not seen by that; so the other
 directory is read again from flash after the copy was named, and a copy whose original has gone, or of
-whose original nothing can be said, goes as well: at once, or as soon as its enclosure answers.
+whose original nothing can be said, goes as well: at once, or as soon as its enclosure answers. So does one
+whose key was dropped while it was made (key_turn.py), for it opens for nobody; and one that its entry says is
+under such a key is no copy.
 (docs/decisions/0029-bad-slots-are-entries-and-copies-follow.md)
 """
 
@@ -23,9 +25,10 @@ from dataclasses import dataclass
 
 from agent.pool.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
 from agent.pool.directory_cache import CachedSet
+from agent.pool.freeing import Freeing
 from agent.pool.owed_copies import DOUBTFUL_MAX, NamedCopy
-from agent.pool.resealing import flags_of
-from agent.pool.slot import HEADER_BYTES, OpenSlot
+from agent.pool.resealing import flags_of, is_under_dropped
+from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotCodec
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Found, Volume, wait_for
@@ -70,7 +73,12 @@ def keep_two(volume: Volume, lanes: Lanes, pseudonym: bytes, *, may_evict: bool 
         stale = [cached for cached in sets if not volume.is_fresh(cached, lanes, FRESH_SECONDS)]
         if stale and (yield from volume.load(lanes, stale, deadline)) is not None:
             return Kept.ONE
-        found = [each for each in volume.find(sets, pseudonym) if not _is_doubted(each)]
+        oldest = volume.codec.oldest_epoch
+        found = [
+            each
+            for each in volume.find(sets, pseudonym)
+            if not _is_doubted(each) and not is_under_dropped(each.entry, oldest)
+        ]
         if not found:
             return Kept.NONE
         original = found[0]
@@ -131,6 +139,8 @@ class _Copy:
     target: CachedSet
     slot: int
     has_room_set_aside: bool
+    codec: SlotCodec
+    """Seals it."""
 
     def release(self) -> None:
         if self.has_room_set_aside and self.volume.quota is not None:
@@ -164,7 +174,7 @@ def _reserve(
         if quota is not None and aside:
             quota.give_back(volume.settings.slot_bytes)
         return None
-    return _Copy(volume, lanes, original, target, slot, aside)
+    return _Copy(volume, lanes, original, target, slot, aside, volume.sealing_codec(lanes.now()))
 
 
 def _take_slot(
@@ -205,7 +215,7 @@ def _make(copy: _Copy, deadline: float) -> Steps[bool]:
 
 def _copy_over(copy: _Copy, scratch: memoryview, deadline: float) -> Steps[bool]:
     volume, lanes, target = copy.volume, copy.lanes, copy.target
-    entry, codec = copy.original.entry, volume.sealing_codec(lanes.now())
+    entry, codec = copy.original.entry, copy.codec
     if not 0 < entry.length <= volume.settings.value_bytes:
         return False
     source = volume.slot_offset(copy.original.cached, copy.original.slot)
@@ -262,7 +272,7 @@ def _name(copy: _Copy, into: int, last: memoryview, entry: Entry, deadline: floa
     if not (yield Acquire(target.writer, deadline)):
         return False
     try:
-        if copy.volume.erased or not copy.original_stands():
+        if not copy.volume.takes(copy.codec, lanes.now()) or not copy.original_stands():
             return False
         with target.guard:
             assert target.directory is not None
@@ -308,12 +318,14 @@ def _shun(copy: _Copy, cause: MissCause | None) -> None:
 
 def _is_still_wanted(copy: _Copy, deadline: float) -> Steps[bool]:
     """Look on flash whether the original is still named; where it is not, another agent has deleted it, or
-    given its slot away, and the copy goes as well. So it does where that cannot be seen: a second copy can be
-    made once more, and what was deleted must not come back."""
+    given its slot away, and the copy goes as well. So it does where its key was dropped, and where either
+    cannot be seen: a second copy can be made once more, and what was deleted must not come back."""
     volume, lanes, target = copy.volume, copy.lanes, copy.target
     trouble = yield from volume.load(lanes, [copy.original.cached], deadline)
     if trouble is None and copy.original_stands():
-        return True
+        trouble = yield from volume.vouches(lanes, target.namespace, copy.codec, deadline)
+        if trouble is None:
+            return True
     entry = copy.original.entry
     named = NamedCopy(target.namespace, target.offset, copy.slot, entry.pseudonym, entry.generation)
     yield from _take_back(volume, lanes, named)
@@ -345,16 +357,6 @@ def _free(volume: Volume, lanes: Lanes, target: CachedSet, copy: NamedCopy, dead
             now = directory.entry(copy.slot)
             if now is None or (now.pseudonym, now.generation) != (copy.pseudonym, copy.generation):
                 return True
-            directory.clear(copy.slot)
-            image = directory.image()
-        into = volume.slot_offset(target, copy.slot)
-        writes = [
-            lanes.write(target.namespace, into, [bytes(HEADER_BYTES)]),
-            lanes.write(target.namespace, target.offset, [image]),
-        ]
-        causes = []
-        for write in writes:
-            causes.append((yield from wait_for(lanes, write, deadline)))
-        return all(cause is None for cause in causes)
+        return (yield from Freeing(volume, lanes, target, [copy.slot]).end(deadline)) is None
     finally:
         target.end_write()

@@ -106,6 +106,11 @@ class CachedSet:
             with self.guard:
                 self.disproven.pop(slot, None)
 
+    def shun(self, slot: int, now: float) -> None:
+        """A write of the slot failed, and may land yet."""
+        with self.guard:
+            self.shunned[slot] = now + SHUN_SECONDS
+
     def unavailable(self, now: float) -> set[int]:
         """Slots that no new value may take at the moment. Called with `guard` held."""
         if not self.shunned:

@@ -3,8 +3,9 @@
 Adding goes in steps, and may be cut short after each; adding again completes it.
 
 1. All namespaces of the pool are reached, and carry the newest map; one that does not gets it now.
-2. The newcomers' directories are cleared. No map names them yet, so nobody looks; whether it is still so is
-   looked up before each batch of writes.
+2. The newcomers are claimed (claiming.py), so that no other pool takes them as well, and their directories
+   are cleared. No map names them yet, so nobody looks; whether that is still so, and whose claim they carry,
+   is looked up before each batch of writes, and at the end.
 3. The new map is written to the namespaces of before, in their order. With the first copy of it that is whole
    it is in force for whoever reads that namespace; agents that read another go by the map of before until
    they see it. Its newcomers are usable already, for agents find them by NGUID and not by their superblocks.
@@ -21,11 +22,13 @@ enough.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.secrets import SecretKey
 from agent.pool.changing import Guard, change_map, simply
+from agent.pool.claiming import claim_namespaces, want_claimed
 from agent.pool.directory import DIRECTORY_BYTES, Directory
 from agent.pool.next_map import next_map
 from agent.pool.opening import NOT_BLANK, Content, Inspection, clear_directories
@@ -122,6 +125,7 @@ def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen) -> Steps[int]:
         ours = found is not None and found.pool_map.pool_id == pool_map.pool_id
         # Agents may have stored values on a newcomer before it got its superblock.
         blank = inspection.content is Content.BLANK or inspection.detail == NOT_BLANK
+        blank = blank or pool_map.pool_id in inspection.claimants
         if not ours and not blank:
             raise G35Error(
                 f"namespace {nguid.hex()} belongs to the pool and carries {inspection.content.value}",
@@ -145,13 +149,18 @@ def join(
     newcomers: Sequence[tuple[bytes, int]],
     numbers: Mapping[str, int],
     advance: Callable[[int], None] = lambda _: None,
+    overwrite: Set[str] = frozenset(),
 ) -> Steps[PoolMap]:
     """Steps 2 to 4 of the module's docstring; the new map.
 
     `numbers` gives the NGUIDs (hex) of members and newcomers their numbers in `lanes`; `advance` is told of
-    directories that were cleared. Raises ConfigError, or G35Error where not all of it could be written.
+    directories that were cleared; `overwrite` has the newcomers (hex) that need not be blank. Raises
+    ConfigError, Taken where another pool takes one, or G35Error where not all of it could be written.
     """
     cleared: set[tuple[str, MapExtent]] = set()
+    yield from claim_namespaces(
+        lanes, pool_map.pool_id, [nguid for nguid, _ in newcomers], numbers, overwrite
+    )
 
     def change(base: PoolMap, guard: Guard) -> Steps[PoolMap]:
         members = {each.nguid for each in base.namespaces}
@@ -160,7 +169,12 @@ def join(
         if not fresh:
             return base
         changed = with_namespaces(base, fresh)
-        names = {nguid.hex() for nguid, _ in fresh}
+        names = {nguid.hex(): nguid for nguid, _ in fresh}
+
+        def still_ours(nguid: bytes) -> Steps[None]:
+            yield from guard()
+            yield from want_claimed(lanes, base.pool_id, [nguid], numbers, places=1)
+
         for volume in changed.volumes:
             # What was cleared in a round before may have got values since, by the map of that round.
             extents = tuple(
@@ -168,10 +182,12 @@ def join(
                 for each in volume.extents
                 if each.nguid in names and (volume.volume_id, each) not in cleared
             )
-            if extents:
-                part = volume.model_copy(update={"extents": extents})
-                yield from clear_directories(lanes, part, numbers, advance, guard)
-                cleared.update((volume.volume_id, each) for each in extents)
+            for extent in extents:
+                part = volume.model_copy(update={"extents": (extent,)})
+                guarded = partial(still_ours, names[extent.nguid])
+                yield from clear_directories(lanes, part, numbers, advance, guarded)
+                cleared.add((volume.volume_id, extent))
+        yield from want_claimed(lanes, base.pool_id, list(names.values()), numbers)
         return changed
 
     listed = [MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in newcomers]

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
-from agent.inline.secrets import Purpose, SecretKey, wrap_secret
+from agent.inline.secrets import SecretKey
 from agent.pool.directory import DIRECTORY_BYTES
 from agent.pool.opening import SECONDS, WRITES_IN_FLIGHT
-from agent.pool.pool_map import MapVolume, PoolMap, set_size, tenant_key
+from agent.pool.pool_map import MapVolume, PoolMap, set_size, tenant_key, wrapped_for
 from agent.pool.resealing import left_in, taken_in
 from agent.pool.steps import Lanes, Pending, Steps
 from agent.pool.tenants import changed_map, find_tenant, volumes_of
@@ -49,21 +49,22 @@ def with_new_data_keys(pool_map: PoolMap, name: str, root: RootKey) -> PoolMap:
             f"tenant {name} has no volume whose key can be rotated",
             "on KV namespaces keys are replaced by erasing the tenant",
         )
+    # A secret that opens shows that the tenant's key does.
+    secrets = {
+        each.volume_id: pool_map.secret(each, root) for each in pool_map.volumes if each.volume_id in own
+    }
+    key = tenant_key(pool_map.pool_id, tenant, root)
     volumes = []
     for each in pool_map.volumes:
         volume = each
         if volume.volume_id in own:
-            placement = pool_map.secret(volume, root).reveal()[:_PLACEMENT_BYTES]
+            placement = secrets[volume.volume_id].reveal()[:_PLACEMENT_BYTES]
             secret = SecretKey(placement + os.urandom(_DATA_BYTES))
-            context = bytes.fromhex(pool_map.pool_id + volume.volume_id)
-            wrapped = wrap_secret(tenant_key(pool_map.pool_id, tenant, root), Purpose.VOLUME, context, secret)
             volume = volume.model_copy(
-                update={
-                    "wrapped_secret": wrapped.hex(),
-                    "earlier_secret": volume.wrapped_secret,
-                    "key_epoch": volume.key_epoch + 1,
-                }
+                update={"earlier_secret": volume.wrapped_secret, "key_epoch": volume.key_epoch + 1}
             )
+            wrapped = wrapped_for(pool_map.pool_id, volume, secret, key)
+            volume = volume.model_copy(update={"wrapped_secret": wrapped})
         volumes.append(volume)
     return changed_map(pool_map, pool_map.tenants, volumes)
 

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from agent.pool.slot import SlotCodec
 from agent.pool.steps import Lanes, Steps
+from agent.pool.tally import MissCause
 
 MAP_AGE_SECONDS = 2.0
 """Who has not looked at the pool map for so long looks before it acknowledges."""
@@ -25,8 +26,13 @@ QUIET_SECONDS = MAP_AGE_SECONDS + SETTLE_SECONDS + GRACE_SECONDS + 1.0
 """Between the two counts. No agent acknowledges a value under the earlier key so long after the map with the
 new one is on every namespace; a second is left for clocks that run unlike."""
 
-Ask: TypeAlias = Callable[[Lanes, int], Steps[bool]]
-"""Whether, by the pool map on a namespace, the volume's keys are those that this agent knows."""
+Ask: TypeAlias = Callable[[Lanes, int, float], Steps[MissCause | None]]
+"""Whether, by the pool map on a namespace, the volume's keys are those that this agent knows: None where they
+are, WRONG_KEY where they are others, and otherwise why the map could not be read until a deadline."""
+
+InForce: TypeAlias = Callable[[Lanes, float], Steps[int | None]]
+"""The version of the pool map that this agent goes by, where no namespace of the pool has a newer one. None:
+that cannot be told by a deadline, for a namespace does not answer, or has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,13 @@ class KeyTurn:
 
     codec: SlotCodec
     seals_at: float
+
+
+def words_for(doubt: MissCause) -> str:
+    """Why something is not acknowledged, for people."""
+    if doubt is MissCause.WRONG_KEY:
+        return "its key was dropped"
+    return "the pool map, by which its key holds, could not be read"
 
 
 class MapAge:
@@ -57,11 +70,13 @@ class MapAge:
     def is_fresh(self, now: float) -> bool:
         return now - self.seen_at <= MAP_AGE_SECONDS
 
-    def refresh(self, lanes: Lanes, namespace: int) -> Steps[bool]:
-        """Look, where that was too long ago. False: the keys are others now, or the map cannot be read."""
+    def refresh(self, lanes: Lanes, namespace: int, deadline: float) -> Steps[MissCause | None]:
+        """Look, where that was too long ago. WRONG_KEY: the keys are others now; another cause: whether they
+        are cannot be told, for the map was not read by the deadline."""
         began = lanes.now()
         if self._ask is not None and not self.is_fresh(began):
-            if not (yield from self._ask(lanes, namespace)):
-                return False
+            doubt = yield from self._ask(lanes, namespace, deadline)
+            if doubt is not None:
+                return doubt
             self.note(began)
-        return True
+        return None

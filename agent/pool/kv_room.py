@@ -25,6 +25,8 @@ from nvmeof.wire.kv import decode_key_list_untrusted
 
 RESERVED_KEY = b"g35 pool's super"
 """Where a KV namespace keeps its superblock. A pseudonym is this with a chance of 2^-128."""
+PROOF_KEY = b"g35 path's proof"
+"""Under which paths show that they lead to one medium (agent/remote/proving.py)."""
 SAMPLE = 8
 LIST_BYTES = 4 + 20 * (SAMPLE + 1)
 
@@ -88,7 +90,7 @@ def _sample(lanes: KvLanes, namespace: int, start: bytes, deadline: float) -> St
             keys = decode_key_list_untrusted(into)
         except MalformedPdu:
             return []
-        found += [key for key in keys if key != RESERVED_KEY and key not in found]
+        found += [key for key in keys if key not in (RESERVED_KEY, PROOF_KEY, *found)]
         if len(found) >= SAMPLE:
             break
     return found[:SAMPLE]

@@ -83,6 +83,7 @@ class KvWriting:
             self._give_up(BadPut("bytes of a value are written once"))
         self._end = max(self._end, end)
         if refusal := self.volume.refusal:
+            lanes.tally(self.volume.settings.name).puts_refused += 1
             self._give_up(PutRefused(refusal, MissCause.WRONG_KEY))
         if len(data) == self._length:
             yield from self._put(lanes, data, deadline)
@@ -117,6 +118,7 @@ class KvWriting:
         if self._ranges != [(0, self._end)] or (self._length is not None and self._end != self._length):
             self._give_up(BadPut(f"a value of {self._length or self._end} bytes with a hole in it"))
         if refusal := self.volume.refusal:
+            lanes.tally(self.volume.settings.name).puts_refused += 1
             self._give_up(PutRefused(refusal, MissCause.WRONG_KEY))
         try:
             yield from self._put(lanes, memoryview(self._pieces), deadline)

@@ -10,15 +10,17 @@ from agent.pool.opening import Content, Inspection, newest_map
 from agent.pool.pool_map import PoolMap
 
 
-def is_blank(inspection: Inspection) -> bool:
-    """Whether it is of blocks and carries nothing of anybody's: no superblock, not even a damaged one, and
-    zeros in its first and its last mebibyte."""
-    return inspection.kv is None and inspection.content is Content.BLANK
+def is_blank(inspection: Inspection, pool_id: str) -> bool:
+    """Whether it is of blocks and carries nothing of anybody else's: no superblock, not even a damaged one,
+    and zeros in its first and its last mebibyte; or the claim of this pool, which was about to take it in."""
+    if inspection.kv is not None:
+        return False
+    return inspection.content is Content.BLANK or inspection.claimants == {pool_id}
 
 
-def why_not(inspection: Inspection) -> str:
+def why_not(inspection: Inspection, pool_id: str) -> str:
     """Why a namespace does not join by itself; empty where it does."""
-    if is_blank(inspection):
+    if is_blank(inspection, pool_id):
         return ""
     if inspection.kv is not None:
         return "one of keys, which a format gives away"
@@ -52,7 +54,7 @@ def newcomers_in(pool_map: PoolMap, seen: Seen, named: Set[str], force: bool) ->
         raise UserError(f"no enclosure shows namespace {', '.join(sorted(missing))}", "see g35 pool show")
     found = []
     for text, (nguid, size, inspection) in strangers.items():
-        blank = is_blank(inspection)
+        blank = is_blank(inspection, pool_map.pool_id)
         if inspection.kv is not None or not (text in named or (not named and blank)):
             if text in named:
                 raise UserError(f"namespace {text} is one of keys, which a format gives away")

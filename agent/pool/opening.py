@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 
 from agent.errors import G35Error
 from agent.pool.agreeing import agreed
+from agent.pool.claiming import claimed_by
 from agent.pool.pool_map import DATA_START, MapVolume, PoolMap, set_size
 from agent.pool.steps import Lanes, Steps
 from agent.pool.superblock import (
+    ANOTHER_LAYOUT,
     BLOCK_BYTES,
     COPY_BYTES,
     COPY_OFFSETS,
+    WRITTEN_BYTES,
     NoSuperblock,
     Superblock,
     decode_superblock_untrusted,
@@ -29,8 +32,8 @@ PROBE_BYTES = 1 << 20
 WRITES_IN_FLIGHT = 32
 SECONDS = 10.0
 """For one read or write of a superblock or directory; an operator waits here, no inference engine."""
-LOOK_SECONDS = 1.0
-"""For the look of a serving agent, which comes again."""
+LOOK_SECONDS = 3.0
+"""For the look of a serving agent, which comes again. An enclosure that takes longer serves no put either."""
 
 
 NOT_BLANK = "it is not blank"
@@ -63,21 +66,32 @@ class Inspection:
     """Whether only a discovery controller leads to it, and no enclosure of the configuration."""
     stranger: bool = False
     """Whether it is of another pool than the one that is asked for, and does not count."""
+    claimants: frozenset[str] = frozenset()
+    """The pools that have begun to take it in: by their claims, where it has no superblock."""
 
 
-def inspect(lanes: Lanes, namespace: int, nguid: bytes, size: int) -> Steps[Inspection]:
-    """What lies on a namespace: both superblock copies, and otherwise its first and last mebibyte."""
+def inspect(
+    lanes: Lanes, namespace: int, nguid: bytes, size: int, deadline: float = float("inf")
+) -> Steps[Inspection]:
+    """What lies on a namespace: both superblock copies, and otherwise its first and last mebibyte.
+
+    Each is waited for SECONDS, and none beyond the deadline.
+    """
     copies: list[Superblock] = []
+    claimants: set[str] = set()
     details = []
     for offset in COPY_OFFSETS:
         data = memoryview(bytearray(COPY_BYTES))
-        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + SECONDS)
+        until = min(deadline, lanes.now() + SECONDS)
+        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), until)
         if cause is not None:
             return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
         try:
             found = decode_superblock_untrusted(data)
         except NoSuperblock as why:
-            details.append(str(why))
+            claimant = claimed_by(data, nguid)
+            claimants |= {claimant} - {""}
+            details.append(f"pool {claimant} is about to take it in" if claimant else str(why))
             continue
         if found.nguid != nguid:
             details.append(f"a superblock written for namespace {found.nguid.hex()}")
@@ -90,25 +104,27 @@ def inspect(lanes: Lanes, namespace: int, nguid: bytes, size: int) -> Steps[Insp
     if all(detail == "blank" for detail in details):
         for offset in {0, max(0, size - PROBE_BYTES) // BLOCK_BYTES * BLOCK_BYTES}:
             data = memoryview(bytearray(min(PROBE_BYTES, size - offset)))
-            cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + SECONDS)
+            until = min(deadline, lanes.now() + SECONDS)
+            cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), until)
             if cause is not None:
                 return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
             if bytes(data).strip(b"\0"):  # many times as fast as any()
                 return Inspection(namespace, Content.FOREIGN, detail=NOT_BLANK)
         return Inspection(namespace, Content.BLANK)
-    return Inspection(namespace, Content.FOREIGN, detail=next(each for each in details if each != "blank"))
+    said = next(each for each in details if each != "blank")
+    return Inspection(namespace, Content.FOREIGN, detail=said, claimants=frozenset(claimants))
 
 
 def with_strangers(inspections: Sequence[Inspection], own_pool: str) -> list[Inspection]:
     """The same, those marked as strangers that discovery brought and that carry another pool than ours.
 
-    Ours is the pool of the configured enclosures, and with them or without any `own_pool`, the one that this
-    machine remembers. Where that tells nothing, or the configured ones carry two, there is no stranger.
+    Ours is the pool of the configured enclosures, and where none of them carries one `own_pool`, the one that
+    this machine has served last, although it may be away: what discovery lists meanwhile does not take its
+    place. Where that tells nothing, or the configured ones carry two, there is no stranger.
     """
     carried = [each for each in inspections if each.superblock is not None]
-    pools = {_pool_of(each) for each in carried}
-    ours = {_pool_of(each) for each in carried if not each.by_discovery} | ({own_pool} & pools)
-    if len(pools) < 2 or len(ours) != 1:
+    ours = {_pool_of(each) for each in carried if not each.by_discovery} or {own_pool} - {""}
+    if len(ours) != 1:
         return list(inspections)
     return [
         replace(each, stranger=each.superblock is not None and _pool_of(each) not in ours)
@@ -127,22 +143,47 @@ def newest_map(inspections: Sequence[Inspection]) -> PoolMap:
     Raises G35Error where there is none, or where there are two pools.
     """
     maps: list[PoolMap] = []
+    configured = False
     for each in inspections:
         if each.superblock is not None and not each.stranger:
             maps += each.maps or (each.superblock.pool_map,)
+            configured = configured or not each.by_discovery
     if not maps:
-        raise G35Error(
-            "no namespace carries a pool",
-            "format one (g35 pool format), or check that the configuration names the right enclosures",
-        )
+        raise _none_of_ours(inspections)
     pools = {each.pool_id for each in maps}
     if len(pools) > 1:
         raise G35Error(
             f"the namespaces belong to {len(pools)} different pools: {', '.join(sorted(pools))}",
-            "an agent serves one pool; take the other's enclosures out of the configuration, or name one of "
-            "yours in it where discovery finds both",
+            "an agent serves one pool, and those of [[enclosures]] belong to several: take the enclosures of "
+            "the others out (g35 pool show)"
+            if configured
+            else "an agent serves one pool, and discovery lists several: name an enclosure of yours in "
+            "[[enclosures]]",
         )
     return agreed(maps)
+
+
+def _none_of_ours(inspections: Sequence[Inspection]) -> G35Error:
+    """What to say where no namespace carries a pool that counts."""
+    strangers = sorted({_pool_of(each) for each in inspections if each.stranger})
+    if strangers:
+        return G35Error(
+            f"discovery lists namespaces of pool {', '.join(strangers)}, and none of the pool that this "
+            "machine has served or formatted last",
+            "bring back the enclosures of that one; to go over to another pool for good, name an enclosure "
+            "of it in [[enclosures]]",
+        )
+    others = [each for each in inspections if each.detail.startswith(ANOTHER_LAYOUT)]
+    if others:
+        return G35Error(
+            f"{len(others)} namespaces carry {others[0].detail.partition(':')[0]}",
+            "format anew (g35 pool format --force), or serve them with the version that made them; formatting "
+            "loses what is there",
+        )
+    return G35Error(
+        "no namespace carries a pool",
+        "format one (g35 pool format), or check that the configuration names the right enclosures",
+    )
 
 
 def write_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
@@ -159,7 +200,7 @@ def write_superblock_copy(
     lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap, offset: int
 ) -> Steps[None]:
     """Write the copy at one of COPY_OFFSETS, and wait until it is on flash. Raises G35Error."""
-    data = Superblock(nguid, pool_map).encode().ljust(COPY_BYTES, b"\0")
+    data = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
     pending = lanes.write(namespace, offset, [data])
     cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
     if cause is None:
@@ -174,9 +215,9 @@ def write_superblock_copy(
 
 def superblock_copies_are(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
     """Whether both copies, read back to their ends, are this map and nothing else."""
-    wanted = Superblock(nguid, pool_map).encode().ljust(COPY_BYTES, b"\0")
+    wanted = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
     for offset in COPY_OFFSETS:
-        data = memoryview(bytearray(COPY_BYTES))
+        data = memoryview(bytearray(WRITTEN_BYTES))
         cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + SECONDS)
         if cause is not None or bytes(data) != wanted:
             return False

@@ -6,8 +6,7 @@ it and from the volume's secret alone. Its version grows with every change, and 
 read is the one in force.
 
 The tenants' keys stand in it wrapped by the root key, the volumes' secrets wrapped by their tenant's key
-(agent/inline/root_keys.py). A map without `tenants` is of the time before they had keys: in it the root key
-wraps the volumes' secrets, it is served as before, and its tenants cannot be erased.
+(agent/inline/root_keys.py), each bound to what its row says (map_keys.py).
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from agent.inline.secrets import (
 )
 from agent.inline.suites import SUITES
 from agent.pool.directory import SLOTS_PER_SET
+from agent.pool.map_keys import tenant_context, volume_context
 from agent.pool.slot import UNIT_BYTES_MIN, UNITS_MAX
 from agent.pool.volume import KvShare, VolumeExtent, VolumeSettings
 
@@ -122,6 +122,8 @@ class MapVolume(_Document):
             raise ValueError(f"volume {self.name} cannot lie on KV namespaces")
         if self.copies > 1 and (self.kind != "kv" or self.kv_namespaces):
             raise ValueError(f"volume {self.name} keeps two copies: for key-value volumes in sets only")
+        if self.earlier_secret and not self.key_epoch:
+            raise ValueError(f"volume {self.name} has an earlier key before its first")
         return self
 
 
@@ -131,10 +133,18 @@ class MapTenant(_Document):
     name: TenantName
     tenant_id: Hex32
     wrapped_key: WrappedOrErased
+    key_epoch: int = Field(default=0, ge=0, lt=1 << 31)
+    """How often it got another key, because the one before was erased."""
     quota_slots: int = Field(default=0, ge=0, lt=1 << 63)
     quota_bytes: int = Field(default=0, ge=0, lt=1 << 63)
     bandwidth: int = Field(default=0, ge=0, lt=1 << 63)
     """Bytes a second. 0, and then left out of the map: no limit, as in the two above (docs/tenants.md)."""
+
+    @model_validator(mode="after")
+    def _is_itself(self) -> MapTenant:
+        if self.tenant_id != tenant_id(self.name):
+            raise ValueError(f"tenant {self.name} stands under the id of another")
+        return self
 
     @property
     def is_erased(self) -> bool:
@@ -162,7 +172,7 @@ class PoolMap(_Document):
         tenants = {tenant.tenant_id for tenant in self.tenants}
         if len(tenants) != len(self.tenants) or len({each.name for each in self.tenants}) != len(tenants):
             raise ValueError("a tenant is listed twice")
-        if self.tenants and any(volume.tenant not in tenants for volume in self.volumes):
+        if any(volume.tenant not in tenants for volume in self.volumes):
             raise ValueError("a volume belongs to nobody")
         kinds = {namespace.nguid: namespace.kind for namespace in self.namespaces}
         for volume in self.volumes:
@@ -214,40 +224,39 @@ class PoolMap(_Document):
             volume.copies,
         )
 
-    def tenant_of(self, volume: MapVolume) -> MapTenant | None:
-        """Whose the volume is; None in a map from before tenants had keys."""
-        return next((each for each in self.tenants if each.tenant_id == volume.tenant), None)
+    def tenant_of(self, volume: MapVolume) -> MapTenant:
+        """Whose the volume is."""
+        return next(each for each in self.tenants if each.tenant_id == volume.tenant)
 
     def is_erased(self, volume: MapVolume) -> bool:
         """Whether nobody can open the volume any more."""
-        tenant = self.tenant_of(volume)
-        return tenant is not None and tenant.is_erased
+        return self.tenant_of(volume).is_erased
 
     def secret(self, volume: MapVolume, root: RootKey) -> SecretKey:
-        """The volume's secret. Raises ConfigError: not the pool's root key, or the tenant was erased."""
+        """The volume's secret. Raises ConfigError: not the pool's root key, or the tenant was erased, or the
+        map was changed by somebody without the key."""
         if self.is_erased(volume):
             raise ConfigError(
                 f"the tenant of volume {volume.name} was erased", "nothing brings back what it held"
             )
-        return self._opened(volume, volume.wrapped_secret, root)
+        return self._opened(volume, volume.wrapped_secret, volume.key_epoch, root)
 
     def earlier_secret(self, volume: MapVolume, root: RootKey) -> SecretKey | None:
         """The secret from before the rotation that is under way; None where none is. Raises ConfigError."""
-        return self._opened(volume, volume.earlier_secret, root) if volume.earlier_secret else None
+        if not volume.earlier_secret:
+            return None
+        return self._opened(volume, volume.earlier_secret, volume.key_epoch - 1, root)
 
-    def _opened(self, volume: MapVolume, wrapped_hex: str, root: RootKey) -> SecretKey:
-        context = bytes.fromhex(self.pool_id + volume.volume_id)
-        wrapped = bytes.fromhex(wrapped_hex)
-        tenant = self.tenant_of(volume)
+    def _opened(self, volume: MapVolume, wrapped_hex: str, epoch: int, root: RootKey) -> SecretKey:
+        context, wrapped = volume_context(self.pool_id, volume, epoch), bytes.fromhex(wrapped_hex)
         try:
-            if tenant is None:
-                return root.unwrap(Purpose.VOLUME, context, wrapped)
-            return unwrap_secret(tenant_key(self.pool_id, tenant, root), Purpose.VOLUME, context, wrapped)
+            key = tenant_key(self.pool_id, self.tenant_of(volume), root)
+            return unwrap_secret(key, Purpose.VOLUME, context, wrapped)
         except WrongKey:
             raise ConfigError(
                 f"the root key does not open volume {volume.name} of pool {self.pool_id}",
-                f"use the key that the pool was formatted with; this is {root.describe()}; "
-                "nothing has been changed",
+                f"use the key that the pool was formatted with; this is {root.describe()}. If it is that "
+                "one, somebody who has it not has changed the pool map; nothing has been changed",
             ) from None
 
 
@@ -286,23 +295,27 @@ def tenant_id(name: str) -> str:
     return uuid.uuid5(uuid.UUID("6a3c1f0e-35b7-5d51-8a35-000000000935"), name).hex
 
 
-def new_tenant(pool_id: str, name: str, root: RootKey) -> tuple[MapTenant, SecretKey]:
-    """A tenant with a fresh key, for the map and for wrapping its volumes' secrets."""
-    key, tenant = new_tenant_key(), tenant_id(name)
-    wrapped = root.wrap(Purpose.TENANT, bytes.fromhex(pool_id + tenant), key)
-    return MapTenant(name=name, tenant_id=tenant, wrapped_key=wrapped.hex()), key
+def new_tenant(
+    pool_id: str, name: str, root: RootKey, before: MapTenant | None = None
+) -> tuple[MapTenant, SecretKey]:
+    """A tenant with a fresh key, for the map and for wrapping its volumes' secrets. `before`: its row, where
+    it was erased."""
+    key, epoch = new_tenant_key(), 0 if before is None else before.key_epoch + 1
+    blank = before or MapTenant(name=name, tenant_id=tenant_id(name), wrapped_key="")
+    tenant = blank.model_copy(update={"key_epoch": epoch})
+    wrapped = root.wrap(Purpose.TENANT, tenant_context(pool_id, tenant), key)
+    return tenant.model_copy(update={"wrapped_key": wrapped.hex()}), key
 
 
 def tenant_key(pool_id: str, tenant: MapTenant, root: RootKey) -> SecretKey:
     """The key of a tenant that was not erased. Raises WrongKey."""
-    context = bytes.fromhex(pool_id + tenant.tenant_id)
-    return root.unwrap(Purpose.TENANT, context, bytes.fromhex(tenant.wrapped_key))
+    return root.unwrap(Purpose.TENANT, tenant_context(pool_id, tenant), bytes.fromhex(tenant.wrapped_key))
 
 
-def wrapped_new_secret(pool_id: str, volume_id: str, key: SecretKey) -> str:
-    """A fresh secret for a volume, wrapped by its tenant's key, as it stands in the map."""
-    context = bytes.fromhex(pool_id + volume_id)
-    return wrap_secret(key, Purpose.VOLUME, context, new_volume_secret()).hex()
+def wrapped_for(pool_id: str, volume: MapVolume, secret: SecretKey, key: SecretKey) -> str:
+    """A secret of a volume as it stands in the map: wrapped by its tenant's key, for what the row says."""
+    context = volume_context(pool_id, volume, volume.key_epoch)
+    return wrap_secret(key, Purpose.VOLUME, context, secret).hex()
 
 
 class ExtentLayout:
@@ -429,21 +442,22 @@ def new_volume(
             f"volume {wish.name} is to keep two copies, and lies on fewer than two namespaces of blocks",
             "add drives, give it a larger share, or take copies = 2 away",
         )
-    volume_id = uuid.uuid4().hex
-    return MapVolume(
+    volume = MapVolume(
         name=wish.name,
-        volume_id=volume_id,
+        volume_id=uuid.uuid4().hex,
         tenant=tenant_id(wish.tenant),
         kind=wish.kind,
         value_bytes=wish.value_bytes,
         unit_bytes=wish.unit_bytes,
         suite=wish.suite,
         ttl_seconds=wish.ttl_seconds,
-        wrapped_secret=wrapped_new_secret(pool_id, volume_id, key),
+        wrapped_secret="00",
         extents=extents,
         kv_namespaces=kv_namespaces,
         copies=wish.copies,
     )
+    wrapped = wrapped_for(pool_id, volume, new_volume_secret(), key)
+    return volume.model_copy(update={"wrapped_secret": wrapped})
 
 
 def _check_layouts(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from agent.pool.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
 from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
 from agent.pool.resealing import flags_of
-from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotSealer
+from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
@@ -29,6 +29,10 @@ from agent.pool.writing import new_generation
 
 PIECE_BYTES = 1 << 20
 """Moved at a time; a unit at the least, and no longer than one is."""
+
+
+UNNAME_SECONDS = 1.0
+"""To take back what was named under a key that is gone."""
 
 
 class Outcome(enum.Enum):
@@ -181,7 +185,7 @@ def _copy(
     try:
         key, place = volume.placement.key_of(old.entry.pseudonym), volume.place(target, slot)
         codec = volume.sealing_codec(lanes.now())
-        epoch, sealer = codec.epoch, codec.seal(key, new_generation(lanes.wall()), place)
+        sealer = codec.seal(key, new_generation(lanes.wall()), place)
         offset = volume.slot_offset(target, slot)
         if not (yield from _pass_on(volume, lanes, old, opened, sealer, target.namespace, offset, deadline)):
             _shun(lanes, target, slot)
@@ -192,9 +196,9 @@ def _copy(
             _shun(lanes, target, slot)
             return Outcome.TROUBLE
         identity = sealer.identity
-        flags = old.entry.flags & 0xFF | flags_of(epoch)
+        flags = old.entry.flags & 0xFF | flags_of(codec.epoch)
         entry = old.entry._replace(generation=identity.generation, tag=identity.tag(), flags=flags)
-        return (yield from _name(volume, lanes, target, slot, entry, deadline))
+        return (yield from _name(volume, lanes, target, slot, entry, codec, deadline))
     finally:
         with target.guard:
             target.reserved.discard(slot)
@@ -259,21 +263,29 @@ def _pass_on(
 
 
 def _name(
-    volume: Volume, lanes: Lanes, target: CachedSet, slot: int, entry: Entry, deadline: float
+    volume: Volume,
+    lanes: Lanes,
+    target: CachedSet,
+    slot: int,
+    entry: Entry,
+    codec: SlotCodec,
+    deadline: float,
 ) -> Steps[Outcome]:
-    """Write the directory with the copy's entry in it."""
+    """Write the directory with the copy's entry in it; as it was again, where the copy's key was dropped."""
     if not (yield Acquire(target.writer, deadline)):
         return Outcome.TROUBLE
     try:
         with target.guard:
-            if target.directory is None:
+            if target.directory is None or not volume.takes(codec, lanes.now()):
                 return Outcome.TROUBLE
-            image = target.directory.copy()
+            before, image = target.directory.image(), target.directory.copy()
         _put(image, slot, entry)
-        pending = lanes.write(target.namespace, target.offset, [image.image()])
-        if (yield from wait_for(lanes, pending, deadline)) is not None:
-            volume.unsettled.write_failed(target, slot, entry, lanes.now())
-            _shun(lanes, target, slot)
+        if not (yield from _written(volume, lanes, target, slot, entry, image.image(), deadline)):
+            return Outcome.TROUBLE
+        if (yield from volume.vouches(lanes, target.namespace, codec, deadline)) is not None:
+            # The value stays where it is. Killed before this is written, the next walk finds that it does not
+            # open here, and copies it once more.
+            yield from _written(volume, lanes, target, slot, entry, before, lanes.now() + UNNAME_SECONDS)
             return Outcome.TROUBLE
         with target.guard:
             if target.directory is not None:
@@ -281,6 +293,18 @@ def _name(
         return Outcome.COPIED
     finally:
         target.end_write()
+
+
+def _written(
+    volume: Volume, lanes: Lanes, target: CachedSet, slot: int, entry: Entry, image: bytes, deadline: float
+) -> Steps[bool]:
+    """Write an image of a directory, in which `entry` is named in `slot` now or was before."""
+    pending = lanes.write(target.namespace, target.offset, [image])
+    if (yield from wait_for(lanes, pending, deadline)) is None:
+        return True
+    volume.unsettled.write_failed(target, slot, entry, lanes.now())
+    _shun(lanes, target, slot)
+    return False
 
 
 def _put(directory: Directory, slot: int, entry: Entry) -> None:

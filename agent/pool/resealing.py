@@ -5,12 +5,13 @@ finds what is left to do. A value is opened whole, as it would be for a reader, 
 its set; then one write of the directory names the new slot and frees the old one. In a set without a free
 slot a value of a cache is sealed over itself, and is a miss should we be interrupted; blocks of files wait
 until there is one. What does not open any more is dropped from a cache, and left where it holds files: a
-scrub is to look at it.
+scrub is to look at it, and whoever keeps their names (leftovers.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent.pool.directory import DIRECTORY_BYTES, ENTRY, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
@@ -23,10 +24,11 @@ from agent.pool.volume import Volume, wait_for
 EPOCH_SHIFT = 8
 """The upper half of an entry's flags."""
 SECONDS = 5.0
+UNOPENED_MAX = 256
 READERS_SECONDS = 0.5
 """For how long nothing is written to a slot that a value has left."""
 _FREE = bytes(16)
-_MAY_COME_BACK = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
+MAY_COME_BACK = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 
 
 def flags_of(epoch: int) -> int:
@@ -42,6 +44,14 @@ def is_under(entry: Entry, epoch: int) -> bool:
     return entry.flags & flags_of(0xFF) == flags_of(epoch)
 
 
+def is_under_dropped(entry: Entry, oldest: int) -> bool:
+    """Whether an entry says that its slot is under a key from before `oldest`, the first epoch that opens.
+
+    Of the two halves of the numbers the one behind it: an agent that is behind the map meets newer ones.
+    """
+    return 0 < (oldest - (entry.flags >> EPOCH_SHIFT)) & 0xFF < 0x80
+
+
 def left_in(block: bytes | bytearray | memoryview, epoch: int) -> int:
     """Of a directory as it lies on flash: values that are not sealed under the key of `epoch`."""
     entries = (Entry(*fields[:10]) for fields in ENTRY.iter_unpack(block[:DIRECTORY_BYTES]))
@@ -55,6 +65,14 @@ def taken_in(block: bytes | bytearray | memoryview) -> int:
     return sum(fields[0] != _FREE for fields in ENTRY.iter_unpack(block[:DIRECTORY_BYTES]))
 
 
+class Unopened(NamedTuple):
+    """An entry of a volume of files whose slot does not open."""
+
+    place: SetPlace
+    slot: int
+    entry: Entry
+
+
 @dataclass(slots=True)
 class ResealCounts:
     """What was done since the agent's start."""
@@ -64,6 +82,8 @@ class ResealCounts:
     """Values of a cache that did not open any more."""
     left: int = 0
     """Tries that came to nothing; a later pass comes by again."""
+    unopened: list[Unopened] = field(default_factory=list)
+    """Met in volumes of files; whoever looks at them takes them out. The first UNOPENED_MAX."""
 
 
 def reseal_set(volume: Volume, lanes: Lanes, place: SetPlace, counts: ResealCounts) -> Steps[int]:
@@ -104,11 +124,13 @@ def _reseal_by(
     value: memoryview,
     counts: ResealCounts,
 ) -> Steps[None]:
-    opened = yield from _open_whole(volume, lanes, cached, slot, entry, value)
+    opened = yield from open_whole(volume, lanes, cached, slot, entry, value)
     if isinstance(opened, MissCause):
         dropped = False
-        if opened not in _MAY_COME_BACK and volume.settings.kind == "kv":
+        if opened not in MAY_COME_BACK and volume.settings.kind == "kv":
             dropped = yield from _rename(volume, lanes, cached, slot, entry, None, None)
+        elif opened not in MAY_COME_BACK and len(counts.unopened) < UNOPENED_MAX:
+            counts.unopened.append(Unopened((cached.namespace, cached.offset), slot, entry))
         counts.dropped += dropped
         counts.left += not dropped
         return
@@ -146,7 +168,7 @@ def _reserve(volume: Volume, lanes: Lanes, cached: CachedSet, slot: int) -> int 
         return target
 
 
-def _open_whole(
+def open_whole(
     volume: Volume, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry, value: memoryview
 ) -> Steps[OpenSlot | MissCause]:
     """Read a slot and open all of it into `value`. Unit by unit: a worker's buffer holds no more."""

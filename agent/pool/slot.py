@@ -130,6 +130,11 @@ class SlotCodec:
         """Whether what `other` seals opens here."""
         return any(each.fingerprint == other.fingerprint for each in (self, *self._others))
 
+    @property
+    def oldest_epoch(self) -> int:
+        """Of the keys that open here; what is under one from before was left behind by a rotation."""
+        return min(each.epoch for each in (self, *self._others))
+
     def padded(self, length: int) -> int:
         """How many bytes a value of `length` takes on flash, without its header."""
         return -(-length // self.lba_bytes) * self.lba_bytes

@@ -26,11 +26,17 @@ from dataclasses import dataclass
 from agent.pool.pool_map import DATA_START, PoolMap, decode_pool_map_untrusted
 
 MAGIC = b"g35pool1"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+"""2: keys are wrapped for all that their row of the map says (map_keys.py). 1 was never released, and is not
+read."""
 COPY_OFFSETS = (0, DATA_START // 2)
 COPY_BYTES = DATA_START // 2
 BLOCK_BYTES = 4096
-MAP_BYTES_MAX = COPY_BYTES - BLOCK_BYTES
+WRITTEN_BYTES = COPY_BYTES - BLOCK_BYTES
+"""What is written of a copy, its end with zeros: all of its room but the last block."""
+MAP_BYTES_MAX = WRITTEN_BYTES - BLOCK_BYTES
+PROOF_OFFSET = COPY_OFFSETS[1] + WRITTEN_BYTES
+"""Where paths show that they lead to one medium (agent/remote/proving.py)."""
 
 _HEADER = struct.Struct("<8sH6s16s16sQII32s32s")
 HEAD_BYTES = _HEADER.size
@@ -39,6 +45,10 @@ assert HEAD_BYTES == 128
 
 class NoSuperblock(Exception):
     """There is none that is whole; the text says what is there instead."""
+
+
+ANOTHER_LAYOUT = "a pool of layout"
+"""How the text begins where another version of g35 has made what is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ def map_bytes_of(header: memoryview | bytes) -> int:
         raise NoSuperblock("a damaged superblock")
     fields = _HEADER.unpack_from(header)
     if fields[1] != LAYOUT_VERSION:
-        raise NoSuperblock(f"a superblock of layout {fields[1]}, which this version does not know")
+        raise NoSuperblock(f"{ANOTHER_LAYOUT} {fields[1]}, which this version does not read: format it anew")
     length: int = fields[6]
     if not 0 < length <= MAP_BYTES_MAX:
         raise NoSuperblock("a damaged superblock")

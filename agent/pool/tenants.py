@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agent.errors import ConfigError, UserError
 from agent.inline.root_keys import RootKey
+from agent.inline.secrets import new_volume_secret
 from agent.pool.next_map import next_map
 from agent.pool.pool_map import (
     TENANTS_MAX,
@@ -25,7 +26,7 @@ from agent.pool.pool_map import (
     VolumeWish,
     new_tenant,
     new_volume,
-    wrapped_new_secret,
+    wrapped_for,
 )
 from agent.pool.slot import HEADER_BYTES
 
@@ -43,12 +44,7 @@ def check_name(name: str) -> None:
 
 
 def find_tenant(pool_map: PoolMap, name: str) -> MapTenant:
-    """Raises ConfigError where the pool has none of that name, or is of before tenants had keys."""
-    if not pool_map.tenants:
-        raise ConfigError(
-            f"pool {pool_map.pool_id} was made before tenants had keys of their own",
-            "its volumes' secrets are wrapped by the root key alone; format it anew to have tenants",
-        )
+    """Raises ConfigError where the pool has none of that name."""
     for tenant in pool_map.tenants:
         if tenant.name == name:
             return tenant
@@ -83,7 +79,7 @@ def with_tenant(
     in them stays lost. A new one gets volumes by those of `wishes` that name it, in room that no volume has.
     Of a tenant that is there nothing changes. Raises ConfigError where a volume does not fit.
     """
-    if pool_map.tenants and name not in {tenant.name for tenant in pool_map.tenants}:
+    if name not in {tenant.name for tenant in pool_map.tenants}:
         if len(pool_map.tenants) >= TENANTS_MAX:
             raise ConfigError(
                 f"the pool has {TENANTS_MAX} tenants, the erased ones too, and takes no more",
@@ -115,15 +111,15 @@ def with_tenant(
     found = find_tenant(pool_map, name)
     if not found.is_erased:
         return pool_map, ()
-    anew, key = new_tenant(pool_map.pool_id, name, root)
-    tenant = found.model_copy(update={"wrapped_key": anew.wrapped_key})
+    tenant, key = new_tenant(pool_map.pool_id, name, root, found)
     volumes, fresh = [], []
     for volume in pool_map.volumes:
         if volume.tenant == tenant.tenant_id:
-            volume_id = uuid.uuid4().hex
-            secret = wrapped_new_secret(pool_map.pool_id, volume_id, key)
-            update = {"volume_id": volume_id, "wrapped_secret": secret, "earlier_secret": "", "key_epoch": 0}
-            fresh.append(volume.model_copy(update=update))
+            empty = volume.model_copy(
+                update={"volume_id": uuid.uuid4().hex, "earlier_secret": "", "key_epoch": 0}
+            )
+            wrapped = wrapped_for(pool_map.pool_id, empty, new_volume_secret(), key)
+            fresh.append(empty.model_copy(update={"wrapped_secret": wrapped}))
             volumes.append(fresh[-1])
         else:
             volumes.append(volume)

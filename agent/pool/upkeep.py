@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.directory_cache import CachedSet
+from agent.pool.freeing import Freeing
 from agent.pool.quarantine import is_quarantined
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.steps import Acquire, Lanes, Pending, Steps
+from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
-from agent.pool.volume import Volume, wait_for
+from agent.pool.volume import Volume
 from agent.pool.writing import TIME_MAX, PutRefused
 
 PINNED_SLOTS_MAX = SLOTS_PER_SET // 2
@@ -18,9 +18,9 @@ PINNED_SLOTS_MAX = SLOTS_PER_SET // 2
 def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:
     """Remove a key everywhere it may lie. True where it was there.
 
-    The header is zeroed with the entry, so that an agent with an old directory finds nothing either.
-    Raises PutRefused where a candidate enclosure does not answer, or a write of the key may still land: then
-    the key may come back with it, and nobody may be told that it is gone.
+    Its header is zeroed as well (freeing.py). Raises PutRefused where a candidate enclosure does not answer,
+    or a write of the key may still land: then the key may come back with it, and nobody may be told that it
+    is gone.
     """
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
@@ -37,30 +37,23 @@ def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[b
         trouble = yield from volume.load(lanes, sets, deadline, holds_writers=True)
         if trouble is not None:
             raise PutRefused("an enclosure that may hold the key does not answer", trouble)
-        writes: list[Pending] = []
+        freed: list[Freeing] = []
         for cached in sets:
             directory = cached.directory
             assert directory is not None
             with cached.guard:
                 slots = directory.find_all(pseudonym)
-                for slot in slots:
-                    directory.clear(slot)
-                image = directory.image()
             if slots:
-                writes += [
-                    lanes.write(cached.namespace, volume.slot_offset(cached, slot), [bytes(HEADER_BYTES)])
-                    for slot in slots
-                ]
-                writes.append(lanes.write(cached.namespace, cached.offset, [image]))
+                freed.append(Freeing(volume, lanes, cached, slots))
         faults = []
-        for pending in writes:
-            cause = yield from wait_for(lanes, pending, deadline)
+        for each in freed:
+            cause = yield from each.end(deadline)
             if cause is not None:
                 faults.append(cause)
         if faults:
             raise PutRefused("the enclosure did not delete it", faults[0])
-        lanes.tally(volume.settings.name).deletes += bool(writes)
-        return bool(writes)
+        lanes.tally(volume.settings.name).deletes += bool(freed)
+        return bool(freed)
     finally:
         for cached in held:
             cached.end_write()

@@ -21,7 +21,7 @@ from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import CachedSet, DirectoryCache
 from agent.pool.hedging import Hedge
 from agent.pool.kept_units import KeptUnits
-from agent.pool.key_turn import GRACE_SECONDS, KeyTurn, MapAge
+from agent.pool.key_turn import GRACE_SECONDS, InForce, KeyTurn, MapAge
 from agent.pool.occupancy import Occupancy
 from agent.pool.owed_copies import OwedCopies
 from agent.pool.placement import Candidate, Extent, Placement
@@ -147,8 +147,11 @@ class Volume:
         self.erased = False
         """Its tenant was erased: what is read is a miss, what is written is refused."""
         self.left_to_others = False
-        """Another agent writes blocks of files here, which must not be lost: a scrub only reads."""
+        """Another agent writes blocks of files here, which must not be lost: a scrub only reads, and nothing
+        is sealed anew."""
         self.map_age = MapAge()
+        self.in_force: InForce | None = None
+        """Asked before a block of a file is given up; None: the map that is known is the only one."""
         self.turn: KeyTurn | None = None
         """The rotation that is under way."""
         self._lba_bytes = lba_bytes
@@ -185,11 +188,18 @@ class Volume:
             return True
         return now < turn.seals_at + GRACE_SECONDS and self.codec.opens(codec)
 
-    def vouches(self, lanes: Lanes, namespace: int, codec: SlotCodec) -> Steps[bool]:
-        """As `takes`, of what lies on a namespace by now; by the pool map there, where need be."""
-        if not (yield from self.map_age.refresh(lanes, namespace)):
-            return False
-        return self.takes(codec, lanes.now())
+    def vouches(
+        self, lanes: Lanes, namespace: int, codec: SlotCodec, deadline: float
+    ) -> Steps[MissCause | None]:
+        """As `takes`, of what lies on a namespace by now; by the pool map there, where need be.
+
+        None: it may be acknowledged. WRONG_KEY: its key was dropped, or is about to be. Another cause: that
+        cannot be told, for the map was not read by the deadline.
+        """
+        doubt = yield from self.map_age.refresh(lanes, namespace, deadline)
+        if doubt is None and not self.takes(codec, lanes.now()):
+            doubt = MissCause.WRONG_KEY
+        return doubt
 
     def _use(self, secret: SecretKey) -> None:
         settings, raw = self.settings, secret.reveal()

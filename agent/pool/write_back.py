@@ -140,7 +140,7 @@ class WriteBack:
     def postpone(self, value: Waiting) -> None:
         """Flash did not take it; the others come first."""
         with self._lock:
-            if value.pseudonym in self._values:
+            if self._values.get(value.pseudonym) is value:
                 self._values.move_to_end(value.pseudonym)
 
     def store(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[bool]:
@@ -160,8 +160,9 @@ class WriteBack:
             except (PutRefused, BadPut) as refused:
                 # The put was acknowledged; if it comes to nothing it is one that was lost.
                 tally.puts_refused = refused_before
-                # No slot, no room, an erased volume: that will not be otherwise later.
-                final = isinstance(refused, BadPut) or refused.cause in (None, MissCause.WRONG_KEY)
+                # No slot, no room, an erased volume: that will not be otherwise later. A key that was
+                # rotated away is: the next try seals with the new one.
+                final = isinstance(refused, BadPut) or refused.cause is None or self.volume.erased
                 if not final and lanes.now() - value.since < self.keep_seconds:
                     return False
                 self.give_up(value, lanes)
@@ -210,15 +211,28 @@ class WriteBack:
             value.lock.release()
 
     def give_up(self, value: Waiting, lanes: Lanes) -> None:
-        """It was acknowledged, and will not be stored."""
-        lanes.tally(self.volume.settings.name).puts_lost += 1
-        self.lost += 1
-        self._remove(value)
+        """It was acknowledged, and will not be stored. Whoever calls holds its lock."""
+        if not value.over:
+            lanes.tally(self.volume.settings.name).puts_lost += 1
+            self.lost += 1
+            self._remove(value)
+
+    def give_up_idle(self, value: Waiting, lanes: Lanes) -> bool:
+        """As `give_up`; False where somebody is storing or removing it just now."""
+        if not value.lock.acquire(blocking=False):
+            return False
+        try:
+            self.give_up(value, lanes)
+            return True
+        finally:
+            value.lock.release()
 
     def _remove(self, value: Waiting) -> None:
         value.over = True
         with self._lock:
-            if self._values.pop(value.pseudonym, None) is not None:
+            # By now another value of the key may be waiting, which was put after this one was deleted.
+            if self._values.get(value.pseudonym) is value:
+                del self._values[value.pseudonym]
                 self.bytes_held -= len(value.data)
 
 
@@ -252,9 +266,10 @@ class BackWriting:
             raise TooLong(f"bytes up to {offset + len(data)} of a value that ends at {self._length}")
         if self.finished or not len(data):
             return self.finished
-        if self.volume.erased:
+        if refusal := self.volume.refusal:
             yield from self.drop(lanes)
-            raise PutRefused("the volume was erased", MissCause.WRONG_KEY)
+            lanes.tally(self.volume.settings.name).puts_refused += 1
+            raise PutRefused(refusal, MissCause.WRONG_KEY)
         if offset != self.received:
             yield from self.drop(lanes)
             raise BadPut("a value is written from its start on")
@@ -430,15 +445,13 @@ class Storing:
             # The thread is everybody's: it does not wait for what one tenant may move.
             if lanes.now() - value.since < back.keep_seconds:
                 return False
-            back.give_up(value, lanes)
-            return True
+            return back.give_up_idle(value, lanes)
         try:
             if runner.run(back.store(lanes, value, lanes.now() + back.volume.timing.write_deadline)):
                 return True
         except Exception:
             log.exception("a value of volume %s could not be stored", back.volume.settings.name)
-            back.give_up(value, lanes)
-            return True
+            return back.give_up_idle(value, lanes)
         back.postpone(value)
         self._next_try[number] = 2 * time.monotonic() - began
         return False

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from agent.inline.random_bytes import random_bytes
 from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
-from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
+from agent.pool.directory_cache import CachedSet
+from agent.pool.key_turn import words_for
 from agent.pool.making_room import Room, room_for
 from agent.pool.resealing import flags_of
 from agent.pool.slot import HEADER_BYTES, SlotSealer
@@ -197,6 +198,7 @@ class Writing:
         yield
 
     def _give_up(self, lanes: Lanes, why: PutRefused | BadPut) -> Steps[None]:
+        lanes.tally(self.volume.settings.name).puts_refused += isinstance(why, PutRefused)
         self._refusal = why
         yield from self.drop(lanes)
         raise why
@@ -223,23 +225,24 @@ class Writing:
     def _take_turn(self, lanes: Lanes, deadline: float) -> Steps[None]:
         if (yield from self.volume.turns.take(self.pseudonym, deadline)):
             return
-        lanes.tally(self.volume.settings.name).puts_refused += 1
         refused = PutRefused("another put of the key does not come to its end", MissCause.LATE)
-        if self._reservation is None:
-            raise refused
-        yield from self._give_up(lanes, refused)
+        if self._reservation is not None:
+            yield from self._give_up(lanes, refused)
+        lanes.tally(self.volume.settings.name).puts_refused += 1
+        raise refused
 
-    def _stands(self, found: Found, wall: float) -> bool:
-        """Whether an entry of the key means that the key is stored."""
-        expired = found.entry.expiry and found.entry.expiry <= wall
-        return not expired and found.cached.disproven.get(found.slot) != found.entry.generation
+    def _stands(self, found: Found, lanes: Lanes) -> bool:
+        """Whether an entry of the key means that the key is stored, and stays so: its slot is not shunned."""
+        cached, slot, entry = found
+        expired = entry.expiry and entry.expiry <= lanes.wall()
+        shunned = cached.shunned.get(slot, 0.0) > lanes.now()
+        return not expired and not shunned and cached.disproven.get(slot) != entry.generation
 
     def _stored_meanwhile(self, lanes: Lanes) -> bool:
         """Whether another put has stored the key since this one began, as far as is known without asking."""
         sets = self.volume.borrow_sets(self.pseudonym)
         try:
-            wall = lanes.wall()
-            return any(self._stands(found, wall) for found in self.volume.find(sets, self.pseudonym))
+            return any(self._stands(found, lanes) for found in self.volume.find(sets, self.pseudonym))
         finally:
             self.volume.give_back_sets(sets)
 
@@ -253,9 +256,8 @@ class Writing:
             # Half of the time at most: with one enclosure hung, the other has to take the value in time.
             half = lanes.now() + max(0.0, deadline - lanes.now()) / 2
             trouble = (yield from volume.load(lanes, unread, half)) if unread else None
-            wall = lanes.wall()
             for found in volume.find(sets, self.pseudonym):
-                if self._stands(found, wall):
+                if self._stands(found, lanes):
                     self.already_there = True
                     lanes.tally(self.volume.settings.name).puts_already_there += 1
                     return
@@ -324,8 +326,7 @@ class Writing:
         raise PutRefused(f"volume {volume.settings.name} has no slot for this key that may be used")
 
     def _take(self, lanes: Lanes, cached: CachedSet, choice: Choice) -> bool:
-        volume = self.volume
-        slot = choice.slot
+        volume, slot = self.volume, choice.slot
         with cached.guard:
             directory = cached.directory
             if directory is None or slot in cached.reserved:
@@ -454,9 +455,11 @@ class Writing:
                     lanes.abandon(directory_write)
                     self.volume.unsettled.write_failed(cached, reservation.slot, entry, lanes.now())
                     yield from self._fail(lanes, pending, cause)
-            if not (yield from self.volume.vouches(lanes, cached.namespace, reservation.sealer.codec)):
+            codec = reservation.sealer.codec
+            doubt = yield from self.volume.vouches(lanes, cached.namespace, codec, deadline)
+            if doubt is not None:
                 cached.disprove(reservation.slot, entry.generation)
-                yield from self._give_up(lanes, PutRefused("its key was dropped", MissCause.WRONG_KEY))
+                yield from self._give_up(lanes, PutRefused(words_for(doubt), doubt))
             with cached.guard:
                 if cached.directory is not None:
                     self._name(cached.directory, reservation.slot, entry)
@@ -491,9 +494,7 @@ class Writing:
         why = pending.fault or "no answer in time"
         reservation = self._reservation
         if reservation is not None and cause is not MissCause.ENCLOSURE_DOWN:
-            with reservation.cached.guard:
-                reservation.cached.shunned[reservation.slot] = lanes.now() + SHUN_SECONDS
+            reservation.cached.shun(reservation.slot, lanes.now())
             if cause is MissCause.CORRUPT:
                 self.volume.damage.refused_a_write(reservation.cached, reservation.slot)
-        lanes.tally(self.volume.settings.name).puts_refused += 1
         yield from self._give_up(lanes, PutRefused(f"the enclosure did not take it: {why}", cause))

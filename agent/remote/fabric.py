@@ -20,6 +20,7 @@ from typing import TypeAlias
 from agent.remote.fence import Fence
 from agent.remote.health import Health
 from agent.remote.holders import Holders
+from agent.remote.proven import ProvenPaths, Unproven
 from agent.remote.suspicion import Change, Suspicion, Verdict
 from nvmeof.host.access import NO_ACCESS_REPORT, Access
 from nvmeof.transport.base import ControllerInfo, NamespaceInfo
@@ -128,6 +129,7 @@ class Fabric:
     own_pool: str = ""
     """The id of the pool that this machine has served last, if it has; see `agent/reaching.py`."""
     _holders: Holders = field(default_factory=Holders, repr=False)
+    _paths: ProvenPaths = field(default_factory=ProvenPaths, repr=False)
 
     def adopt(self, nguids: Sequence[bytes]) -> None:
         """Follow a pool map: `nguids` in its order."""
@@ -173,6 +175,16 @@ class Fabric:
             for member, route in enumerate(self.routes)
         )
 
+    def unproven(self) -> tuple[Unproven, ...]:
+        """Paths that are not used, for it was not shown yet that they lead to the same medium."""
+        return self._paths.unproven
+
+    def found(self, what: Unproven, is_one: bool) -> None:
+        """Whether they do. On any thread."""
+        with self._publishing:
+            self._paths.found(what, is_one)
+            self._refresh()
+
     def refresh(self) -> None:
         """Publish the routes anew after a session came, went or saw its namespaces change."""
         with self._publishing:
@@ -199,8 +211,13 @@ class Fabric:
                 claims.setdefault(namespace.nguid, {}).setdefault(enclosure.subsystem, []).append(route)
         chosen: list[tuple[Route, ...]] = []
         contested: dict[str, str] = {}
+        self._paths.begin(self.nguids)
         for nguid in self.nguids:
             ways, said = self._holders.choose(nguid, claims.get(nguid, {}), known)
+            if ways:
+                of_it = known[ways[0].enclosure.subsystem]
+                ways, but = self._paths.usable(nguid, ways, of_it)
+                said = "; ".join(each for each in (said, but) if each)
             chosen.append(_serving(ways))
             if said:
                 contested[nguid.hex()] = said

@@ -338,6 +338,11 @@ class WorkerLanes(KvCommands):
 
     # -- Runner ---------------------------------------------------------------------------------
 
+    def go_by(self, fabric: Fabric) -> Fabric:
+        """Go by another fabric from now on, nothing being under way; the one of before."""
+        self._fabric, before = fabric, self._fabric
+        return before
+
     def run(self, steps: Steps[T]) -> T:
         """Drive steps to their end on this thread, with these lanes as `current_lanes`."""
         _current.lanes = self

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agent.errors import ConfigError
 from agent.telemetry.listen_address import parse_listen_address
+from agent.telemetry.listener import Listener
 
 VOLUME_COUNTERS = {
     "hits": "Gets that were served.",
@@ -79,6 +80,18 @@ DOOR_COUNTERS = {
     "kernel copies all that goes through a FUSE mount once; a virtio-fs device copies what lies scattered.",
 }
 
+S3_TABLES = {
+    "requests": ("Requests that were authenticated, by S3's name of the operation.", "operation"),
+    "refusals": ("Requests that were refused, by S3's code.", "code"),
+}
+S3_COUNTERS = {
+    "bytes_read": "Bytes of objects that were sent.",
+    "bytes_written": "Bytes of objects and parts that were stored.",
+    "bodies_broken_off": "Answers that ended early, because the rest of an object could not be had.",
+    "connections_refused": "Connections that ended at the TLS handshake.",
+}
+S3_GAUGES = {"connections": "Connections now.", "objects": "Objects of all tenants."}
+
 TENANT_COUNTERS = {
     "bytes_read": "Bytes of values that were served.",
     "bytes_written": "Bytes of values that were stored.",
@@ -109,6 +122,7 @@ class Collector:
         yield from _doors(state["doors"])
         yield from _tenants(state["tenants"])
         yield from _membership(state["pool"])
+        yield from _s3(state["s3"])
         for name, help_text in SCRUB_COUNTERS.items():
             yield CounterMetricFamily(f"g35_scrub_{name}", help_text, value=state["scrub"].get(name, 0))
         owed = state["scrub"].get("copies_owed", 0)
@@ -184,6 +198,18 @@ def _tenants(tenants: list[Mapping[str, Any]]) -> Iterator[Metric]:
             yield family
 
 
+def _s3(door: Mapping[str, Any] | None) -> Iterator[Metric]:
+    """Of an agent without such a door the families have no samples."""
+    for field, (help_text, label) in S3_TABLES.items():
+        family = CounterMetricFamily(f"g35_s3_{field}", help_text, labels=[label])
+        for name, count in door[field].items() if door is not None else ():
+            family.add_metric([name], count)
+        yield family
+    for kind, table in ((CounterMetricFamily, S3_COUNTERS), (GaugeMetricFamily, S3_GAUGES)):
+        for field, help_text in table.items():
+            yield kind(f"g35_s3_{field}", help_text, value=None if door is None else door[field])
+
+
 def _membership(pool: Mapping[str, Any]) -> Iterator[Metric]:
     newcomers = len(pool.get("newcomers", ()))
     yield GaugeMetricFamily("g35_pool_namespaces", "Namespaces of the pool map.", value=pool["namespaces"])
@@ -253,13 +279,8 @@ def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[
     registry = CollectorRegistry()
     registry.register(Collector(snapshot))
     try:
-        server, thread = start_http_server(number, host, registry)
+        listener = Listener(host, number, make_wsgi_app(registry))
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error.strerror}", "choose another port") from None
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join(5)
-
-    return stop
+    listener.start()
+    return listener.stop

@@ -50,6 +50,10 @@ class Sources:
     """Of volumes by name, what is told of their data keys: agent/key_rotation.py."""
     membership: Callable[[], Mapping[str, Any]] = dict
     """Of the pool: agent/membership.py."""
+    s3: Callable[[], Mapping[str, Any] | None] = lambda: None
+    """Of the S3 door: agent/s3/door.py; None where there is none. Told of the whole pool only."""
+    not_served: dict[str, str] = field(default_factory=dict)
+    """What of the configuration is not served, and why. Told of the whole pool only."""
     started_at: float = field(default_factory=time.time)
 
 
@@ -159,6 +163,8 @@ def take(sources: Sources) -> dict[str, Any]:
         "tenants": _tenants(sources, volumes),
         "enclosures": _enclosures(sources.fabric),
         "files": sources.files(),
+        "s3": sources.s3() if sources.whole else None,
+        "not_served": dict(sources.not_served) if sources.whole else {},
         "memory": _memory(sources) if sources.whole else None,
         "scrub": dict(sources.keeping()) if sources.whole else None,
     }

@@ -50,7 +50,9 @@ class MemoryBlockStore:
             self.blocks[block_id] = (capacity, bytes(data))
         self._step("stored")
 
-    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
+    def get(
+        self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
+    ) -> Steps[bool]:
         yield from ()
         self._step("get")
         self.gets += 1

@@ -8,6 +8,7 @@ agent.toml     the agent's configuration, written anew at every start
 agent/         the agent's own state
 agent.pid      present while the mount is served
 virtiofs.sock  where the agent's virtio-fs device listens, with --virtiofs
+s3.credentials the access key of the S3 door, made at the first start with --s3; s3.port its port
 jbof-N.address the address on loopback of enclosure N's RDMA device, where it has one
 jbof-N.json    where enclosure N listens; jbof-N.sock its control socket, jbof-N.log its words
 drives-N/      its drives, where they are files
@@ -28,6 +29,9 @@ from typing import Any
 from agent.errors import G35Error, UserError
 
 PRESTAGE_MEMORY = "256M"
+S3_BUCKET = "kvcache"
+S3_BUCKET_ADDRESS = "127.0.0.2"
+"""A second address on loopback, at which clients that want the bucket in the host find that bucket."""
 DIRECTORY_FRESH_MS = 1000
 """With one agent on the pool, what it remembers of a directory is what is there; another one that somebody
 sets on it all the same is seen as late as this."""
@@ -85,6 +89,14 @@ class Layout:
     @property
     def virtiofs_socket(self) -> Path:
         return self.state / "virtiofs.sock"
+
+    @property
+    def s3_credentials(self) -> Path:
+        return self.state / "s3.credentials"
+
+    @property
+    def s3_port(self) -> Path:
+        return self.state / "s3.port"
 
     def enclosure(self, number: int, suffix: str) -> Path:
         return self.state / f"jbof-{number}.{suffix}"
@@ -197,7 +209,9 @@ def _bracketed(enclosure: dict[str, Any]) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], options: AgentOptions) -> str:
+def agent_toml(
+    layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], options: AgentOptions, s3_port: int = 0
+) -> str:
     """The agent's configuration for the enclosures that announced themselves in `ready`."""
 
     def text(value: object) -> str:
@@ -227,6 +241,26 @@ def agent_toml(layout: Layout, mount: Path, ready: Sequence[dict[str, Any]], opt
     ]
     if options.virtiofs:
         lines += ["", "[virtiofs]", f"socket = {text(layout.virtiofs_socket)}"]
+    if options.s3:
+        lines += [
+            "",
+            "[s3]",
+            f'listen = ["127.0.0.1:{s3_port}", "{S3_BUCKET_ADDRESS}:{s3_port}"]',
+            f'hosts = ["{S3_BUCKET_ADDRESS}={S3_BUCKET}"]',
+            "[[s3.tenants]]",
+            'tenant = "default"',
+            f"credentials = {text(layout.s3_credentials)}",
+            f'buckets = ["{S3_BUCKET}"]',
+        ]
+    if options.write != "through" or options.prefill_tokens_per_s:
+        lines += [
+            "",
+            "[[policies]]",
+            'volume = "kv"',
+            f"write = {text(options.write)}",
+            f"prefill_tokens_per_s = {options.prefill_tokens_per_s}",
+            f"bytes_per_token = {text(options.bytes_per_token)}",
+        ]
     for number, enclosure in enumerate(ready):
         lines += [
             "",
@@ -271,3 +305,7 @@ class AgentOptions:
     virtiofs: bool = False
     learn: bool = False
     prestage_memory: str = PRESTAGE_MEMORY
+    s3: bool = False
+    write: str = "through"
+    prefill_tokens_per_s: float = 0.0
+    bytes_per_token: str = "0"

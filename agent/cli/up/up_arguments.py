@@ -61,6 +61,14 @@ class DoorName(StrEnum):
     PYFUSE3 = "pyfuse3"
 
 
+class Write(StrEnum):
+    """When a put into `kv` is acknowledged."""
+
+    THROUGH = "through"
+    BACK = "back"
+    SECOND_USE = "second-use"
+
+
 class Media(StrEnum):
     """Where the drives of the enclosures keep their bytes."""
 
@@ -91,6 +99,19 @@ drive_size_option = _size_between(_MIB, DRIVE_BYTES_MAX)
 memory_option = _size_between(0, 1 << 44)
 
 
+def token_option(text: str) -> str:
+    """What a token weighs; no multiple of anything."""
+    try:
+        size = int(cast(int, parse_size(text)))
+    except (ValueError, OverflowError):
+        size = -1
+    if not 0 <= size <= VALUE_BYTES_MAX:
+        raise typer.BadParameter(
+            f"{text!r} is no size up to {shown_size(VALUE_BYTES_MAX)}; write for example 128K"
+        )
+    return text
+
+
 def metrics_option(text: str) -> str:
     """Empty for none, or a loopback address and a port."""
     if text:
@@ -99,6 +120,14 @@ def metrics_option(text: str) -> str:
         except ConfigError as error:
             raise typer.BadParameter(f"{error}; {error.advice}") from None
     return text
+
+
+def check_gate(prefill_tokens_per_s: float, bytes_per_token: str) -> None:
+    """Refuse one of the gate's two figures without the other."""
+    if (prefill_tokens_per_s > 0) != (parse_size(bytes_per_token) != 0):
+        raise typer.BadParameter(
+            "--prefill-tokens-per-s and --bytes-per-token go together", param_hint="--bytes-per-token"
+        )
 
 
 def check_room(enclosures: int, drives: int, drive_size: str, options: AgentOptions) -> None:

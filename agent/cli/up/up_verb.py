@@ -22,6 +22,7 @@ from agent.cli.status_verb import read_status
 from agent.cli.up.children import Child, detach
 from agent.cli.up.layout import (
     PRESTAGE_MEMORY,
+    S3_BUCKET,
     AgentOptions,
     Layout,
     Running,
@@ -35,17 +36,21 @@ from agent.cli.up.up_arguments import (
     Media,
     Suite,
     TransportName,
+    Write,
     check_captures,
+    check_gate,
     check_room,
     drive_size_option,
     memory_option,
     metrics_option,
+    token_option,
     value_size_option,
 )
 from agent.config import PATHS_MAX
 from agent.errors import G35Error
 from agent.fs.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
+from agent.s3.credentials import new_credentials_file
 
 ENCLOSURES_MAX = 64
 DRIVES_MAX = 256
@@ -103,6 +108,21 @@ def up(
     learn: Annotated[
         bool, typer.Option("--learn", help="Read the likely continuation of a prefix ahead.")
     ] = False,
+    write: Annotated[
+        Write, typer.Option(help="When a put into `kv` is acknowledged; see docs/prestaging.md.")
+    ] = Write.THROUGH,
+    prefill_tokens_per_s: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1e9, help="Tokens a second that the engine computes: slower gets are misses at once."
+        ),
+    ] = 0.0,
+    bytes_per_token: Annotated[
+        str, typer.Option(callback=token_option, help="What a token weighs in a value, for that.")
+    ] = "0",
+    s3: Annotated[
+        bool, typer.Option("--s3", help="Serve S3-shaped clients on loopback, too; says where the key is.")
+    ] = False,
     prestage_memory: Annotated[
         str,
         typer.Option(callback=memory_option, help="Memory for values that were prestaged; 0: none."),
@@ -136,7 +156,14 @@ def up(
         virtiofs,
         learn,
         prestage_memory,
+        s3,
+        write.value,
+        prefill_tokens_per_s,
+        bytes_per_token,
     )
+    check_gate(prefill_tokens_per_s, bytes_per_token)
+    if s3 and not files:
+        raise typer.BadParameter("objects lie in the volumes of /fs: it wants --files", param_hint="--s3")
     if media is Media.MEMORY or not layout.has_drives():
         check_room(enclosures, drives, drive_size, options)
     layout.state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -185,6 +212,9 @@ def up(
 def _say_ready(layout: Layout, options: AgentOptions) -> None:
     if options.virtiofs:
         print(f"a GPU host that mounts it: g35 host --socket {layout.virtiofs_socket}", flush=True)
+    if options.s3:
+        url = f"http://127.0.0.1:{layout.s3_port.read_text().strip()}"
+        print(f"S3: {url}, bucket {S3_BUCKET}, access key in {layout.s3_credentials}", flush=True)
     print("ready", flush=True)
 
 
@@ -260,7 +290,14 @@ class _Pool:
         ready = [self._announced(number) for number in range(self._count)]
         if not layout.key.exists():
             create_root_key(layout.key)
-        layout.configuration.write_text(agent_toml(layout, self._mount, ready, self._options))
+        s3_port = 0
+        if self._options.s3:
+            s3_port = _free_port_from(layout.s3_port, 1)
+            layout.s3_port.write_text(f"{s3_port}\n")
+            if not layout.s3_credentials.exists():
+                new_credentials_file(layout.s3_credentials)
+        text = agent_toml(layout, self._mount, ready, self._options, s3_port)
+        layout.configuration.write_text(text)
         self._format_if_blank(stop)
         if stop.is_set():
             return

@@ -48,10 +48,14 @@ class BlockStore(Protocol):
         `StoreUnavailable` when it is not known whether it was.
         """
 
-    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
-        """Fill `into` with the block's bytes from `offset` on; False when the block is lost for good.
+    def get(
+        self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
+    ) -> Steps[bool]:
+        """Fill `into` with the block's bytes from `offset` on; False when the block is not there.
 
-        The range lies within what was put. Raises `StoreUnavailable` when the block may come back.
+        The range lies within what was put. Raises `StoreUnavailable` when the block may come back. `final`:
+        the caller gives the block up on False, so that is said only where it is certain; and
+        `StoreUnavailable` raised where it is not.
         """
 
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:

@@ -5,8 +5,8 @@ A file is cut into blocks of its block size. A block is a hole, or staged (stagi
 
 Reads take no gate: they copy what is staged under `OpenFiles.state`, ask the database where the rest
 lies, and fetch it straight into the caller's buffer. A block that is overwritten meanwhile can be deleted
-under a reader's hands; the store then says that it is lost, and the reader looks once more, this time
-with the gate held, when nothing can move. Only if it is lost then, it is.
+under a reader's hands; the store then says that it is not there, and the reader looks once more, this
+time with the gate held, when nothing can move. Only if the store says then that it is lost, it is.
 """
 
 from __future__ import annotations
@@ -79,14 +79,22 @@ class Content:
         return count
 
     def _fetch(
-        self, file: OpenFile, position: int, sealed: SealedBlock | None, start: int, into: memoryview
+        self,
+        file: OpenFile,
+        position: int,
+        sealed: SealedBlock | None,
+        start: int,
+        into: memoryview,
+        *,
+        final: bool = False,
     ) -> Steps[bool]:
-        """Fill `into` from one version of a block; False when the store has lost it."""
+        """Fill `into` from one version of a block; False when the store does not have it, with `final` when
+        it has lost it."""
         count = 0 if sealed is None else max(0, min(len(into), sealed.length - start))
         if sealed is not None and count:
             name = block_id(self._database.file_system_id, file.ino, position, sealed.version)
             try:
-                if not (yield from self._store.get(name, sealed.capacity, start, into[:count])):
+                if not (yield from self._store.get(name, sealed.capacity, start, into[:count], final=final)):
                     return False
             except StoreUnavailable as fault:
                 raise FsError(errno.EIO, f"block not read: {fault}") from fault
@@ -102,7 +110,7 @@ class Content:
                     block.read(start, into)
                     return
             sealed = block_rows.sealed_at(self._database, file.ino, position)
-            if not (yield from self._fetch(file, position, sealed, start, into)):
+            if not (yield from self._fetch(file, position, sealed, start, into, final=True)):
                 self._reclaimer.lose(file)
                 raise FsError(errno.EIO, "a block of this file is lost")
         finally:
@@ -203,7 +211,7 @@ class Content:
         block = StagedBlock(file.ino, position, memory)
         if sealed is not None and not (start == 0 and end >= kept):
             try:
-                if not (yield from self._fetch(file, position, sealed, 0, memory[:kept])):
+                if not (yield from self._fetch(file, position, sealed, 0, memory[:kept], final=True)):
                     self._reclaimer.lose(file)
                     raise FsError(errno.EIO, "a block of this file is lost")
             except BaseException:

@@ -49,6 +49,7 @@ from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
 from agent.fs.files.content import Content
+from agent.fs.files.home import Home
 from agent.fs.files.inodes import Inode, local_ino
 from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
@@ -85,8 +86,8 @@ _MODE_BITS = 0o7777
 class FilesFace(RefusesAll):
     """An ordinary file system in a metadata file and a block store.
 
-    `clock` is the clock of the steps' deadlines (seconds), `wall_ns` that of stored times. Raises
-    `schema.MetadataUnusable` for a metadata file that is not one, `ValueError` for impossible options.
+    `home`: where the store's blocks lie. `clock` is the clock of the steps' deadlines (seconds), `wall_ns`
+    that of stored times. Raises what `schema.Database` does, and `ValueError` for impossible options.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class FilesFace(RefusesAll):
         store: BlockStore,
         options: FilesOptions | None = None,
         *,
+        home: Home | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -103,7 +105,7 @@ class FilesFace(RefusesAll):
         self._wall_ns = wall_ns
         self._block_bytes = options.block_bytes_for(store.capacities)
         self.counters = FilesCounters()
-        self._database = database = Database(metadata)
+        self._database = database = Database(metadata, home)
         try:
             [(largest,)] = database.query("SELECT COALESCE(MAX(block_bytes), 0) FROM inodes")
             largest = max(largest, self._block_bytes)
@@ -118,9 +120,7 @@ class FilesFace(RefusesAll):
             )
             sealer = Sealer(database, store, self._open_files, self._staging, self._reclaimer, self.counters)
             self._content = Content(database, store, self._open_files, self._staging, self._reclaimer, sealer)
-            inodes.ensure_root(
-                database, options.root_mode, options.root_uid, options.root_gid, self._wall_ns()
-            )
+            inodes.ensure_root(database, options.root_mode, options.root_uid, options.root_gid, wall_ns())
             self._reclaimer.start()
         except BaseException as failure:
             database.close()

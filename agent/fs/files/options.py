@@ -70,3 +70,8 @@ class FilesGauges:
     staging_bytes: int
     doomed_blocks: int
     doomed_bytes: int
+
+    @property
+    def is_anything(self) -> bool:
+        """Whether there is a file, or a block that is to be deleted."""
+        return self.inodes > 1 or self.doomed_blocks > 0  # One is the root folder.

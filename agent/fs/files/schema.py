@@ -28,6 +28,7 @@ from typing import Any
 
 from agent.errors import G35Error
 from agent.fs.files.block_store import FILE_SYSTEM_ID_BYTES
+from agent.fs.files.home import Home, settle_home
 from agent.fs.interface import FsError
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ PAGE_CACHE_KIB = 8 * 1024
 BUSY_SECONDS = 30.0
 
 _TABLES = f"""
--- What the file system knows of itself: its identity, and how often it was opened.
+-- What the file system knows of itself: its identity, how often it was opened, where its blocks lie.
 CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 
 -- One row a file, directory, link or node. AUTOINCREMENT: a number is never given twice.
@@ -108,7 +109,8 @@ class MetadataUnusable(G35Error):
 class Database:
     """The metadata file. Any thread may call any method."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, home: Home | None = None) -> None:
+        """`home`: where its blocks lie. Raises MetadataUnusable, and NamesElsewhere (home.py)."""
         self.path = path
         self._lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
@@ -117,7 +119,7 @@ class Database:
         except sqlite3.Error as fault:
             raise MetadataUnusable(f"{path}: {fault}") from fault
         try:
-            self._prepare()
+            self._prepare(home)
             # The number of this opening is part of each version that it gives out; were it lost with the
             # power, the next opening would give the same ones out again.
             self.sync()
@@ -140,7 +142,7 @@ class Database:
         connection.execute(f"PRAGMA cache_size = -{PAGE_CACHE_KIB}")
         return connection
 
-    def _prepare(self) -> None:
+    def _prepare(self, home: Home | None) -> None:
         writer = self._writer
         version = writer.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, SCHEMA_VERSION):
@@ -160,6 +162,8 @@ class Database:
                 facts = [("file_system_id", identity), ("openings", 0), ("inodes", 0)]
                 writer.executemany("INSERT INTO facts VALUES (?, ?)", facts)
                 writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            if home is not None:
+                settle_home(writer, self.path, home)
             writer.execute("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
             known = dict(writer.execute("SELECT name, value FROM facts"))
             writer.execute("COMMIT")

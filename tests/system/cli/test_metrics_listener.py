@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import re
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +16,9 @@ import pytest
 from agent.errors import ConfigError
 from agent.pool.prestage import PrestageCache
 from agent.remote.fabric import Enclosure, Fabric
-from agent.telemetry import metrics, snapshot
+from agent.telemetry import listener, metrics, snapshot
 from tests.support.memory_pool import MemoryPool
+from tests.support.waiting import wait_until
 
 
 def state() -> dict[str, Any]:
@@ -65,3 +69,77 @@ def test_metrics_are_read_and_nothing_else(port: int) -> None:
         assert status in (405, 501), method
     after = asked(port, "GET")[1].splitlines()
     assert set(before) <= set(after)
+
+
+def test_a_crowd_that_says_nothing_holds_nothing_up(port: int) -> None:
+    """Any user of the machine may connect. 400 do, half of them with half a request, and stay."""
+    own = len(os.listdir("/proc/self/fd"))
+    threads = threading.active_count()
+    with contextlib.ExitStack() as crowd:
+        theirs = 0
+        for number in range(400):
+            client = crowd.enter_context(socket.create_connection(("127.0.0.1", port), timeout=10))
+            theirs += 1
+            if number % 2:
+                client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a")
+            if number % 100 == 50:
+                assert asked(port, "GET")[0] == 200, "it is served between them"
+        assert asked(port, "GET")[0] == 200
+        assert len(os.listdir("/proc/self/fd")) - own - theirs <= listener.CONNECTIONS_MAX + 1
+        assert threading.active_count() == threads, "one thread, whoever comes"
+
+
+def test_who_says_nothing_is_hung_up_on(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"GET / HT")
+        assert client.recv(1) == b"", "its time is over"
+
+
+def test_who_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is larger than any buffer, to somebody who never takes it."""
+    monkeypatch.setattr(listener, "SECONDS", 0.2)
+    given: list[bytes] = []
+
+    def application(_: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", [])
+        given.append(b"" if given else bytes(32 << 20))
+        return given[-1:]
+
+    served = listener.Listener("127.0.0.1", 0, application)
+    served.start()
+    try:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            wait_until(lambda: bool(given) and served.connections == 0)
+            monkeypatch.setattr(listener, "SECONDS", 5.0)
+            assert asked(served.port, "GET", "/")[0] == 200
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [b"\0" * 40 + b"\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000, b"G" * 20_000, b"GET\r\n\r\n"],
+    ids=["zeros", "a long header", "no end", "no target"],
+)
+def test_what_is_no_request_is_hung_up_on(port: int, nonsense: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client, contextlib.suppress(OSError):
+        client.sendall(nonsense)
+        assert client.recv(1) == b""
+    assert asked(port, "GET")[0] == 200
+    assert asked(port, "HEAD")[0] == 405
+
+
+@pytest.mark.expects_log("the metrics could not be taken")
+def test_metrics_that_cannot_be_taken_are_an_error_of_ours() -> None:
+    def application(_: dict[str, Any], start_response: Any) -> list[bytes]:
+        raise ValueError("a bug")
+
+    served = listener.Listener("127.0.0.1", 0, application)
+    served.start()
+    try:
+        assert asked(served.port, "GET")[0] == 500
+        assert asked(served.port, "GET")[0] == 500, "and it goes on"
+    finally:
+        served.stop()

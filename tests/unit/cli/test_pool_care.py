@@ -87,7 +87,7 @@ def test_blocks_of_files_are_an_agents_own_once_its_fs_holds_something() -> None
     def no_lanes() -> WorkerLanes:
         raise AssertionError("there is nothing to scrub")
 
-    keeping = Keeping(ScrubSection.model_validate({}), [agent.volume], no_lanes, lambda: [], lambda: in_use)
+    keeping = Keeping(ScrubSection.model_validate({}), [agent.volume], no_lanes, lambda: [], lambda _: in_use)
     agent.lanes.run(keeping.look(agent.lanes))
     assert agent.volume.left_to_others
     in_use = True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from agent.cli import pool_members
 from agent.cli.pool_members import want_all
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import HeldRootKey
@@ -76,3 +79,20 @@ def test_who_has_lost_a_namespace_is_told_that_only_a_format_helps() -> None:
         want_all(pool_map, seen, Fabric([]))
     assert "lost one for good there is only a new format" in (refused.value.advice or "")
     want_all(pool_map, [*seen, (nguid_of(1), SIZE, Inspection(1, Content.BLANK))], Fabric([]))
+
+
+def test_of_a_named_one_that_is_a_member_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+    pool_map = plan_pool([(nguid_of(0), SIZE)], [VolumeWish(name="v", share=0.5, value_bytes=65536)], root)
+    monkeypatch.setattr(pool_members, "load_configuration", lambda path: None)
+    for joined in (set[str](), {nguid_of(1).hex()}):
+        monkeypatch.setattr(
+            pool_members, "with_lanes", lambda configuration, work, joined=joined: (pool_map, joined, 0)
+        )
+        pool_members.add(Path("c"), [nguid_of(0).hex().upper(), *joined], force=True)
+        said = capsys.readouterr().out
+        assert f"namespace {nguid_of(0).hex()} belongs to the pool already" in said
+        assert nguid_of(1).hex() not in said
+        assert ("1 namespace(s) more" if joined else "no namespace to add") in said

@@ -9,12 +9,12 @@ import pytest
 
 from agent.cli import tenant_verb
 from agent.cli.tenant_verb import holds_earlier_key, refuse_to_shrink
-from agent.errors import UserError
+from agent.errors import G35Error, UserError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.key_epochs import rotating, with_new_data_keys, without_earlier_keys
-from agent.pool.pool_map import VolumeWish, plan_pool
+from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
 from agent.pool.tenants import with_limits, without_key
 from agent.pool.volume import Timing, Volume
 from agent.pool.writing import Writing
@@ -77,3 +77,81 @@ def test_a_rotation_that_ended_on_some_namespaces_only_is_told_from_one_that_did
     again = with_new_data_keys(ended, "blue", ROOT)
     assert not holds_earlier_key(begun, again, "blue")
     assert not holds_earlier_key(without_key(begun, "blue"), without_key(ended, "blue"), "blue")
+
+
+class Rotating:
+    """The verb without a fabric: maps as they come, and how much is left at each count."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, maps: list[PoolMap], left: list[int]) -> None:
+        self.in_force, self.maps, self.left, self.clock = maps[0], maps, left, 0.0
+        for name, stand_in in {
+            "load_configuration": lambda _: None,
+            "with_lanes": lambda _, work: work(None, None),
+            "_look_at_all_maps": lambda *_: (maps[0], NUMBERS, []),
+            "_look_at_all": lambda *_: (self.look(), NUMBERS),
+            "_replace": lambda *_: self.in_force,
+            "_left_under_earlier": lambda *_: left.pop(0) if len(left) > 1 else left[0],
+        }.items():
+            monkeypatch.setattr(tenant_verb, name, stand_in)
+        monkeypatch.setattr(tenant_verb.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(tenant_verb.time, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
+    def look(self) -> PoolMap:
+        self.in_force = self.maps.pop(0) if len(self.maps) > 1 else self.maps[0]
+        return self.in_force
+
+    def rotate(self, wait: float) -> None:
+        tenant_verb.rotate("blue", Path("agent.toml"), wait)
+
+
+def test_a_rotation_that_was_waited_for_and_is_not_over_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = with_new_data_keys(POOL_MAP, "blue", ROOT)
+    verb = Rotating(monkeypatch, [begun], [60])
+    with pytest.raises(G35Error, match="60 values are under the earlier keys still") as refused:
+        verb.rotate(5.0)
+    assert verb.clock == 5.0
+    assert "files" not in refused.value.advice
+    assert capsys.readouterr().out == ""
+    # Asked how much is left, it has said so.
+    verb.rotate(0.0)
+    assert "60 values" in capsys.readouterr().out
+    verb = Rotating(monkeypatch, [begun], [60, 7, 0])
+    verb.rotate(5.0)
+    assert "nothing is left" in capsys.readouterr().out
+
+
+def test_blocks_of_files_are_said_to_wait_for_the_agent_that_has_the_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wish = VolumeWish(name="f", value_bytes=1 << 16, share=0.4, tenant="blue", kind="files")
+    pool_map = plan_pool([(nguid_of(number), SIZE) for number in range(2)], [wish], ROOT)
+    verb = Rotating(monkeypatch, [with_new_data_keys(pool_map, "blue", ROOT)], [3])
+    with pytest.raises(G35Error) as refused:
+        verb.rotate(1.0)
+    assert "the one that has the files" in refused.value.advice
+
+
+def test_a_tenant_that_is_erased_while_its_rotation_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = with_new_data_keys(POOL_MAP, "blue", ROOT)
+    erased = without_key(begun, "blue")
+    verb = Rotating(monkeypatch, [begun, begun, erased], [60])
+    with pytest.raises(G35Error, match="was erased meanwhile"):
+        verb.rotate(60.0)
+    assert verb.clock < 5
+    # Also where it is erased between the last count and the end.
+    verb = Rotating(monkeypatch, [begun], [0])
+    verb.in_force = erased
+    monkeypatch.setattr(tenant_verb, "rotating", lambda pool_map, name: rotating(begun, name))
+    with pytest.raises(G35Error, match="was erased meanwhile"):
+        verb.rotate(60.0)
+    monkeypatch.undo()
+    ended = without_earlier_keys(begun, {each.volume_id for each in rotating(begun, "blue")})
+    Rotating(monkeypatch, [begun, ended], [5, 5, 0]).rotate(60.0)
+    assert "somebody else" in capsys.readouterr().out

@@ -45,7 +45,7 @@ def document(version: int = 0x0102030405, **changes: Any) -> dict[str, Any]:
     volume = {
         "name": "kv",
         "volume_id": "a1" * 16,
-        "tenant": "b2" * 16,
+        "tenant": tenant_id("blue"),
         "kind": "files",
         "value_bytes": 1 << 16,
         "unit_bytes": 1 << 17,
@@ -59,6 +59,7 @@ def document(version: int = 0x0102030405, **changes: Any) -> dict[str, Any]:
         "version": version,
         "namespaces": [{"nguid": "d4" * 16, "bytes": SIZE}],
         "volumes": [volume],
+        "tenants": [{"name": "blue", "tenant_id": tenant_id("blue"), "wrapped_key": "b2" * 40}],
         **changes,
     }
 
@@ -283,18 +284,32 @@ def test_a_pool_that_only_discovery_brings_is_a_stranger() -> None:
     blank = Inspection(0, Content.BLANK, by_discovery=True)
     listed = [blank, *(carrying(name, by_discovery=True) for name in maps)]
     for name in maps:
-        assert found([*listed, carrying(name, by_discovery=False)]) == name
+        configured = carrying(name, by_discovery=False)
+        for remembered in ("", "bb" * 16, "dd" * 16):
+            assert found([*listed, configured], remembered) == name
+            assert found([configured], remembered) == name
         assert found(listed, name * 16) == name
-    assert found(listed[:2], "dd" * 16) == "aa", "one pool alone is nobody else's"
-    refused = [
-        (listed, ""),
-        (listed, "dd" * 16),
-        ([carrying("aa", by_discovery=False), carrying("bb", by_discovery=False)], "aa" * 16),
-        ([carrying("aa", by_discovery=False), carrying("bb", by_discovery=True)], "bb" * 16),
-    ]
-    for seen, remembered in refused:
-        with pytest.raises(G35Error, match="different pools"):
+    assert found(listed[:2]) == "aa", "one pool alone is nobody else's"
+    two = [carrying("aa", by_discovery=False), carrying("bb", by_discovery=False)]
+    for seen, remembered, advice in ((listed, "", "lists several"), (two, "aa" * 16, "belong to several")):
+        with pytest.raises(G35Error, match="different pools") as refused:
             found(seen, remembered)
+        assert advice in refused.value.advice
+
+
+def test_a_pool_that_discovery_lists_does_not_take_the_place_of_one_that_is_away() -> None:
+    """The enclosures of the pool that this machine has served come back; what was stored meanwhile in
+    another would be lost, and its files would be looked for where they never were."""
+    other = PoolMap.model_validate({**document(1), "pool_id": "aa" * 16})
+    listed = Inspection(0, Content.POOL, Superblock(nguid_of(0), other), by_discovery=True)
+    blank = Inspection(1, Content.BLANK)
+    [found, _] = with_strangers([listed, blank], "dd" * 16)
+    assert found.stranger
+    with pytest.raises(
+        G35Error, match=f"of pool {'aa' * 16}, and none of the pool that this machine"
+    ) as away:
+        newest_map([found, blank])
+    assert "bring back the enclosures" in away.value.advice
 
 
 # -- planning ---------------------------------------------------------------------------------------

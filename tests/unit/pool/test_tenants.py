@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
-from cryptography.hazmat.primitives.keywrap import aes_key_wrap_with_padding
 
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
@@ -23,6 +20,7 @@ from agent.pool.kv_reading import KvReading
 from agent.pool.kv_room import RESERVED_KEY
 from agent.pool.kv_volume import KvVolume
 from agent.pool.kv_writing import KvWriting
+from agent.pool.map_keys import volume_context
 from agent.pool.opening import inspect, newest_map
 from agent.pool.pool_map import (
     MapTenant,
@@ -118,7 +116,7 @@ def test_each_tenant_has_a_key_that_opens_its_own_volumes_only() -> None:
     keys = {each.name: tenant_key(pool_map.pool_id, each, ROOT) for each in pool_map.tenants}
     for volume in pool_map.volumes:
         whose = next(each.name for each in pool_map.tenants if each.tenant_id == volume.tenant)
-        context, wrapped = bytes.fromhex(pool_map.pool_id + volume.volume_id), volume.wrapped_secret
+        context, wrapped = volume_context(pool_map.pool_id, volume, 0), volume.wrapped_secret
         for name, key in keys.items():
             if name == whose:
                 opened = unwrap_secret(key, Purpose.VOLUME, context, bytes.fromhex(wrapped))
@@ -151,29 +149,6 @@ def test_a_root_key_says_which_it_is_and_shows_nothing() -> None:
     assert repr(ROOT).find("\\x11") < 0
 
 
-def test_a_pool_from_before_tenants_had_keys_is_served_and_cannot_be_erased() -> None:
-    """Its volume's secret is wrapped by the root key, here by other hands than ours."""
-    pool_id, volume_id, secret = "e5" * 16, "a1" * 16, bytes(range(96))
-    info = b"g35/volume wrap\0" + bytes.fromhex(pool_id + volume_id)
-    wrapping = HKDFExpand(hashes.SHA256(), 32, info).derive(b"\x11" * 32)
-    volume = {
-        "name": "kv", "volume_id": volume_id, "tenant": tenant_id("default"), "kind": "kv",
-        "value_bytes": 65536, "unit_bytes": 65536, "suite": "aes-256-gcm", "ttl_seconds": 0,
-        "wrapped_secret": aes_key_wrap_with_padding(wrapping, secret).hex(),
-        "extents": [{"nguid": "d4" * 16, "offset": 1 << 20, "sets": 3}],
-    }  # fmt: skip
-    document = {
-        "pool_id": pool_id, "version": 7, "namespaces": [{"nguid": "d4" * 16, "bytes": SIZE}],
-        "volumes": [volume],
-    }  # fmt: skip
-    old = decode_pool_map_untrusted(json.dumps(document).encode())
-    assert old.secret(old.volumes[0], ROOT).reveal() == secret
-    assert json.loads(old.encode()) == document, "an older agent reads it still"
-    for change in (lambda: without_key(old, "default"), lambda: with_tenant(old, "blue", [], ROOT)):
-        with pytest.raises(ConfigError, match="before tenants had keys"):
-            change()
-
-
 @pytest.mark.parametrize("what", ["twice", "same name", "nobodys", "not hex"])
 def test_tenants_that_cannot_be_are_refused(what: str) -> None:
     document = planned().model_dump(mode="json")
@@ -203,7 +178,7 @@ def every_key_left(pool_map: PoolMap) -> list[SecretKey]:
             wrapping.append(tenant_key(pool_map.pool_id, tenant, ROOT))
     secrets = []
     for volume in pool_map.volumes:
-        context, wrapped = bytes.fromhex(pool_map.pool_id + volume.volume_id), volume.wrapped_secret
+        context, wrapped = volume_context(pool_map.pool_id, volume, volume.key_epoch), volume.wrapped_secret
         for opens in [
             lambda purpose, *rest: ROOT.unwrap(purpose, *rest),
             *(lambda purpose, *rest, key=key: unwrap_secret(key, purpose, *rest) for key in wrapping),

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.status_verb import _state
-from agent.config import EnclosureSection, parse_path
+from agent.config import EnclosureSection, parse_configuration, parse_path
+from agent.errors import ConfigError
 from agent.remote.fabric import AVOID_MOST_SECONDS, Enclosure, Fabric, Route
 from agent.remote.fence import GRAIN, MOST_PLACES, Fence
 from agent.remote.paths import in_order, path_failed
@@ -85,6 +86,20 @@ def test_a_fence_falls_with_the_answers_of_what_was_given_up() -> None:
 def test_one_address_is_one_path(paths: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="named twice"):
         EnclosureSection(name="shelf", address="10.0.1.7", nqn="nqn.2026-01.shelf", paths=paths)
+
+
+def test_two_enclosures_are_not_one_path() -> None:
+    def configured(*enclosures: dict[str, object]) -> None:
+        named = [{"name": f"shelf-{number}", **each} for number, each in enumerate(enclosures)]
+        agent = {"mount": "/m", "state": "/s", "key_file": "/k"}
+        parse_configuration({"agent": agent, "enclosures": named}, "it")
+
+    shelf = {"address": "10.0.1.7", "nqn": "nqn.2026-01.shelf"}
+    for other in ({"port": 4421}, {"nqn": "nqn.2026-01.other"}, {"transport": "rdma"}):
+        configured(shelf, {**shelf, **other})
+    for again in (shelf, {**shelf, "address": "10.0.1.8", "paths": ["10.0.1.7:4420"]}):
+        with pytest.raises(ConfigError, match="one address, port and NQN"):
+            configured(shelf, again)
 
 
 PLACES = st.tuples(

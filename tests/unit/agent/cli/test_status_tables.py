@@ -33,6 +33,12 @@ def snapshot() -> dict[str, Any]:
             "miss_causes": causes, "lookups": LARGE + 16, "lookups_absent": LARGE + 17,
         },
         "memory": {"resident_bytes": 1 << 34},
+        "s3": {
+            "listen": ["127.0.0.1:9036", "[::1]:9036"], "tls": True, "objects": LARGE + 29,
+            "requests": {"GetObject": LARGE, "PutObject": 1}, "bytes_read": 1 << 40, "bytes_written": 1 << 30,
+            "refusals": {"NoSuchKey": LARGE + 30, "AccessDenied": 2},
+        },
+        "not_served": {"/fs": f"{NAME} names blocks of another pool", "S3 of tenant blue": NAME},
         "volumes": [
             {
                 "name": NAME, "kind": "files", "suite": "aes-256-xts+crc64", "slots": LARGE + 10,
@@ -81,6 +87,9 @@ def test_nothing_is_cut_off(width: int) -> None:
         "30 namespaces", "by itself: " + "f" * 32, "wait for: the pool to be settled",
         "several enclosures: " + "e" * 32, "not settled",
         f"values moved: {LARGE + 28}; left to move: not known",
+        f"not served: /fs: {NAME[:10]}", "blocks of another pool", "not served: S3 of tenant blue: ",
+        f"S3 at https://127.0.0.1:9036, https://[::1]:9036: {LARGE + 29} objects, {LARGE + 1} requests",
+        f"refused: AccessDenied 2, NoSuchKey {LARGE + 30}",
     ):  # fmt: skip
         assert said in whole
 
@@ -89,7 +98,10 @@ def test_of_members_nothing_is_said_where_there_is_nothing_to_be_said() -> None:
     """A tenant's door does not say it, and a settled pool without newcomers has nothing to say."""
     shown = io.StringIO()
     found = snapshot()
-    found["pool"] = {"id": "0", "namespaces": 1, "namespaces_away": 0}
+    found["pool"], found["s3"] = {"id": "0", "namespaces": 1, "namespaces_away": 0}, None
+    found["not_served"] = {}
     Console(file=shown, width=80).print(tables(found, None))
+    assert "not served" not in shown.getvalue()
+    assert "S3" not in shown.getvalue()
     assert "not in the pool" not in shown.getvalue()
     assert "settle" not in shown.getvalue()

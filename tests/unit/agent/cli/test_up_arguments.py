@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from agent.cli import main as command_line
-from agent.cli.up.layout import AgentOptions
+from agent.cli.up.layout import AgentOptions, Layout, agent_toml
 from agent.cli.up.up_arguments import check_room
+from agent.config import parse_configuration
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,10 @@ from agent.cli.up.up_arguments import check_room
         ("--read-deadline-ms", "0", "0.1"),
         ("--read-deadline-ms", "nan", "60000"),
         ("--drives", "257", "256"),
+        ("--write", "sometimes", "second-use"),
+        ("--prefill-tokens-per-s", "nan", "1000000000"),
+        ("--prefill-tokens-per-s", "4000", "go together"),
+        ("--bytes-per-token", "4G", "128K"),
     ],
 )
 def test_a_wrong_word_is_2_and_nothing_is_made(
@@ -75,3 +81,19 @@ def test_more_namespaces_than_a_pool_can_have() -> None:
 
     with pytest.raises(BadParameter, match="4096 is the most"):
         check_room(64, 256, "1G", options())
+
+
+def test_the_policy_and_the_s3_door_that_are_asked_for_are_configured(tmp_path: Path) -> None:
+    chosen = options(s3=True, write="second-use", prefill_tokens_per_s=4000.0, bytes_per_token="70272")
+    nowhere = {"address": "127.0.0.1", "port": 4420, "nqn": "nqn.2014-08.org.nvmexpress:one"}
+    text = agent_toml(Layout(tmp_path), tmp_path / "mnt", [nowhere], chosen, 9036)
+    found = parse_configuration(tomllib.loads(text), "the configuration")
+    [policy] = found.policies
+    assert (policy.volume, policy.write, policy.bytes_per_token) == ("kv", "second-use", 70_272)
+    assert found.s3.listen == ("127.0.0.1:9036", "127.0.0.2:9036")
+    assert found.s3.bucket_of_host == {"127.0.0.2": "kvcache"}
+    assert found.s3.tenants[0].credentials == tmp_path / "s3.credentials"
+    bare = parse_configuration(
+        tomllib.loads(agent_toml(Layout(tmp_path), tmp_path, [nowhere], options())), ""
+    )
+    assert (bare.policies, bare.s3.listen) == ((), ())

@@ -1,0 +1,137 @@
+"""Showing that two paths lead to one medium: what is written by the one is read by the other (proven.py).
+
+A block of random bytes goes to a place that nothing else uses: on a namespace of blocks the last block before
+the first set (`PROOF_OFFSET`), on one of keys a key of its own. Other agents write theirs to the same place,
+so it is tried a few times. It is written by the path in use, and only where a superblock of g35's lies there;
+by the path in question one block is read, and nothing is written.
+
+At a start and in the verbs it is done by the look round (agent/reaching.py), in an agent by upkeep. What
+cannot be found out, because one of the two does not serve just now, is tried again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+from agent.errors import G35Error
+from agent.pool.kv_opening import inspect_kv
+from agent.pool.kv_room import PROOF_KEY
+from agent.pool.kv_steps import kv_lanes
+from agent.pool.kv_volume import wait_for_key
+from agent.pool.opening import Content
+from agent.pool.steps import Lanes, Steps
+from agent.pool.superblock import BLOCK_BYTES, MAGIC, PROOF_OFFSET
+from agent.pool.volume import wait_for
+from agent.remote.fabric import Enclosure, Fabric, Route
+from agent.remote.lanes import WorkerLanes
+from agent.remote.proven import Unproven
+
+SECONDS = 1.0
+"""For one read or write."""
+TRIES = 6
+PAUSE_SECONDS = 0.02
+"""Between tries at the most, times the number of the try."""
+AGAIN_SECONDS = 5.0
+"""Until what could not be found out is tried again."""
+PROOF_MAGIC = b"g35path1"
+
+
+class Prover:
+    """Looks into what a fabric has unproven. One thread."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._not_before: dict[tuple[Enclosure, bytes], float] = {}
+        """By path and namespace; without a namespace for all of them."""
+
+    def turn(self, lanes: WorkerLanes) -> None:
+        """Do what is due, on the lanes of the thread, in which no steps are under way."""
+        unproven = self._fabric.unproven()
+        if not unproven:
+            self._not_before.clear()
+            return
+        for each in unproven:
+            path, now = each.path.enclosure, time.monotonic()
+            if any(self._not_before.get((path, which), now) > now for which in (b"", each.nguid)):
+                continue
+            try:
+                is_one = shows(lanes, each)
+            except G35Error:
+                self._not_before[path, b""] = time.monotonic() + AGAIN_SECONDS
+                continue
+            if is_one is None:
+                self._not_before[path, each.nguid] = time.monotonic() + AGAIN_SECONDS
+            else:
+                self._fabric.found(each, is_one)
+
+
+def shows(lanes: WorkerLanes, unproven: Unproven) -> bool | None:
+    """Whether the path reads what is written by the other. None: nothing of g35's lies there.
+
+    Raises G35Error where one of the two does not answer, or refuses.
+    """
+    is_kv = unproven.by.kv is not None
+    if is_kv is not (unproven.path.kv is not None):
+        return False
+    by, path = _only(unproven.by, unproven.nguid), _only(unproven.path, unproven.nguid)
+    before = lanes.go_by(by)
+    try:
+        if not lanes.run(_is_of_a_pool(lanes, unproven.nguid, is_kv)):
+            return None
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))
+            block = (PROOF_MAGIC + os.urandom(32)).ljust(BLOCK_BYTES, b"\0")
+            lanes.go_by(by)
+            lanes.run(_write(lanes, block, is_kv))
+            lanes.go_by(path)
+            if lanes.run(_read(lanes, is_kv)) == block:
+                return True
+        return False
+    finally:
+        lanes.go_by(before)
+
+
+def _only(way: Route, nguid: bytes) -> Fabric:
+    """A fabric of one path and one namespace, which has number 0."""
+    fabric = Fabric([way.enclosure])
+    fabric.adopt([nguid])
+    return fabric
+
+
+def _is_of_a_pool(lanes: Lanes, nguid: bytes, is_kv: bool) -> Steps[bool]:
+    if is_kv:
+        found = yield from inspect_kv(lanes, 0, nguid, SECONDS)
+        return found.content is Content.POOL
+    head = memoryview(bytearray(BLOCK_BYTES))
+    cause = yield from wait_for(lanes, lanes.read(0, 0, head), lanes.now() + SECONDS)
+    if cause is not None:
+        raise G35Error("the path in use does not answer")
+    return head[: len(MAGIC)] == MAGIC
+
+
+def _write(lanes: Lanes, block: bytes, is_kv: bool) -> Steps[None]:
+    until = lanes.now() + SECONDS
+    if is_kv:
+        cause = yield from wait_for_key(lanes, kv_lanes(lanes).kv_store(0, PROOF_KEY, [block]), until)
+    else:
+        cause = yield from wait_for(lanes, lanes.write(0, PROOF_OFFSET, [block]), until)
+    if cause is not None:
+        raise G35Error("the path in use does not take the block")
+
+
+def _read(lanes: Lanes, is_kv: bool) -> Steps[bytes]:
+    block = memoryview(bytearray(BLOCK_BYTES))
+    until = lanes.now() + SECONDS
+    if is_kv:
+        pending = kv_lanes(lanes).kv_retrieve(0, PROOF_KEY, block)
+        cause = yield from wait_for_key(lanes, pending, until)
+        if pending.missing:
+            return b""
+    else:
+        cause = yield from wait_for(lanes, lanes.read(0, PROOF_OFFSET, block), until)
+    if cause is not None:
+        raise G35Error("the path does not answer")
+    return bytes(block)

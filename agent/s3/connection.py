@@ -1,0 +1,246 @@
+"""One HTTP connection: requests as they come, each authenticated, answered and counted.
+
+h11 has the protocol: framing, what may come when, and what a head may weigh. Here are the clocks: a head is
+there within `HEAD_SECONDS` of its first byte, a body comes at `BODY_RATE_MIN` at the least, and whoever moves
+nothing for `idle_s` is hung up on. A connection whose next request cannot be found, because a body was not
+read to its end, is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final, TypeAlias
+
+import h11
+import trio
+
+from agent.fs.complaints import Complaints
+from agent.s3.answers import Answer, BrokenOff
+from agent.s3.body import Body
+from agent.s3.errors import S3Error
+from agent.s3.requests import http_request, s3_request
+from agent.s3.service import S3Service
+from agent.s3.signature import verify
+from agent.s3.xml_out import error, http_time
+
+HEAD_BYTES_MAX: Final = 16 << 10
+HEAD_SECONDS: Final = 10.0
+RECEIVE_BYTES: Final = 256 << 10
+BODY_RATE_MIN: Final = 64 << 10
+"""Bytes a second, over the whole of a body."""
+LINGER_SECONDS: Final = 2.0
+LINGER_BYTES_MAX: Final = 8 << 20
+"""A client that still sends when it is refused reads the refusal only if we do not reset the connection."""
+TOGETHER_BYTES_MAX: Final = 64 << 10
+"""Head and body go in one segment up to here; above, the copy would cost more than the call."""
+
+Event: TypeAlias = h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]
+
+
+class Connection:
+    """`serve` is all there is to it; the stream is the caller's to close."""
+
+    def __init__(
+        self,
+        service: S3Service,
+        stream: trio.abc.HalfCloseableStream | trio.abc.Stream,
+        idle_seconds: float,
+        complaints: Complaints,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._service = service
+        self._stream = stream
+        self._idle_seconds = idle_seconds
+        self._complaints = complaints
+        self._wall = wall
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._body_began = 0.0
+        self._body_bytes = 0
+
+    async def serve(self) -> None:
+        """Until the client is done, or has to be hung up on."""
+        first = True
+        while await self._serve_one(min(HEAD_SECONDS, self._idle_seconds) if first else self._idle_seconds):
+            first = False
+
+    async def _serve_one(self, idle_seconds: float) -> bool:
+        """One request; whether there may be another."""
+        try:
+            request = await self._head(idle_seconds)
+        except h11.RemoteProtocolError as malformed:
+            large = malformed.error_status_hint == 431
+            code = "RequestHeaderSectionTooLarge" if large else "InvalidRequest"
+            await self._refuse(S3Error(code, "That is no request of HTTP that is taken here."), "/", False)
+            return False
+        if request is None:
+            return False
+        goes_on = await self._answer(request)
+        if not goes_on or self._http.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _head(self, idle_seconds: float) -> h11.Request | None:
+        """The next request without its body; None where there is none. Raises RemoteProtocolError."""
+        if not self._http.trailing_data[0]:
+            with trio.move_on_after(idle_seconds) as idle:
+                self._http.receive_data(await self._some(HEAD_BYTES_MAX))
+            if idle.cancelled_caught:
+                return None
+        with trio.move_on_after(HEAD_SECONDS):
+            while True:
+                event = self._http.next_event()
+                if isinstance(event, h11.Request):
+                    return event
+                if event is not h11.NEED_DATA:
+                    return None
+                # In small pieces: h11 bounds what is incomplete, and a whole head may come at once.
+                self._http.receive_data(await self._some(HEAD_BYTES_MAX))
+        return None
+
+    async def _answer(self, request: h11.Request) -> bool:
+        """Whether the connection can go on."""
+        is_head, resource = request.method == b"HEAD", "/"
+        self._body_began, self._body_bytes = 0.0, 0
+        try:
+            try:
+                http = http_request(request.method, request.target, list(request.headers))
+                # Who asks comes first: what is asked for is nobody else's to be told about.
+                signer = verify(http, self._service.keys, self._wall())
+                wanted = s3_request(http, self._service.hosts)
+                resource = wanted.resource
+                body = Body(wanted.headers, signer, self._receive_body)
+                answer = await self._service.answer(wanted, signer.access_key.tenant, body)
+            except S3Error as refusal:
+                await self._refuse(refusal, resource, is_head)
+                return not refusal.closes
+            await self._send(answer)
+        except BrokenOff:
+            return False
+        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.RemoteProtocolError):
+            return False
+        except Exception as bug:
+            self._complaints.bug("a request of S3", bug)
+            with contextlib.suppress(Exception):
+                await self._refuse(S3Error("InternalError", "This is a bug of g35."), resource, is_head)
+            return False
+        return True
+
+    # -- receiving ------------------------------------------------------------------------------
+
+    async def _some(self, most: int = RECEIVE_BYTES) -> bytes:
+        """What comes next; nothing at the end of the stream."""
+        data: bytes = await self._stream.receive_some(most)  # type: ignore[assignment]  # they are bytes
+        return data
+
+    async def _receive_body(self) -> bytes | None:
+        """The next bytes of the body; None at its end."""
+        if self._http.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[])
+            await self._send_all(self._http.send(go_on))
+        now = trio.current_time()
+        if not self._body_began:
+            self._body_began = now
+        end = self._body_began + self._idle_seconds + self._body_bytes / BODY_RATE_MIN
+        with trio.move_on_at(min(end, now + self._idle_seconds)):
+            while True:
+                event = self._http.next_event()
+                if isinstance(event, h11.Data):
+                    self._body_bytes += len(event.data)
+                    return event.data
+                if isinstance(event, h11.EndOfMessage):
+                    return None
+                if event is not h11.NEED_DATA:
+                    raise S3Error("IncompleteBody", "The body has no end.", closes=True)
+                self._http.receive_data(await self._some())
+        raise S3Error("RequestTimeout", "The body came too slowly.", closes=True)
+
+    # -- sending --------------------------------------------------------------------------------
+
+    async def _send(self, answer: Answer) -> None:
+        stream, counters = answer.stream, self._service.counters
+        try:
+            length = answer.length
+            if length is None:
+                length = len(answer.body) if stream is None else stream.length
+            head = self._head_of(answer.status, answer.headers, length)
+            if stream is None or stream.length <= TOGETHER_BYTES_MAX:
+                together = [head, answer.body]
+                if stream is not None:
+
+                    async def keep(data: memoryview) -> None:
+                        together.append(bytes(data))
+
+                    await stream.send(keep)
+                body = b"".join(together[1:])
+                await self._send_all(head + self._data(memoryview(body)) if body else head)
+                counters.bytes_read += 0 if stream is None else len(body)
+            else:
+                await self._send_all(head)
+
+                async def send(data: memoryview) -> None:
+                    for each in self._http.send_with_data_passthrough(h11.Data(data=data)) or ():  # type: ignore[arg-type]
+                        await self._send_all(each)
+                    counters.bytes_read += len(data)
+
+                await stream.send(send)
+            await self._send_all(self._http.send(h11.EndOfMessage()) or b"")
+        finally:
+            if stream is not None:
+                await stream.close()
+
+    def _data(self, data: memoryview) -> bytes:
+        return self._http.send(h11.Data(data=bytes(data))) or b""
+
+    def _head_of(self, status: int, headers: list[tuple[str, str]], length: int) -> bytes:
+        fields = [*headers, ("date", http_time(time.time_ns())), ("server", "g35")]
+        if not any(name == "x-amz-request-id" for name, _ in headers):
+            fields.append(("x-amz-request-id", secrets.token_hex(8).upper()))
+        if status not in (204, 304):
+            fields.append(("content-length", str(length)))
+        encoded = [(name.encode("ascii"), value.encode("latin-1", "replace")) for name, value in fields]
+        # HTTP may leave the words out; botocore takes a line without them for none (its wait for 100).
+        words = HTTPStatus(status).phrase.encode()
+        return self._http.send(h11.Response(status_code=status, headers=encoded, reason=words)) or b""
+
+    async def _refuse(self, refusal: S3Error, resource: str, is_head: bool) -> None:
+        """Answer with an error; where the body is not read, that is the last of this connection."""
+        self._service.counters.refusals[refusal.code] += 1
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        number = secrets.token_hex(8).upper()
+        document = error(refusal.code, refusal.message, resource, number)
+        headers = [("content-type", "application/xml"), ("x-amz-request-id", number)]
+        if refusal.code == "InvalidRange":
+            headers.append(("accept-ranges", "bytes"))
+        unread = self._http.their_state is not h11.DONE
+        if unread:
+            # Of a body that is not read it is not known where it ends; and who waits for a word to begin
+            # sending gets none.
+            headers.append(("connection", "close"))
+        answer = Answer(refusal.status, headers, document)
+        if is_head or refusal.status == 304:
+            answer.body, answer.length = b"", len(document)
+        await self._send(answer)
+        if unread or refusal.closes:
+            await self._linger()
+
+    async def _linger(self) -> None:
+        if isinstance(self._stream, trio.SocketStream):
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.send_eof()
+        left = LINGER_BYTES_MAX
+        with trio.move_on_after(LINGER_SECONDS), contextlib.suppress(trio.BrokenResourceError):
+            while left > 0 and (data := await self._stream.receive_some(RECEIVE_BYTES)):
+                left -= len(data)
+
+    async def _send_all(self, data: bytes | memoryview | None) -> None:
+        if data:
+            with trio.move_on_after(self._idle_seconds):
+                await self._stream.send_all(data)
+                return
+            raise BrokenOff("the client takes nothing")

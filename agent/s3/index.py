@@ -1,0 +1,419 @@
+"""Which objects a tenant has, by bucket and key, and which files hold their bytes: one SQLite file.
+
+The bytes of an object are one file of the tenant's file system (agent/s3/store.py), or, of a multipart
+upload, one for each part; completing an upload moves no byte. An object becomes visible, or is replaced, in
+the one transaction that names its files. A file that no object names stands in `spare` from before it is made
+until after it is gone, so whoever dies in between leaves nothing behind: the next opening removes what is
+there.
+
+Keys are bytes, and SQLite's order of blobs is S3's order of keys, so a listing is a walk along the primary
+key; with a delimiter it skips from one common prefix to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from agent.errors import G35Error
+from agent.s3.errors import S3Error
+
+SCHEMA_VERSION: Final = 1
+BUCKETS_MAX: Final = 100
+UPLOADS_MAX: Final = 1000
+PARTS_MAX: Final = 10_000
+WAL_BYTES_KEPT: Final = 64 << 20
+
+_TABLES: Final = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE buckets (name TEXT PRIMARY KEY, made_ns INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE objects (
+    bucket TEXT NOT NULL, key BLOB NOT NULL, id INTEGER NOT NULL, size INTEGER NOT NULL, etag TEXT NOT NULL,
+    changed_ns INTEGER NOT NULL, extra TEXT NOT NULL, PRIMARY KEY (bucket, key)) WITHOUT ROWID;
+CREATE TABLE pieces (
+    id INTEGER NOT NULL, position INTEGER NOT NULL, file TEXT NOT NULL, size INTEGER NOT NULL,
+    PRIMARY KEY (id, position)) WITHOUT ROWID;
+CREATE TABLE uploads (
+    name TEXT PRIMARY KEY, bucket TEXT NOT NULL, key BLOB NOT NULL, made_ns INTEGER NOT NULL,
+    extra TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE parts (
+    upload TEXT NOT NULL, number INTEGER NOT NULL, file TEXT NOT NULL, size INTEGER NOT NULL,
+    etag TEXT NOT NULL, changed_ns INTEGER NOT NULL, checksum TEXT NOT NULL,
+    PRIMARY KEY (upload, number)) WITHOUT ROWID;
+CREATE TABLE spare (file TEXT PRIMARY KEY) WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A file that holds a part of an object."""
+
+    file: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object, without its bytes. `headers` are those that its writer gave it, to be given back."""
+
+    key: str
+    size: int
+    etag: str
+    changed_ns: int
+    id: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    checksum: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an upload."""
+
+    number: int
+    piece: Piece
+    etag: str
+    changed_ns: int
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A multipart upload under way."""
+
+    name: str
+    key: str
+    made_ns: int
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Listing:
+    """A page of a bucket, in order. `after` is where the next one begins; empty at the end."""
+
+    objects: list[StoredObject] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+    after: str = ""
+
+
+class Index:
+    """Any thread may call any method; each is one short transaction."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        try:
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=30
+            )
+            self._prepare(path)
+        except sqlite3.Error as fault:
+            raise G35Error(f"{path}: {fault}", "is the disk of agent.state full?") from fault
+
+    def _prepare(self, path: Path) -> None:
+        run = self._connection.execute
+        version = run("PRAGMA user_version").fetchone()[0]
+        if version not in (0, SCHEMA_VERSION):
+            raise G35Error(f"{path} has schema {version}, this program reads {SCHEMA_VERSION}")
+        run("PRAGMA journal_mode = WAL")
+        # As with /fs: a killed process loses nothing that was committed (agent/fs/files/schema.py).
+        run("PRAGMA synchronous = NORMAL")
+        run(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
+        run("BEGIN EXCLUSIVE")
+        if version == 0:
+            for statement in _TABLES.split(";"):
+                run(statement)
+            run("INSERT INTO facts VALUES ('openings', 0), ('objects', 0)")
+            run(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        run("UPDATE facts SET value = value + 1 WHERE name = 'openings'")
+        run("COMMIT")
+        self.opening: int = run("SELECT value FROM facts WHERE name = 'openings'").fetchone()[0]
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield self._connection
+                    self._connection.execute("COMMIT")
+                except BaseException:
+                    if self._connection.in_transaction:
+                        self._connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as fault:
+                raise S3Error("ServiceUnavailable", f"The index cannot be written: {fault}.") from fault
+
+    def _ask(self, statement: str, *arguments: object) -> list[Any]:
+        with self._lock:
+            return self._connection.execute(statement, arguments).fetchall()
+
+    # -- buckets --------------------------------------------------------------------------------
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """Names and when they were made (nanoseconds)."""
+        return self._ask("SELECT name, made_ns FROM buckets ORDER BY name")
+
+    def check_bucket(self, name: str) -> None:
+        """Raises S3Error where the tenant has no such bucket."""
+        if not self._ask("SELECT 1 FROM buckets WHERE name = ?", name):
+            raise _no_bucket()
+
+    def make_bucket(self, name: str, now_ns: int) -> bool:
+        """False where it was there. Raises S3Error."""
+        with self._transaction() as tx:
+            if tx.execute("SELECT 1 FROM buckets WHERE name = ?", (name,)).fetchone():
+                return False
+            if tx.execute("SELECT COUNT(*) FROM buckets").fetchone()[0] >= BUCKETS_MAX:
+                raise S3Error("TooManyBuckets", f"A tenant has {BUCKETS_MAX} buckets at the most.")
+            tx.execute("INSERT INTO buckets VALUES (?, ?)", (name, now_ns))
+            return True
+
+    def remove_bucket(self, name: str) -> None:
+        with self._transaction() as tx:
+            _bucket_within(tx, name)
+            for table in ("objects", "uploads"):
+                if tx.execute(f"SELECT 1 FROM {table} WHERE bucket = ? LIMIT 1", (name,)).fetchone():
+                    raise S3Error("BucketNotEmpty", "The bucket has objects, or uploads under way.")
+            tx.execute("DELETE FROM buckets WHERE name = ?", (name,))
+
+    # -- objects --------------------------------------------------------------------------------
+
+    def count(self) -> int:
+        """How many objects there are."""
+        return int(self._ask("SELECT value FROM facts WHERE name = 'objects'")[0][0])
+
+    def find(self, bucket: str, key: str) -> StoredObject:
+        """Raises S3Error."""
+        rows = self._ask(
+            "SELECT key, size, etag, changed_ns, id, extra FROM objects WHERE bucket = ? AND key = ?",
+            bucket,
+            key.encode(),
+        )
+        if not rows:
+            self.check_bucket(bucket)
+            raise S3Error("NoSuchKey", "There is no such object.")
+        return _object(rows[0])
+
+    def pieces(self, found: StoredObject) -> list[Piece]:
+        """The files of an object, in order; none where it was replaced or removed meanwhile."""
+        rows = self._ask("SELECT file, size FROM pieces WHERE id = ? ORDER BY position", found.id)
+        return [Piece(*row) for row in rows]
+
+    def put(
+        self, bucket: str, new: StoredObject, pieces: Sequence[Piece], *, only_new: bool = False
+    ) -> list[str]:
+        """Make an object visible, or replace one; the files that are spare now. Raises S3Error."""
+        with self._transaction() as tx:
+            return _put_within(tx, bucket, new, pieces, only_new)
+
+    def remove(self, bucket: str, key: str, *, only_id: int | None = None) -> list[str]:
+        """Take an object out; the files that are spare now. What is not there is removed already."""
+        with self._transaction() as tx:
+            _bucket_within(tx, bucket)
+            return _remove_within(tx, bucket, key.encode(), only_id)
+
+    def list_page(self, bucket: str, prefix: str, delimiter: str, after: str, most: int) -> Listing:
+        """Up to `most` objects and common prefixes after `after`, which may be a common prefix itself."""
+        self.check_bucket(bucket)
+        page, start, end = Listing(), prefix.encode(), _past(prefix.encode())
+        last = after.encode()
+        if delimiter and last.startswith(start):
+            # What was answered as a common prefix is past with all that it stands for.
+            at = last.find(delimiter.encode(), len(start))
+            if at >= 0 and at + len(delimiter.encode()) == len(last):
+                start, last = _past(last) or b"\xff" * 8, b""
+        while True:
+            wanted = most + 1 - len(page.objects) - len(page.prefixes)
+            rows = self._rows(bucket, start, last, end, min(wanted, 64) if delimiter else wanted)
+            for row in rows:
+                at = -1 if not delimiter else row[0].find(delimiter.encode(), len(prefix.encode()))
+                if len(page.objects) + len(page.prefixes) == most:
+                    return page
+                if at < 0:
+                    page.objects.append(_object(row))
+                    page.after = row[0].decode()
+                    last = row[0]
+                    continue
+                common = row[0][: at + len(delimiter.encode())]
+                page.prefixes.append(common.decode())
+                page.after = common.decode()
+                start, last = _past(common) or b"\xff" * 8, b""
+                break
+            else:
+                if len(rows) < (min(wanted, 64) if delimiter else wanted):
+                    page.after = ""
+                    return page
+
+    def _rows(self, bucket: str, start: bytes, after: bytes, end: bytes | None, most: int) -> list[Any]:
+        where, arguments = "bucket = ? AND key >= ? AND key > ?", [bucket, start, after]
+        if end is not None:
+            where, arguments = where + " AND key < ?", [*arguments, end]
+        columns = "key, size, etag, changed_ns, id, extra"
+        statement = f"SELECT {columns} FROM objects WHERE {where} ORDER BY key LIMIT ?"
+        return self._ask(statement, *arguments, most)
+
+    # -- uploads --------------------------------------------------------------------------------
+
+    def begin_upload(self, bucket: str, new: Upload) -> None:
+        with self._transaction() as tx:
+            _bucket_within(tx, bucket)
+            if tx.execute("SELECT COUNT(*) FROM uploads").fetchone()[0] >= UPLOADS_MAX:
+                raise S3Error("SlowDown", f"There are {UPLOADS_MAX} uploads under way already.")
+            extra = json.dumps({"headers": dict(new.headers)})
+            row = (new.name, bucket, new.key.encode(), new.made_ns, extra)
+            tx.execute("INSERT INTO uploads VALUES (?, ?, ?, ?, ?)", row)
+
+    def upload(self, bucket: str, key: str, name: str) -> Upload:
+        """Raises S3Error."""
+        rows = self._ask(
+            "SELECT name, key, made_ns, extra FROM uploads WHERE name = ? AND bucket = ? AND key = ?",
+            name, bucket, key.encode(),
+        )  # fmt: skip
+        if not rows:
+            raise _no_upload()
+        return _upload(rows[0])
+
+    def uploads(self, bucket: str) -> list[Upload]:
+        """All of a bucket, by key and age."""
+        self.check_bucket(bucket)
+        statement = "SELECT name, key, made_ns, extra FROM uploads WHERE bucket = ? ORDER BY key, made_ns"
+        return [_upload(row) for row in self._ask(statement, bucket)]
+
+    def old_uploads(self, before_ns: int) -> list[str]:
+        """Names of those that were begun before."""
+        return [row[0] for row in self._ask("SELECT name FROM uploads WHERE made_ns < ?", before_ns)]
+
+    def put_part(self, upload: str, part: Part) -> list[str]:
+        """Keep a part, or replace one; the files that are spare now. Raises S3Error."""
+        with self._transaction() as tx:
+            if not tx.execute("SELECT 1 FROM uploads WHERE name = ?", (upload,)).fetchone():
+                raise _no_upload()
+            where = (upload, part.number)
+            old = tx.execute("SELECT file FROM parts WHERE upload = ? AND number = ?", where).fetchall()
+            row = (*where, part.piece.file, part.piece.size, part.etag, part.changed_ns, part.checksum)
+            tx.execute("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            tx.execute("DELETE FROM spare WHERE file = ?", (part.piece.file,))
+            return _spare_within(tx, [file for (file,) in old])
+
+    def parts(self, upload: str) -> list[Part]:
+        columns = "number, file, size, etag, changed_ns, checksum"
+        rows = self._ask(f"SELECT {columns} FROM parts WHERE upload = ? ORDER BY number", upload)
+        return [Part(row[0], Piece(row[1], row[2]), *row[3:]) for row in rows]
+
+    def complete_upload(
+        self, bucket: str, upload: str, new: StoredObject, parts: Sequence[Part], *, only_new: bool = False
+    ) -> list[str]:
+        """The parts become an object, if they still are; the files that are spare now. Raises S3Error."""
+        with self._transaction() as tx:
+            rows = tx.execute("SELECT file FROM parts WHERE upload = ?", (upload,)).fetchall()
+            files = {file for (file,) in rows}
+            used = [part.piece for part in parts]
+            if not files.issuperset(piece.file for piece in used):
+                raise S3Error("InvalidPart", "A part was replaced, or the upload has ended, meanwhile.")
+            tx.execute("DELETE FROM parts WHERE upload = ?", (upload,))
+            tx.execute("DELETE FROM uploads WHERE name = ?", (upload,))
+            old = _put_within(tx, bucket, new, used, only_new)
+            return old + _spare_within(tx, sorted(files - {piece.file for piece in used}))
+
+    def abort_upload(self, upload: str) -> list[str]:
+        """The files that are spare now. Raises S3Error."""
+        with self._transaction() as tx:
+            if not tx.execute("DELETE FROM uploads WHERE name = ?", (upload,)).rowcount:
+                raise _no_upload()
+            rows = tx.execute("SELECT file FROM parts WHERE upload = ?", (upload,)).fetchall()
+            tx.execute("DELETE FROM parts WHERE upload = ?", (upload,))
+            return _spare_within(tx, [file for (file,) in rows])
+
+    # -- files that no object names -------------------------------------------------------------
+
+    def announce(self, file: str) -> None:
+        """A file is about to be made."""
+        with self._transaction() as tx:
+            _spare_within(tx, [file])
+
+    def spare(self, most: int) -> list[str]:
+        """Some of the files that no object names; among them those being written."""
+        return [row[0] for row in self._ask("SELECT file FROM spare LIMIT ?", most)]
+
+    def gone(self, file: str) -> None:
+        """A spare file is no more."""
+        with self._transaction() as tx:
+            tx.execute("DELETE FROM spare WHERE file = ?", (file,))
+
+
+def _put_within(
+    tx: sqlite3.Connection, bucket: str, new: StoredObject, pieces: Sequence[Piece], only_new: bool
+) -> list[str]:
+    _bucket_within(tx, bucket)
+    key = new.key.encode()
+    if (
+        only_new
+        and tx.execute("SELECT 1 FROM objects WHERE bucket = ? AND key = ?", (bucket, key)).fetchone()
+    ):
+        raise S3Error("PreconditionFailed", "There is such an object already.")
+    old = _remove_within(tx, bucket, key, None)
+    tx.execute("UPDATE facts SET value = value + 1 WHERE name = 'objects'")
+    tx.execute("INSERT OR IGNORE INTO facts VALUES ('last_id', 0)")
+    tx.execute("UPDATE facts SET value = value + 1 WHERE name = 'last_id'")
+    [number] = tx.execute("SELECT value FROM facts WHERE name = 'last_id'").fetchone()
+    extra = json.dumps({"headers": dict(new.headers), "checksum": new.checksum})
+    row = (bucket, key, number, new.size, new.etag, new.changed_ns, extra)
+    tx.execute("INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    rows = [(number, position, piece.file, piece.size) for position, piece in enumerate(pieces)]
+    tx.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?)", rows)
+    tx.executemany("DELETE FROM spare WHERE file = ?", [(piece.file,) for piece in pieces])
+    return old
+
+
+def _remove_within(tx: sqlite3.Connection, bucket: str, key: bytes, only_id: int | None) -> list[str]:
+    row = tx.execute("SELECT id FROM objects WHERE bucket = ? AND key = ?", (bucket, key)).fetchone()
+    if row is None or only_id not in (None, row[0]):
+        return []
+    tx.execute("DELETE FROM objects WHERE bucket = ? AND key = ?", (bucket, key))
+    tx.execute("UPDATE facts SET value = value - 1 WHERE name = 'objects'")
+    files = [file for (file,) in tx.execute("SELECT file FROM pieces WHERE id = ?", (row[0],)).fetchall()]
+    tx.execute("DELETE FROM pieces WHERE id = ?", (row[0],))
+    return _spare_within(tx, files)
+
+
+def _spare_within(tx: sqlite3.Connection, files: list[str]) -> list[str]:
+    tx.executemany("INSERT OR IGNORE INTO spare VALUES (?)", [(file,) for file in files])
+    return files
+
+
+def _bucket_within(tx: sqlite3.Connection, name: str) -> None:
+    if not tx.execute("SELECT 1 FROM buckets WHERE name = ?", (name,)).fetchone():
+        raise _no_bucket()
+
+
+def _object(row: Sequence[Any]) -> StoredObject:
+    key, size, etag, changed_ns, number, text = row
+    extra = json.loads(text)
+    return StoredObject(key.decode(), size, etag, changed_ns, number, extra["headers"], extra["checksum"])
+
+
+def _upload(row: Sequence[Any]) -> Upload:
+    return Upload(row[0], row[1].decode(), row[2], json.loads(row[3])["headers"])
+
+
+def _past(prefix: bytes) -> bytes | None:
+    """The first key after all that begin with `prefix`; None where there is no end."""
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else None
+
+
+def _no_bucket() -> S3Error:
+    return S3Error("NoSuchBucket", "There is no such bucket.")
+
+
+def _no_upload() -> S3Error:
+    return S3Error("NoSuchUpload", "There is no such upload.")

@@ -1,0 +1,86 @@
+"""The S3 door made from the configuration and the pool's volumes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Container, MutableMapping, Sequence
+from pathlib import Path
+
+from agent.errors import ConfigError
+from agent.fs.door import MakeRunner
+from agent.fs.files.home import NamesElsewhere
+from agent.fs.files.options import FilesOptions
+from agent.fs.pool_store import store_for
+from agent.pool.operations import AnyVolume
+from agent.pool.pool_map import tenant_id
+from agent.pool.steps import Lanes
+from agent.pool.volume import Volume
+from agent.s3.credentials import AccessKey, read_credentials_file
+from agent.s3.door import S3Door
+from agent.s3.store import ObjectStore
+from agent.s3_section import S3Section
+
+log = logging.getLogger(__name__)
+
+
+def make_s3_door(
+    section: S3Section,
+    volumes: Sequence[AnyVolume],
+    state: Path,
+    options: FilesOptions,
+    lanes: Callable[[], Lanes],
+    make_runner: MakeRunner,
+    erased: Container[str] = (),
+    pool_id: str = "",
+    not_served: MutableMapping[str, str] | None = None,
+) -> S3Door:
+    """A door, not open yet; what its tenants store is named in files in `state`. Raises ConfigError.
+
+    `erased`: tenants that the pool had. They are not missed, and nobody comes in by their keys. Nor by those
+    of a tenant whose objects lie in another pool than `pool_id`; what is said of that goes into `not_served`.
+    """
+    keys: list[AccessKey] = []
+    stores: dict[str, ObjectStore] = {}
+    try:
+        for tenant in section.tenants:
+            if tenant.tenant in erased:
+                log.info("the S3 door does without tenant %s, which was erased", tenant.tenant)
+                continue
+            own = read_credentials_file(tenant.credentials, tenant.tenant)
+            if {key.key_id for key in own} & {key.key_id for key in keys}:
+                raise ConfigError(
+                    f"{tenant.credentials} has an access key that another tenant has", "make another key"
+                )
+            identity = tenant_id(tenant.tenant)
+            blocks = [
+                volume
+                for volume in volumes
+                if isinstance(volume, Volume)
+                and volume.settings.kind == "files"
+                and volume.settings.tenant == bytes.fromhex(identity)
+            ]
+            if not blocks:
+                raise ConfigError(
+                    f"s3.tenants names {tenant.tenant}, which has no volume of kind `files` in this pool",
+                    "objects lie in such volumes; see g35 tenant list",
+                )
+            state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            names = state / f"s3-{identity}.sqlite"
+            if not names.exists():
+                os.close(os.open(names, os.O_CREAT | os.O_CLOEXEC, 0o600))
+            metadata = state / f"s3-{identity}.files.sqlite"
+            held, home = store_for(metadata, pool_id, blocks, lanes)
+            try:
+                stores[tenant.tenant] = ObjectStore(names, metadata, held, options, home)
+            except NamesElsewhere as elsewhere:
+                log.error("the S3 door does without tenant %s: %s", tenant.tenant, elsewhere)
+                if not_served is not None:
+                    not_served[f"S3 of tenant {tenant.tenant}"] = f"{elsewhere}; {elsewhere.advice}"
+                continue
+            keys += own
+        return S3Door(section, keys, stores, make_runner)
+    except BaseException:
+        for store in stores.values():
+            store.close()
+        raise

@@ -1,0 +1,206 @@
+"""GetObject and HeadObject: an object found, its first piece read before a byte is sent, then the rest.
+
+Whatever a piece is read from has proved itself before it is here (agent/pool/reading.py), so a byte that is
+sent is a byte that was stored. What cannot be read is NoSuchKey before the first byte, and the end of the
+connection after it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+from agent.pool.steps import Runner
+from agent.s3.answers import Answer, BrokenOff, Send
+from agent.s3.body import PIECE_BYTES
+from agent.s3.checks import PREFIX
+from agent.s3.counters import S3Counters
+from agent.s3.errors import S3Error
+from agent.s3.index import StoredObject
+from agent.s3.requests import Operation, S3Request, byte_range
+from agent.s3.store import LostObject, ObjectReader, ObjectStore
+from agent.s3.workers import Workers
+from agent.s3.xml_out import http_time
+
+_PRINTABLE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+FIND_TRIES: Final = 4
+"""An object that is replaced again and again just while it is looked for is not there for this reader."""
+
+
+class ObjectStream:
+    """The bytes `start` to `end` of an object; the first piece is in `first` already."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        counters: S3Counters,
+        reader: ObjectReader,
+        start: int,
+        end: int,
+        first: bytearray,
+        done: Callable[[], None],
+    ) -> None:
+        """`done` is called once at the end."""
+        self._workers = workers
+        self._counters = counters
+        self._reader = reader
+        self._start = start
+        self._end = end
+        self._first = first
+        self._done = done
+        self._closed = False
+        self.length = end - start
+
+    async def send(self, send: Send) -> None:
+        try:
+            current = memoryview(self._first)
+            at = self._start + len(current)
+            if at == self._end:
+                await send(current)
+                return
+            await self._send_rest(send, current, at)
+        finally:
+            await self.close()
+
+    async def _send_rest(self, send: Send, current: memoryview, at: int) -> None:
+        other = memoryview(bytearray(PIECE_BYTES))
+        while current:
+            following = other[: min(PIECE_BYTES, self._end - at)]
+            # Sending a piece and reading the next one overlap.
+            lost: list[Exception] = []
+            unsent: Exception | None = None
+            async with trio.open_nursery() as nursery:
+                if following:
+                    nursery.start_soon(self._read_on, following, at, lost)
+                try:
+                    await send(current)
+                except Exception as error:  # kept out of the nursery, which would wrap it
+                    unsent = error
+            if unsent is not None:
+                raise unsent
+            if lost:
+                self._counters.bodies_broken_off += 1
+                raise BrokenOff(str(lost[0]))
+            at += len(following)
+            current, other = following, memoryview(current.obj)
+
+    async def _read_on(self, into: memoryview, offset: int, lost: list[Exception]) -> None:
+        try:
+            await self._workers.run(lambda runner: self._reader.read(runner, offset, into))
+        except (LostObject, S3Error) as error:
+            lost.append(error)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            try:
+                await self._workers.run(self._reader.close)
+            finally:
+                self._done()
+
+
+class ObjectReads:
+    """GetObject and HeadObject of all tenants."""
+
+    def __init__(self, workers: Workers, counters: S3Counters, transfers: trio.CapacityLimiter) -> None:
+        self._workers = workers
+        self._counters = counters
+        self._transfers = transfers
+
+    async def head(self, store: ObjectStore, request: S3Request) -> Answer:
+        found = await self._workers.run(lambda runner: store.index.find(request.bucket, request.key))
+        answer = _described(request, found)
+        if (part := _wanted(request, found)) is not None:
+            answer.status = 206
+            answer.headers.append(("content-range", f"bytes {part[0]}-{part[1] - 1}/{found.size}"))
+            answer.length = part[1] - part[0]
+        else:
+            answer.length = found.size
+        return answer
+
+    async def get(self, store: ObjectStore, request: S3Request) -> Answer:
+        def begin(runner: Runner) -> tuple[StoredObject, ObjectReader, bytearray, tuple[int, int] | None]:
+            for _ in range(FIND_TRIES):
+                found = store.index.find(request.bucket, request.key)
+                _check_conditions(request, found)
+                part = _wanted(request, found)
+                start, end = part or (0, found.size)
+                first = bytearray(min(PIECE_BYTES, end - start))
+                reader = None
+                try:
+                    reader = ObjectReader(store, found)
+                    reader.read(runner, start, memoryview(first))
+                    return found, reader, first, part
+                except LostObject:
+                    if reader is not None:
+                        reader.close(runner)
+                        store.discard(
+                            runner, store.index.remove(request.bucket, request.key, only_id=found.id)
+                        )
+                except BaseException:
+                    if reader is not None:
+                        reader.close(runner)
+                    raise
+            raise S3Error("NoSuchKey", "There is no such object.")
+
+        await self._transfers.acquire()
+        try:
+            found, reader, first, part = await self._workers.run(begin)
+        except BaseException:
+            self._transfers.release()
+            raise
+        start, end = part or (0, found.size)
+        answer = _described(request, found, whole=part is None)
+        if part is not None:
+            answer.status = 206
+            answer.headers.append(("content-range", f"bytes {start}-{end - 1}/{found.size}"))
+        answer.stream = ObjectStream(
+            self._workers, self._counters, reader, start, end, first, self._transfers.release
+        )
+        return answer
+
+
+def _wanted(request: S3Request, found: StoredObject) -> tuple[int, int] | None:
+    header = request.headers.get("range", "")
+    if not header or request.operation not in (Operation.GET_OBJECT, Operation.HEAD_OBJECT):
+        return None
+    if (condition := request.headers.get("if-range")) is not None and condition != f'"{found.etag}"':
+        return None
+    return byte_range(header, found.size)
+
+
+def _check_conditions(request: S3Request, found: StoredObject) -> None:
+    match, none_match = request.headers.get("if-match"), request.headers.get("if-none-match")
+    if match is not None and not names(match, found.etag):
+        raise S3Error("PreconditionFailed", "If-Match names another object.")
+    if none_match is not None and names(none_match, found.etag):
+        raise S3Error("NotModified", "")
+
+
+def names(condition: str, etag: str) -> bool:
+    """Whether an If-Match or If-None-Match names the ETag."""
+    tags = [each.strip().removeprefix("W/").strip('"') for each in condition.split(",")]
+    return "*" in tags or etag in tags
+
+
+def _described(request: S3Request, found: StoredObject, *, whole: bool = True) -> Answer:
+    _check_conditions(request, found)
+    headers = {"content-type": "binary/octet-stream", **found.headers}
+    for name, value in request.parameters.items():
+        if name.startswith("response-"):
+            if not _PRINTABLE.fullmatch(value):
+                raise S3Error("InvalidArgument", f"{name} is no value of a header.")
+            headers[name.removeprefix("response-")] = value
+    answer = Answer(200, list(headers.items()))
+    answer.headers += [
+        ("etag", f'"{found.etag}"'),
+        ("last-modified", http_time(found.changed_ns)),
+        ("accept-ranges", "bytes"),
+    ]
+    if found.checksum and whole and request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED":
+        name, _, value = found.checksum.partition(":")
+        answer.headers += [(PREFIX + name, value), ("x-amz-checksum-type", "FULL_OBJECT")]
+    return answer

@@ -1,0 +1,227 @@
+"""What a request asks for: its bucket, its key and its operation, from target and headers alone.
+
+A key is a name and no path: `..`, `//` and the like mean nothing, here or below (agent/s3/index.py keeps keys
+as bytes). What an operation of S3 changes by a sub-resource or a parameter that is not known here is refused
+rather than done without it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from agent.s3.errors import S3Error
+from agent.s3.signature import HttpRequest
+
+KEY_BYTES_MAX: Final = 1024
+TARGET_BYTES_MAX: Final = 8192
+PARAMETERS_MAX: Final = 64
+BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+# What XML 1.0 cannot carry would make a listing unreadable.
+_UNFIT = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
+_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+
+
+class Operation(enum.StrEnum):
+    """What the door does, by S3's names."""
+
+    LIST_BUCKETS = "ListBuckets"
+    CREATE_BUCKET = "CreateBucket"
+    DELETE_BUCKET = "DeleteBucket"
+    HEAD_BUCKET = "HeadBucket"
+    GET_BUCKET_LOCATION = "GetBucketLocation"
+    LIST_OBJECTS = "ListObjectsV2"
+    LIST_OBJECTS_V1 = "ListObjects"
+    DELETE_OBJECTS = "DeleteObjects"
+    LIST_UPLOADS = "ListMultipartUploads"
+    GET_OBJECT = "GetObject"
+    HEAD_OBJECT = "HeadObject"
+    PUT_OBJECT = "PutObject"
+    DELETE_OBJECT = "DeleteObject"
+    CREATE_UPLOAD = "CreateMultipartUpload"
+    UPLOAD_PART = "UploadPart"
+    COMPLETE_UPLOAD = "CompleteMultipartUpload"
+    ABORT_UPLOAD = "AbortMultipartUpload"
+    LIST_PARTS = "ListParts"
+
+
+_SERVICE: Final = {("GET", frozenset[str]()): Operation.LIST_BUCKETS}
+_OF_BUCKET: Final = {
+    ("PUT", frozenset[str]()): Operation.CREATE_BUCKET,
+    ("DELETE", frozenset[str]()): Operation.DELETE_BUCKET,
+    ("HEAD", frozenset[str]()): Operation.HEAD_BUCKET,
+    ("GET", frozenset({"location"})): Operation.GET_BUCKET_LOCATION,
+    ("GET", frozenset({"list-type"})): Operation.LIST_OBJECTS,
+    ("GET", frozenset[str]()): Operation.LIST_OBJECTS_V1,
+    ("GET", frozenset({"uploads"})): Operation.LIST_UPLOADS,
+    ("POST", frozenset({"delete"})): Operation.DELETE_OBJECTS,
+}
+_OF_OBJECT: Final = {
+    ("GET", frozenset[str]()): Operation.GET_OBJECT,
+    ("HEAD", frozenset[str]()): Operation.HEAD_OBJECT,
+    ("PUT", frozenset[str]()): Operation.PUT_OBJECT,
+    ("DELETE", frozenset[str]()): Operation.DELETE_OBJECT,
+    ("POST", frozenset({"uploads"})): Operation.CREATE_UPLOAD,
+    ("PUT", frozenset({"uploadId", "partNumber"})): Operation.UPLOAD_PART,
+    ("POST", frozenset({"uploadId"})): Operation.COMPLETE_UPLOAD,
+    ("DELETE", frozenset({"uploadId"})): Operation.ABORT_UPLOAD,
+    ("GET", frozenset({"uploadId"})): Operation.LIST_PARTS,
+}
+_DECIDES: Final = frozenset({"location", "list-type", "uploads", "delete", "uploadId", "partNumber"})
+_HARMLESS: Final = frozenset(
+    {
+        "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type",
+        "fetch-owner", "max-parts", "part-number-marker", "max-uploads", "x-id", "max-buckets",
+        "response-content-type", "response-content-disposition", "response-content-encoding",
+        "response-content-language", "response-cache-control", "response-expires",
+    }
+)  # fmt: skip
+"""Parameters beside those that decide the operation. `x-id` is what SDKs add to name it."""
+_OF_SIGNATURE: Final = frozenset(
+    {
+        "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires", "X-Amz-SignedHeaders",
+        "X-Amz-Signature", "X-Amz-Content-Sha256",
+    }
+)  # fmt: skip
+_NOT_HERE: Final = (
+    "x-amz-copy-source", "x-amz-server-side-encryption-customer-algorithm", "x-amz-security-token"
+)  # fmt: skip
+"""Headers that ask for what is not there; ignoring them would store or serve something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Request:
+    """One request, taken apart. `bucket` and `key` are empty where it names none."""
+
+    headers: Mapping[str, str]
+    """In lower case; those that a presigned URL has in its query among them."""
+    operation: Operation
+    bucket: str
+    key: str
+    parameters: Mapping[str, str]
+
+    @property
+    def resource(self) -> str:
+        return f"/{self.bucket}/{self.key}" if self.bucket else "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Which bucket a Host header names: by a table of hosts, or as the first label before a domain."""
+
+    domain: str = ""
+    table: Mapping[str, str] | None = None
+
+    def bucket_of(self, host: str) -> str:
+        """Empty: the path names it."""
+        bare = host.rpartition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+        bare = bare.lower()
+        if self.table and bare in self.table:
+            return self.table[bare]
+        if self.domain and bare.endswith("." + self.domain):
+            return bare.removesuffix("." + self.domain)
+        return ""
+
+
+def http_request(method: bytes, target: bytes, headers: list[tuple[bytes, bytes]]) -> HttpRequest:
+    """The request, decoded. Raises S3Error; header names are in lower case already."""
+    if len(target) > TARGET_BYTES_MAX:
+        raise S3Error("InvalidURI", "The target is too long.")
+    path, _, query = target.partition(b"?")
+    if not path.startswith(b"/") or _ESCAPE.search(target) or not target.isascii():
+        raise S3Error("InvalidURI", "The target is not in its form.")
+    pairs = []
+    for part in query.split(b"&") if query else []:
+        name, _, value = part.partition(b"=")
+        pairs.append((_text(unquote_to_bytes(name)), _text(unquote_to_bytes(value))))
+    if len(pairs) > PARAMETERS_MAX:
+        raise S3Error("InvalidURI", "There are too many parameters.")
+    together: dict[str, str] = {}
+    for raw_name, raw_value in headers:
+        field, text = raw_name.decode("ascii"), raw_value.decode("latin-1")
+        together[field] = f"{together[field]},{text}" if field in together else text
+    return HttpRequest(method.decode("ascii"), unquote_to_bytes(path), pairs, together)
+
+
+def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
+    """The request as one of S3. Raises S3Error."""
+    bucket = hosts.bucket_of(http.headers.get("host", ""))
+    rest = _text(http.path)[1:]
+    if bucket:
+        key = rest
+    else:
+        bucket, _, key = rest.partition("/")
+    if bucket and BUCKET.fullmatch(bucket) is None:
+        raise S3Error("InvalidBucketName", "That is no name for a bucket.")
+    if key and not bucket:
+        raise S3Error("InvalidURI", "The path names a key and no bucket.")
+    if key:
+        check_key(key)
+    parameters: dict[str, str] = {}
+    headers = dict(http.headers)
+    for name, value in http.query:
+        if name in _OF_SIGNATURE:
+            continue
+        if name.lower().startswith("x-amz-") and name.lower() not in headers:
+            # Makers of presigned URLs put headers into the query, which is signed.
+            headers[name.lower()] = value
+            continue
+        if name in parameters or name not in _DECIDES | _HARMLESS:
+            raise S3Error("NotImplemented", "A parameter or sub-resource is not known here.")
+        parameters[name] = value
+    for header in _NOT_HERE:
+        if header in headers:
+            raise S3Error("NotImplemented", f"{header} is not known here.")
+    table = _OF_OBJECT if key else _OF_BUCKET if bucket else _SERVICE
+    operation = table.get((http.method, _DECIDES.intersection(parameters)))
+    if operation is None or (operation is Operation.LIST_OBJECTS and parameters["list-type"] != "2"):
+        raise S3Error("MethodNotAllowed", "That is not done to this resource.")
+    return S3Request(headers, operation, bucket, key, parameters)
+
+
+def check_key(key: str) -> None:
+    """Raises S3Error where a key is none that S3 or this door takes."""
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise S3Error("KeyTooLongError", f"A key has {KEY_BYTES_MAX} bytes at the most.")
+    if not key or _UNFIT.search(key):
+        raise S3Error("InvalidArgument", "A key has no control characters.")
+
+
+def whole_number(parameters: Mapping[str, str], name: str, default: int, most: int) -> int:
+    """A parameter that counts, cut to `most`. Raises S3Error."""
+    text = parameters.get(name, "")
+    if not text:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 10:
+        raise S3Error("InvalidArgument", f"{name} is no count.")
+    return min(int(text), most)
+
+
+def byte_range(header: str, size: int) -> tuple[int, int] | None:
+    """Start and end (exclusive) of a Range header; None where it is to be ignored (RFC 9110, 14.2).
+
+    Several ranges are ignored, as S3 does. Raises S3Error where nothing of the object is in it.
+    """
+    match = re.fullmatch(r"bytes=(\d{0,15})-(\d{0,15})", header.strip())
+    if match is None or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        start, end = max(0, size - int(match[2])), size
+    else:
+        start, end = int(match[1]), size if not match[2] else min(size, int(match[2]) + 1)
+        if match[2] and int(match[2]) < start:
+            return None
+    if start >= end:
+        raise S3Error("InvalidRange", "The object has no such bytes.")
+    return start, end
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise S3Error("InvalidURI", "The target is not UTF-8.") from None

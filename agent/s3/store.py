@@ -1,0 +1,251 @@
+"""A tenant's objects as bytes: files of a file system of its own, over its own volumes of blocks.
+
+The file system is the one of /fs (agent/fs/files), another instance of it with metadata of its own, and it is
+mounted nowhere: so what a tenant stores is sealed by the tenant's key, counts against the tenant's quota and
+goes with the tenant's erasure, and nobody but this door names its files. Their names are numbers; which
+object a file belongs to is in the index.
+
+All methods block, and are called in a thread that has lanes (`runner` drives them).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.fs.files.block_store import BlockStore
+from agent.fs.files.face import FilesFace
+from agent.fs.files.home import Home
+from agent.fs.files.options import FilesOptions
+from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
+from agent.pool.steps import Runner, settle
+from agent.s3.errors import S3Error, of_file_system
+from agent.s3.index import Index, Piece, StoredObject
+
+log = logging.getLogger(__name__)
+
+ROOT: Final = FACE_FILES << FACE_SHIFT | 1
+FILE_MODE: Final = 0o600
+TIDY_FILES: Final = 64
+"""Spare files that are removed at a time."""
+_NOBODY: Final = Caller(0, 0, umask=0)
+
+
+class ObjectStore:
+    """One tenant's. Made once; safe from any thread."""
+
+    def __init__(
+        self,
+        index: Path,
+        metadata: Path,
+        blocks: BlockStore,
+        options: FilesOptions,
+        home: Home | None = None,
+    ) -> None:
+        """`home`: where the blocks lie. Raises G35Error where a file of metadata is not usable."""
+        self.index = Index(index)
+        try:
+            self.files = FilesFace(metadata, blocks, options, home=home)
+        except BaseException:
+            self.index.close()
+            raise
+        self._lock = threading.Lock()
+        self._count = 0
+        self._writing: set[str] = set()
+
+    def close(self) -> None:
+        """No operation may be under way."""
+        self.files.close()
+        self.index.close()
+
+    def new_name(self) -> str:
+        """A name that no file of this tenant had before."""
+        with self._lock:
+            self._count += 1
+            name = self._name(self._count)
+            self._writing.add(name)
+            return name
+
+    def _name(self, count: int) -> str:
+        return f"{self.index.opening:08x}-{count:012x}"
+
+    def written(self, name: str) -> None:
+        """It is an object's, or spare, from here on."""
+        with self._lock:
+            self._writing.discard(name)
+
+    def discard(self, runner: Runner, names: Sequence[str]) -> None:
+        """Remove files that no object names any more. What cannot be removed now is tried again later."""
+        for name in names:
+            try:
+                settle(self.files.unlink(_NOBODY, ROOT, name.encode()), runner)
+            except FsError as refused:
+                if refused.errno != errno.ENOENT:
+                    log.warning("a file that no object names stays for now: %s", refused)
+                    continue
+            self.index.gone(name)
+
+    def tidy(self, runner: Runner) -> bool:
+        """Remove some of what is left over; whether there may be more."""
+        # What was being written before the table was read may be an object's by now; what is newer, too.
+        with self._lock:
+            writing, newest = set(self._writing), self._name(self._count)
+        spare = self.index.spare(TIDY_FILES + len(writing))
+        names = [name for name in spare if name not in writing and name <= newest][:TIDY_FILES]
+        self.discard(runner, names)
+        return runner.run(self.files.collect()) or len(names) == TIDY_FILES
+
+    def end_old_uploads(self, runner: Runner, seconds: float) -> int:
+        """Give up uploads that were begun longer ago; how many."""
+        names = self.index.old_uploads(time.time_ns() - int(seconds * 1e9))
+        for name in names:
+            try:
+                self.discard(runner, self.index.abort_upload(name))
+            except S3Error:
+                continue  # its client was quicker
+        return len(names)
+
+    def holds_anything(self) -> bool:
+        return self.files.gauges().is_anything
+
+
+class FileWriter:
+    """One file being written, from its first byte to its last. Used by one thread at a time."""
+
+    def __init__(self, store: ObjectStore, runner: Runner) -> None:
+        """Raises S3Error."""
+        self._store = store
+        self.name = store.new_name()
+        self.size = 0
+        self._ended = False
+        try:
+            store.index.announce(self.name)
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+            made = store.files.create(_NOBODY, ROOT, self.name.encode(), FILE_MODE, flags)
+            entry, opened = settle(made, runner)
+        except FsError as refused:
+            store.written(self.name)
+            raise of_file_system(refused) from None
+        except BaseException:
+            store.written(self.name)
+            raise
+        self._ino, self._handle = entry.attributes.ino, opened.handle
+
+    def write(self, runner: Runner, data: memoryview) -> None:
+        """Append. Raises S3Error; then the writer is to be dropped."""
+        files = self._store.files
+        try:
+            while data:
+                taken = settle(files.write(self._ino, self._handle, self.size, data), runner)
+                self.size += taken
+                data = data[taken:]
+        except FsError as refused:
+            raise of_file_system(refused) from None
+
+    def finish(self, runner: Runner) -> Piece:
+        """Everything is sealed and on its enclosures when this returns. Raises S3Error."""
+        files = self._store.files
+        try:
+            settle(files.flush(self._ino, self._handle), runner)
+        except FsError as refused:
+            raise of_file_system(refused) from None
+        return Piece(self.name, self.size)
+
+    def keep(self, runner: Runner) -> None:
+        """The index names the file now."""
+        self._end(runner)
+        self._store.written(self.name)
+
+    def drop(self, runner: Runner) -> None:
+        """Nobody wants it."""
+        self._end(runner)
+        self._store.written(self.name)
+        self._store.discard(runner, [self.name])
+
+    def _end(self, runner: Runner) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            settle(self._store.files.release(self._ino, self._handle), runner)
+        except FsError as refused:
+            log.debug("a file was closed with a complaint: %s", refused)
+        self._store.files.forget(self._ino, 1)
+
+
+class ObjectReader:
+    """The bytes of one object as it was when it was found. Used by one thread at a time."""
+
+    def __init__(self, store: ObjectStore, found: StoredObject) -> None:
+        self._store = store
+        self._pieces = store.index.pieces(found)
+        self._open: tuple[str, int, int] | None = None
+        if sum(piece.size for piece in self._pieces) != found.size:
+            raise LostObject("it was replaced while it was looked for")
+
+    def read(self, runner: Runner, offset: int, into: memoryview) -> None:
+        """Fill `into`. Raises LostObject, or S3Error where the bytes may come back."""
+        at = 0
+        for piece in self._pieces:
+            if not into:
+                return
+            if offset < at + piece.size:
+                count = min(len(into), at + piece.size - offset)
+                self._fill(runner, piece, offset - at, into[:count])
+                into, offset = into[count:], offset + count
+            at += piece.size
+        if into:
+            raise LostObject("it has fewer bytes than it should")
+
+    def _fill(self, runner: Runner, piece: Piece, offset: int, into: memoryview) -> None:
+        files = self._store.files
+        try:
+            ino, handle = self._opened(runner, piece)
+            count = settle(files.read(ino, handle, offset, into), runner)
+        except FsError as refused:
+            if refused.errno in (errno.ENOENT, errno.ESTALE) or self._is_lost(runner, piece):
+                raise LostObject(f"its bytes are gone: {refused}") from None
+            raise of_file_system(refused) from None
+        if count != len(into):
+            raise LostObject("a file of it is too short")
+
+    def _opened(self, runner: Runner, piece: Piece) -> tuple[int, int]:
+        if self._open is not None:
+            if self._open[0] == piece.file:
+                return self._open[1:]
+            self.close(runner)
+        files = self._store.files
+        entry = settle(files.lookup(_NOBODY, ROOT, piece.file.encode()), runner)
+        try:
+            opened = settle(files.open(_NOBODY, entry.attributes.ino, os.O_RDONLY), runner)
+        except BaseException:
+            files.forget(entry.attributes.ino, 1)
+            raise
+        self._open = (piece.file, entry.attributes.ino, opened.handle)
+        return self._open[1:]
+
+    def _is_lost(self, runner: Runner, piece: Piece) -> bool:
+        """A file that lost a block has lost its name (agent/fs/files/reclaiming.py)."""
+        try:
+            entry = settle(self._store.files.lookup(_NOBODY, ROOT, piece.file.encode()), runner)
+        except FsError as refused:
+            return refused.errno == errno.ENOENT
+        self._store.files.forget(entry.attributes.ino, 1)
+        return False
+
+    def close(self, runner: Runner) -> None:
+        if self._open is not None:
+            _, ino, handle = self._open
+            self._open = None
+            settle(self._store.files.release(ino, handle), runner)
+            self._store.files.forget(ino, 1)
+
+
+class LostObject(Exception):
+    """The object's bytes are gone for good, or it was replaced: for its reader there is no such object."""

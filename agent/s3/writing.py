@@ -1,0 +1,250 @@
+"""PutObject and the parts of a multipart upload: a body into a file, the file into the index.
+
+The index names a file only after its last byte was sealed and all that the client says of the body was found
+true; until then nobody sees it, and a writer that dies leaves a spare file, which the next opening removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final, TypeAlias
+
+import trio
+
+from agent.pool.steps import Runner
+from agent.s3.answers import Answer, xml_answer
+from agent.s3.body import Body
+from agent.s3.checks import PREFIX
+from agent.s3.counters import S3Counters
+from agent.s3.errors import S3Error
+from agent.s3.index import PARTS_MAX, Part, Piece, StoredObject, Upload
+from agent.s3.requests import S3Request
+from agent.s3.store import FileWriter, ObjectStore
+from agent.s3.workers import Workers
+from agent.s3.xml_in import read_rows
+
+PART_BYTES_MIN: Final = 5 << 20
+"""Of every part but the last, as with S3."""
+OBJECT_BYTES_MAX: Final = 5 << 40
+HEADERS_BYTES_MAX: Final = 4096
+KEPT: Final = ("content-type", "cache-control", "content-disposition", "content-language", "expires")
+Commit: TypeAlias = Callable[[Runner, Piece], list[str]]
+"""Makes a file visible; the files that are spare then. Raises S3Error."""
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class ObjectWrites:
+    """What makes objects, of all tenants."""
+
+    def __init__(
+        self, workers: Workers, counters: S3Counters, transfers: trio.CapacityLimiter, body_max: int
+    ) -> None:
+        self._workers = workers
+        self._counters = counters
+        self._transfers = transfers
+        self._body_max = body_max
+
+    async def put(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
+        _need_length(body)
+        headers = _kept_headers(request.headers)
+        only_new = _only_new(request.headers)
+        await self._workers.run(lambda runner: store.index.check_bucket(request.bucket))
+
+        def commit(runner: Runner, piece: Piece) -> list[str]:
+            new = StoredObject(
+                request.key, piece.size, body.checks.md5, time.time_ns(), 0, headers, body.checks.checksum
+            )
+            return store.index.put(request.bucket, new, [piece], only_new=only_new)
+
+        await self._into_file(store, body, commit)
+        return _written(body)
+
+    async def put_part(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
+        _need_length(body)
+        number, name = _part_number(request.parameters["partNumber"]), _upload_name(request)
+        await self._workers.run(lambda runner: store.index.upload(request.bucket, request.key, name))
+
+        def commit(runner: Runner, piece: Piece) -> list[str]:
+            part = Part(number, piece, body.checks.md5, time.time_ns(), body.checks.checksum)
+            return store.index.put_part(name, part)
+
+        await self._into_file(store, body, commit)
+        return _written(body)
+
+    async def _into_file(self, store: ObjectStore, body: Body, commit: Commit) -> None:
+        """The body in a file that the index names. A body of one piece is one job."""
+        async with self._transfers:
+            writer: FileWriter | None = None
+            try:
+                while True:
+                    piece = await body.next_piece(self._body_max)
+                    if body.is_over:
+                        break
+                    assert piece is not None, "before the end there are pieces"
+                    writer = await self._workers.run(partial(_more, store, body, writer, piece))
+                last, writer, begun = piece or memoryview(b""), None, writer
+                await self._workers.run(partial(_last, store, body, begun, last, commit))
+                self._counters.bytes_written += body.length
+            finally:
+                if writer is not None:
+                    await self._workers.run(writer.drop)
+
+    async def begin_upload(self, store: ObjectStore, request: S3Request) -> Answer:
+        headers = _kept_headers(request.headers)
+        new = Upload(secrets.token_urlsafe(24), request.key, time.time_ns(), headers)
+        await self._workers.run(lambda runner: store.index.begin_upload(request.bucket, new))
+        names = [("Bucket", request.bucket), ("Key", request.key), ("UploadId", new.name)]
+        answer = xml_answer("InitiateMultipartUploadResult", names)
+        if algorithm := request.headers.get("x-amz-checksum-algorithm"):
+            answer.headers.append(("x-amz-checksum-algorithm", algorithm))
+        return answer
+
+    async def complete_upload(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
+        rows, _ = read_rows(await body.document(self._transfers), "CompleteMultipartUpload", "Part")
+        name, only_new = _upload_name(request), _only_new(request.headers)
+
+        def complete(runner: Runner) -> str:
+            upload = store.index.upload(request.bucket, request.key, name)
+            parts = _chosen(rows, {part.number: part for part in store.index.parts(name)})
+            md5 = hashlib.md5(b"".join(bytes.fromhex(part.etag) for part in parts), usedforsecurity=False)
+            etag = f"{md5.hexdigest()}-{len(parts)}"
+            size = sum(part.piece.size for part in parts)
+            new = StoredObject(request.key, size, etag, time.time_ns(), 0, upload.headers)
+            spare = store.index.complete_upload(request.bucket, name, new, parts, only_new=only_new)
+            store.discard(runner, spare)
+            return etag
+
+        etag = await self._workers.run(complete)
+        return xml_answer(
+            "CompleteMultipartUploadResult",
+            [
+                ("Location", request.resource),
+                ("Bucket", request.bucket),
+                ("Key", request.key),
+                ("ETag", f'"{etag}"'),
+            ],
+        )
+
+    async def abort_upload(self, store: ObjectStore, request: S3Request) -> Answer:
+        name = _upload_name(request)
+
+        def abort(runner: Runner) -> None:
+            store.index.upload(request.bucket, request.key, name)
+            store.discard(runner, store.index.abort_upload(name))
+
+        await self._workers.run(abort)
+        return Answer(204)
+
+
+def _more(
+    store: ObjectStore, body: Body, writer: FileWriter | None, piece: memoryview, runner: Runner
+) -> FileWriter:
+    body.checks.update(piece)
+    if writer is None:
+        writer = FileWriter(store, runner)
+        try:
+            writer.write(runner, piece)
+        except BaseException:
+            writer.drop(runner)
+            raise
+    else:
+        writer.write(runner, piece)
+    return writer
+
+
+def _last(
+    store: ObjectStore,
+    body: Body,
+    writer: FileWriter | None,
+    piece: memoryview,
+    commit: Commit,
+    runner: Runner,
+) -> None:
+    """The last piece, the checks, and what makes it all visible. The writer is done with in any case."""
+    try:
+        body.checks.update(piece)
+        body.check()
+        writer = writer or FileWriter(store, runner)
+        writer.write(runner, piece)
+        spare = commit(runner, writer.finish(runner))
+    except BaseException:
+        if writer is not None:
+            writer.drop(runner)
+        raise
+    writer.keep(runner)
+    store.discard(runner, spare)
+
+
+def _need_length(body: Body) -> None:
+    if not body.has_length:
+        raise S3Error("MissingContentLength", "Content-Length is missing.")
+
+
+def _part_number(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= PARTS_MAX:
+        raise S3Error("InvalidArgument", f"A part's number is 1 to {PARTS_MAX}.")
+    return int(text)
+
+
+def _upload_name(request: S3Request) -> str:
+    name = request.parameters["uploadId"]
+    if _TOKEN.fullmatch(name) is None:
+        raise S3Error("NoSuchUpload", "There is no such upload.")
+    return name
+
+
+def _only_new(headers: Mapping[str, str]) -> bool:
+    if "if-match" in headers:
+        raise S3Error("NotImplemented", "If-Match is not known of writes.")
+    condition = headers.get("if-none-match")
+    if condition not in (None, "*"):
+        raise S3Error("NotImplemented", "Of writes, If-None-Match is * alone.")
+    return condition is not None
+
+
+def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: headers[name] for name in KEPT if name in headers}
+    kept |= {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
+    encodings = [each.strip() for each in headers.get("content-encoding", "").split(",")]
+    if encoding := ",".join(each for each in encodings if each not in ("", "aws-chunked")):
+        kept["content-encoding"] = encoding
+    if sum(len(name) + len(value) for name, value in kept.items()) > HEADERS_BYTES_MAX:
+        raise S3Error("MetadataTooLarge", f"Headers and metadata have {HEADERS_BYTES_MAX} bytes at the most.")
+    return kept
+
+
+def _chosen(rows: list[dict[str, str]], parts: Mapping[int, Part]) -> list[Part]:
+    """The parts that the client names, which must be those that there are. Raises S3Error."""
+    chosen: list[Part] = []
+    if not rows:
+        raise S3Error("MalformedXML", "An upload is completed with one part at the least.")
+    for row in rows:
+        number = _part_number(row.get("PartNumber", ""))
+        part = parts.get(number)
+        if part is None or row.get("ETag", "").strip('"') != part.etag:
+            raise S3Error("InvalidPart", "A part is not there, or not the one that is meant.")
+        if chosen and number <= chosen[-1].number:
+            raise S3Error("InvalidPartOrder", "Parts are named in ascending order.")
+        if chosen and chosen[-1].piece.size < PART_BYTES_MIN:
+            raise S3Error("EntityTooSmall", f"Parts but the last have {PART_BYTES_MIN} bytes at the least.")
+        algorithm, _, value = part.checksum.partition(":")
+        said = row.get("Checksum" + algorithm.upper()) if algorithm else None
+        if said not in (None, value):
+            raise S3Error("InvalidPart", "A part's checksum is not the one that is meant.")
+        chosen.append(part)
+    if sum(part.piece.size for part in chosen) > OBJECT_BYTES_MAX:
+        raise S3Error("EntityTooLarge", "The object is larger than objects may be.")
+    return chosen
+
+
+def _written(body: Body) -> Answer:
+    answer = Answer(200, [("etag", f'"{body.checks.md5}"')])
+    if body.checks.checksum:
+        name, _, value = body.checks.checksum.partition(":")
+        answer.headers.append((PREFIX + name, value))
+    return answer

@@ -1,0 +1,55 @@
+"""The documents that the door answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, TypeAlias, Union
+from urllib.parse import quote
+from xml.sax.saxutils import escape
+
+NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
+_DECLARATION: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
+
+Content: TypeAlias = Union[str, int, bool, "Iterable[Element]"]
+Element: TypeAlias = tuple[str, Content]
+"""A name, and text or further elements."""
+
+
+def document(name: str, content: Content, *, bare: bool = False) -> bytes:
+    """A whole document; `bare` without S3's namespace, as errors are."""
+    root = name if bare else f'{name} xmlns="{NAMESPACE}"'
+    return f"{_DECLARATION}<{root}>{_inner(content)}</{name}>".encode()
+
+
+def _inner(content: Content) -> str:
+    if isinstance(content, bool):
+        return "true" if content else "false"
+    if isinstance(content, str | int):
+        return escape(str(content))
+    return "".join(f"<{name}>{_inner(inner)}</{name}>" for name, inner in content)
+
+
+def error(code: str, message: str, resource: str, request_id: str) -> bytes:
+    fields = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
+    return document("Error", fields, bare=True)
+
+
+def shown(text: str, encoding: str) -> str:
+    """A key or a prefix, as `encoding-type` wants it."""
+    return quote(text, safe="/~") if encoding == "url" else text
+
+
+def iso_time(nanoseconds: int) -> str:
+    moment = datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{nanoseconds // 1_000_000 % 1000:03d}Z"
+
+
+def http_time(nanoseconds: int) -> str:
+    """As in `Last-Modified` (RFC 9110, 5.6.7)."""
+    moment = datetime.fromtimestamp(nanoseconds // 1_000_000_000, UTC)
+    day = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")[moment.weekday()]
+    month = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")[
+        moment.month - 1
+    ]
+    return f"{day}, {moment.day:02d} {month} {moment.year:04d} {moment:%H:%M:%S} GMT"

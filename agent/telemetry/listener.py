@@ -1,0 +1,211 @@
+"""The listener that the metrics are read from: one thread, and a bound on everything, whoever connects.
+
+Any user of the machine may connect, and most of what can be held up in a server is a thread that waits for
+somebody who says nothing. Here nobody is waited for: a request that has come whole is answered at once, in
+the one thread that there is, for scrapes are few. A connection has SECONDS for all of it. There are
+CONNECTIONS_MAX of them, and where one more comes the oldest goes, so that a scrape, which asks as soon as it
+is connected, gets through between any number of idle ones.
+
+HTTP is h11's, one request for each connection; what is answered is a WSGI application's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import h11
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 32
+BACKLOG = 128
+"""Connections that the kernel holds and we have not taken yet. Beyond them a client waits for a second."""
+SECONDS = 5.0
+"""For a connection, from its beginning to its end."""
+HEAD_BYTES_MAX = 8 << 10
+RECEIVE_BYTES = 4096
+RESTING_SECONDS = 0.1
+"""Until we try again where no connection can be taken, for instance because there is no descriptor left."""
+
+Application: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class _Connection:
+    """One client: its request as far as it has come, and what is still to be sent to it."""
+
+    def __init__(self, stream: socket.socket, ends_at: float) -> None:
+        self.stream = stream
+        self.ends_at = ends_at
+        self.to_send = memoryview(b"")
+        self.is_answered = False
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+
+    def request_in(self, data: bytes) -> h11.Request | None:
+        """The request, where it is whole with these bytes. Raises h11.RemoteProtocolError."""
+        self._http.receive_data(data)
+        event = self._http.next_event()
+        return event if isinstance(event, h11.Request) else None
+
+    def answer(
+        self, status: int, headers: list[tuple[str, str]], body: bytes, *, is_told_length_only: bool
+    ) -> None:
+        """What is to be sent: all of it, for a scrape is some hundred KiB at the most."""
+        headers = [*headers, ("Content-Length", str(len(body))), ("Connection", "close")]
+        head = h11.Response(status_code=status, headers=headers)
+        events = [head, h11.Data(data=b"" if is_told_length_only else body), h11.EndOfMessage()]
+        self.to_send = memoryview(b"".join(self._http.send(each) or b"" for each in events))
+        self.is_answered = True
+
+
+class Listener:
+    """Serves an application on a loopback address, from `start` to `stop`."""
+
+    def __init__(self, host: str, port: int, application: Application) -> None:
+        """Raises OSError where the address cannot be had."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._application = application
+        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._socket.setblocking(False)
+        self.port = int(self._socket.getsockname()[1])
+        self._wake, self._woken = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._socket, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._connections: dict[socket.socket, _Connection] = {}
+        """In the order in which they came."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
+        self._thread.join(SECONDS)
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                for key, _ in self._selector.select(self._patience()):
+                    if key.fileobj is self._socket:
+                        self._take_all()
+                    elif (connection := self._connections.get(key.fileobj)) is not None:  # type: ignore[call-overload]
+                        self._go_on(connection)
+                now = time.monotonic()
+                for connection in [each for each in self._connections.values() if each.ends_at <= now]:
+                    self._close(connection)
+        finally:
+            for connection in list(self._connections.values()):
+                self._close(connection)
+            self._selector.close()
+            for each in (self._socket, self._wake, self._woken):
+                each.close()
+
+    def _patience(self) -> float | None:
+        """Seconds until a connection's time is over; the first that came is the first to go."""
+        for connection in self._connections.values():
+            return max(0.0, connection.ends_at - time.monotonic())
+        return None
+
+    def _take_all(self) -> None:
+        """At most as many as there may be, so that those that are here have their turn."""
+        for _ in range(CONNECTIONS_MAX):
+            try:
+                stream, _ = self._socket.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                self._stopping.wait(RESTING_SECONDS)
+                return
+            stream.setblocking(False)
+            if len(self._connections) >= CONNECTIONS_MAX:
+                self._close(next(iter(self._connections.values())))
+            connection = _Connection(stream, time.monotonic() + SECONDS)
+            self._connections[stream] = connection
+            self._selector.register(stream, selectors.EVENT_READ)
+            self._go_on(connection)
+
+    def _go_on(self, connection: _Connection) -> None:
+        """Receive what is there, answer, send what goes out; close where that is over."""
+        try:
+            data = connection.stream.recv(RECEIVE_BYTES)
+            if not data:
+                self._close(connection)
+                return
+            if not connection.is_answered and not self._answer(connection, data):
+                self._close(connection)
+                return
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close(connection)
+            return
+        if connection.to_send:
+            self._send(connection)
+
+    def _answer(self, connection: _Connection, data: bytes) -> bool:
+        """False for what is no request."""
+        try:
+            request = connection.request_in(data)
+        except h11.RemoteProtocolError:
+            return False
+        if request is not None:
+            connection.answer(*self._asked(request), is_told_length_only=request.method == b"HEAD")
+        return True
+
+    def _asked(self, request: h11.Request) -> tuple[int, list[tuple[str, str]], bytes]:
+        path, _, query = request.target.decode("latin-1").partition("?")
+        environ = {
+            "REQUEST_METHOD": request.method.decode("latin-1"),
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+        }
+        for name, value in request.headers:
+            environ["HTTP_" + name.decode("latin-1").upper().replace("-", "_")] = value.decode("latin-1")
+        told: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def start_response(status: str, headers: list[tuple[str, str]]) -> None:
+            told.append((status, headers))
+
+        try:
+            body = b"".join(self._application(environ, start_response))
+            status, headers = told[0]
+            return int(status.split()[0]), headers, body
+        except Exception:
+            log.exception("the metrics could not be taken")
+            return 500, [], b""
+
+    def _send(self, connection: _Connection) -> None:
+        try:
+            sent = connection.stream.send(connection.to_send)
+            connection.to_send = connection.to_send[sent:]
+            if not connection.to_send:
+                # It is closed when the client has closed: what it may send still would reset it otherwise.
+                connection.stream.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close(connection)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.to_send else 0)
+        self._selector.modify(connection.stream, wanted)
+
+    def _close(self, connection: _Connection) -> None:
+        del self._connections[connection.stream]
+        self._selector.unregister(connection.stream)
+        with contextlib.suppress(OSError):
+            connection.stream.close()

@@ -1,0 +1,160 @@
+"""Before a put is acknowledged the pool map is asked whether its key still holds; the answer may be slow.
+
+An enclosure that takes its time has dropped no key: the put waits for the answer as long as it may, and what
+write-back has acknowledged is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.map_watch import EVERY_SECONDS
+from agent.pool.key_turn import MAP_AGE_SECONDS, QUIET_SECONDS
+from agent.pool.operations import new_writing
+from agent.pool.steps import Acquire, Buffer, Steps, Wait
+from agent.pool.tally import MissCause
+from agent.pool.tenants import without_key
+from agent.pool.write_back import WriteBack
+from agent.pool.writing import PutRefused, Writing
+from tests.support.memory_lanes import MemoryLanes, MemoryPending, T
+from tests.support.memory_pool import key_of
+from tests.unit.agent.tenants.test_key_rotation import STEP, Shelf, value_of
+from tests.unit.agent.tenants.test_rotation_ends import Watching, publish
+
+
+class SlowPending(MemoryPending):
+    ready_at = 0.0
+
+
+class SlowLanes(MemoryLanes):
+    """Every answer takes `seconds`; those to reads of the pool map never come while `map_is_silent`."""
+
+    seconds = 0.0
+    map_is_silent = False
+
+    def _slowly(self, found: MemoryPending) -> MemoryPending:
+        pending = SlowPending(False, found.received, found.fault, found.unreachable)
+        pending.ready_at = self.clock + self.seconds
+        return pending
+
+    def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
+        if self.map_is_silent and offset == 0:
+            return MemoryPending()
+        return self._slowly(super().read(namespace, offset, into))
+
+    def write(
+        self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
+    ) -> MemoryPending:
+        return self._slowly(super().write(namespace, offset, parts, more=more))
+
+    def run(self, steps: Steps[T]) -> T:
+        try:
+            wanted = next(steps)
+            while True:
+                wanted = steps.send(self._answer(wanted))
+        except StopIteration as finished:
+            result: T = finished.value
+            return result
+
+    def _answer(self, wanted: Wait | Acquire) -> bool:
+        if isinstance(wanted, Acquire):
+            return wanted.lock.acquire(blocking=False)
+        pending = wanted.pending
+        if isinstance(pending, SlowPending) and pending.ready_at <= wanted.deadline:
+            self.clock, pending.done = max(self.clock, pending.ready_at), True
+        if not pending.done:
+            self.clock = max(self.clock, wanted.deadline)
+        return pending.done
+
+
+class Slow(Watching):
+    def __init__(self, shelf: Shelf) -> None:
+        super().__init__(shelf)
+        self.lanes: SlowLanes = SlowLanes(shelf.namespaces)
+
+    @property
+    def refused(self) -> int:
+        return self.lanes.tally("v").puts_refused
+
+    def put_back(self, number: int) -> None:
+        """A put that write-back acknowledges."""
+        value = value_of(number)
+        writing = new_writing(self.volume, key_of(number), length=len(value))
+        assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 5))
+        assert not isinstance(writing, Writing)
+
+    def store_oldest(self) -> bool:
+        back = self.volume.back
+        assert back is not None
+        value = back.oldest()
+        assert value is not None
+        return self.lanes.run(back.store(self.lanes, value, self.lanes.now() + 5))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    shelf = Shelf(tmp_path, share=0.4)
+    publish(shelf, shelf.pool_map)
+    return shelf
+
+
+@pytest.mark.expects_log("volume v was erased")
+def test_an_enclosure_that_takes_a_second_and_more_takes_puts_and_tells_of_the_map(shelf: Shelf) -> None:
+    agent = Slow(shelf)
+    agent.lanes.seconds = 1.2
+    agent.put(1)
+    assert agent.refused == 0
+    agent.pass_time(2)
+    assert agent.volume.map_age.is_fresh(agent.lanes.now())
+    publish(shelf, without_key(shelf.pool_map, "blue"))
+    agent.pass_time(3)
+    assert agent.volume.erased
+
+
+def test_a_map_that_is_not_read_in_time_makes_a_put_late_and_it_is_counted(shelf: Shelf) -> None:
+    agent = Slow(shelf)
+    agent.lanes.map_is_silent = True
+    began = agent.lanes.now()
+    with pytest.raises(PutRefused, match="could not be read") as refused:
+        agent.put(1)
+    assert refused.value.cause is MissCause.LATE
+    assert agent.lanes.now() - began == pytest.approx(5), "it was waited for until the put's deadline"
+    assert agent.refused == 1
+    agent.lanes.map_is_silent = False
+    agent.put(1)
+    assert agent.has(1)
+
+
+def test_a_put_under_a_dropped_key_is_counted(shelf: Shelf) -> None:
+    agent = Slow(shelf)
+    agent.pass_time(2)
+    publish(shelf, shelf.rotate())
+    agent.lanes.clock += 10 * MAP_AGE_SECONDS
+    with pytest.raises(PutRefused, match="its key was dropped") as refused:
+        agent.put(1)
+    assert refused.value.cause is MissCause.WRONG_KEY
+    assert agent.refused == 1
+
+
+@pytest.mark.parametrize("trouble", ["rotated", "silent"])
+def test_what_write_back_has_acknowledged_is_tried_again(shelf: Shelf, trouble: str) -> None:
+    agent = Slow(shelf)
+    agent.volume.back = WriteBack(agent.volume, 1 << 20)
+    agent.pass_time(2)
+    agent.put_back(1)
+    if trouble == "rotated":
+        publish(shelf, shelf.rotate())
+        publish(shelf, shelf.end())
+    else:
+        agent.lanes.map_is_silent = True
+    agent.lanes.clock += QUIET_SECONDS  # The agent was stopped, or its upkeep held up.
+    assert not agent.store_oldest(), "it waits on"
+    agent.lanes.map_is_silent = False
+    agent.pass_time(EVERY_SECONDS + STEP)
+    assert agent.store_oldest()
+    assert (agent.volume.back.lost, agent.refused, agent.lanes.tally("v").puts_lost) == (0, 0, 0)
+    assert agent.has(1)
+    assert Watching(shelf).has(1)

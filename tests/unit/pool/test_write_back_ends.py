@@ -1,0 +1,86 @@
+"""How a value that waits ends, and which puts must not begin to wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.pool.operations import delete_value, new_reading, new_writing
+from agent.pool.tally import MissCause
+from agent.pool.write_back import Waiting, WriteBack
+from agent.pool.writing import PutRefused
+from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
+
+ROOM = 1 << 16
+
+
+@pytest.fixture
+def agent() -> PoolAgent:
+    agent = MemoryPool().agent()
+    agent.volume.back = WriteBack(agent.volume, ROOM)
+    return agent
+
+
+def waiting(agent: PoolAgent) -> WriteBack:
+    assert agent.volume.back is not None
+    return agent.volume.back
+
+
+def put(agent: PoolAgent, value: bytes) -> Waiting:
+    writing = new_writing(agent.volume, key_of(7), length=len(value))
+    assert agent.lanes.run(writing.write(agent.lanes, 0, memoryview(value), agent.deadline()))
+    found = waiting(agent).find(writing.pseudonym)
+    assert found is not None
+    return found
+
+
+def get(agent: PoolAgent) -> bytes | MissCause:
+    reading, into = new_reading(agent.volume, key_of(7)), bytearray(16384)
+    count = agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), agent.deadline(0.05)))
+    return reading.cause if reading.cause is not None else bytes(into[:count])
+
+
+@pytest.mark.parametrize("end", ["given up", "given up while idle", "stored"])
+def test_the_end_of_a_value_leaves_a_later_one_of_its_key(agent: PoolAgent, end: str) -> None:
+    back = waiting(agent)
+    first = put(agent, b"1" * 100)
+    assert back.oldest() is first, "the thread that stores has picked it up"
+    assert agent.lanes.run(delete_value(agent.volume, agent.lanes, key_of(7), agent.deadline()))
+    second = put(agent, b"2" * 9000)
+    if end == "given up":
+        back.give_up(first, agent.lanes)
+    elif end == "given up while idle":
+        assert back.give_up_idle(first, agent.lanes)
+    else:
+        assert agent.lanes.run(back.store(agent.lanes, first, agent.deadline()))
+    assert get(agent) == b"2" * 9000
+    assert (back.bytes_held, back.lost, agent.tally.puts_lost) == (9000, 0, 0), "the first was deleted"
+    assert agent.lanes.run(back.store(agent.lanes, second, agent.deadline()))
+    assert (back.bytes_held, len(back)) == (0, 0)
+    assert get(agent) == b"2" * 9000
+
+
+def test_a_value_that_is_being_removed_is_not_given_up(agent: PoolAgent) -> None:
+    back, value = waiting(agent), put(agent, b"1" * 100)
+    with value.lock:
+        assert not back.give_up_idle(value, agent.lanes)
+    assert back.lost == 0
+    assert back.give_up_idle(value, agent.lanes)
+    assert (back.lost, back.bytes_held) == (1, 0)
+
+
+class UsedUp:
+    """The count of a key that has sealed what it may."""
+
+    is_used_up = True
+    part = 1.0
+
+    def count(self) -> None:
+        raise AssertionError("nothing is sealed")
+
+
+def test_a_key_that_is_used_up_acknowledges_nothing(agent: PoolAgent) -> None:
+    agent.volume.codec.count_in(UsedUp())
+    with pytest.raises(PutRefused, match="rotate it"):
+        put(agent, b"1" * 100)
+    assert (waiting(agent).bytes_held, len(waiting(agent))) == (0, 0)
+    assert (agent.tally.puts_refused, agent.tally.puts_written_back) == (1, 0)

@@ -1,0 +1,124 @@
+"""Requests taken apart: what is a bucket, what is a key, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.s3.errors import S3Error
+from agent.s3.requests import Hosts, Operation, S3Request, byte_range, http_request, s3_request
+
+HOSTS = Hosts("s3.example", {"127.0.0.2": "blocks", "[::1]": "blocks"})
+
+
+def asked(method: str, target: str, host: str = "127.0.0.1:9036", **headers: str) -> S3Request:
+    found = {"host": host, **{name.replace("_", "-"): text for name, text in headers.items()}}
+    pairs = [(name.encode(), text.encode()) for name, text in found.items()]
+    return s3_request(http_request(method.encode(), target.encode("latin-1"), pairs), HOSTS)
+
+
+@pytest.mark.parametrize(
+    ("target", "key"),
+    [
+        ("/blocks/a/b", "a/b"),
+        ("/blocks/../etc/passwd", "../etc/passwd"),
+        ("/blocks/%2e%2e/%2e%2e/x", "../../x"),
+        ("/blocks/a%2Fb", "a/b"),
+        ("/blocks//a//b/", "/a//b/"),
+        ("/blocks/a+b%20c", "a+b c"),
+        ("/blocks/%E2%82%AC", "€"),
+        ("/blocks/" + "k" * 1024, "k" * 1024),
+    ],
+)
+def test_a_key_is_a_name_and_no_path(target: str, key: str) -> None:
+    found = asked("GET", target)
+    assert (found.operation, found.bucket, found.key) == (Operation.GET_OBJECT, "blocks", key)
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ("/blocks/" + "k" * 1025, "KeyTooLongError"),
+        ("/blocks/%E2%82%AC" + "k" * 1022, "KeyTooLongError"),
+        ("/blocks/a%00b", "InvalidArgument"),
+        ("/blocks/a%0Ab", "InvalidArgument"),
+        ("/blocks/%ff", "InvalidURI"),
+        ("/blocks/a%zz", "InvalidURI"),
+        ("/blocks/a%2", "InvalidURI"),
+        ("/blocks/\xe9", "InvalidURI"),
+        ("http://elsewhere/blocks/a", "InvalidURI"),
+        ("//blocks/a", "InvalidURI"),
+        ("/BLOCKS/a", "InvalidBucketName"),
+        ("/../a", "InvalidBucketName"),
+        ("/%2e%2e/a", "InvalidBucketName"),
+        ("/ab/a", "InvalidBucketName"),
+        ("/blocks/a?acl", "NotImplemented"),
+        ("/blocks?policy", "NotImplemented"),
+        ("/blocks/a?versionId=1", "NotImplemented"),
+        ("/blocks?list-type=2&list-type=2", "NotImplemented"),
+        ("/blocks?list-type=3", "MethodNotAllowed"),
+        ("/blocks/a?uploads", "MethodNotAllowed"),
+        ("/blocks/" + "a" * 9000, "InvalidURI"),
+        ("/?" + "&".join(f"x{at}" for at in range(65)), "InvalidURI"),
+    ],
+)
+def test_what_is_not_taken_is_refused(target: str, code: str) -> None:
+    with pytest.raises(S3Error) as refused:
+        asked("GET", target)
+    assert refused.value.code == code
+
+
+def test_headers_that_a_presigned_url_has_in_its_query_are_headers() -> None:
+    found = asked("PUT", "/blocks/a?X-Amz-Expires=60&x-amz-meta-layer=7")
+    assert found.headers["x-amz-meta-layer"] == "7"
+    for target in ("/blocks/a?x-amz-copy-source=%2Fblocks%2Fb", "/blocks/a?X-Amz-Meta-Layer=7"):
+        with pytest.raises(S3Error):
+            asked("PUT", target, x_amz_meta_layer="8")
+
+
+def test_a_copy_and_keys_of_the_customer_are_refused_rather_than_ignored() -> None:
+    for header in ("x_amz_copy_source", "x_amz_server_side_encryption_customer_algorithm"):
+        with pytest.raises(S3Error) as refused:
+            asked("PUT", "/blocks/a", **{header: "x"})
+        assert refused.value.code == "NotImplemented"
+
+
+@pytest.mark.parametrize(
+    ("host", "bucket", "key"),
+    [
+        ("127.0.0.1:9036", "other", "a/b"),
+        ("127.0.0.2:9036", "blocks", "other/a/b"),
+        ("[::1]:9036", "blocks", "other/a/b"),
+        ("warm.s3.example", "warm", "other/a/b"),
+        ("WARM.S3.example:80", "warm", "other/a/b"),
+        ("s3.example", "other", "a/b"),
+    ],
+)
+def test_the_host_names_the_bucket_where_it_is_told_to(host: str, bucket: str, key: str) -> None:
+    found = asked("GET", "/other/a/b", host)
+    assert (found.bucket, found.key) == (bucket, key)
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted"),
+    [
+        ("bytes=0-9", (0, 10)),
+        ("bytes=90-", (90, 100)),
+        ("bytes=90-1000", (90, 100)),
+        ("bytes=-10", (90, 100)),
+        ("bytes=-1000", (0, 100)),
+        ("bytes=0-1,5-6", None),
+        ("bytes=9-3", None),
+        ("bytes=-", None),
+        ("lines=1-2", None),
+        ("bytes=" + "9" * 40 + "-", None),
+    ],
+)
+def test_a_range_is_taken_or_ignored_as_http_says(header: str, wanted: tuple[int, int] | None) -> None:
+    assert byte_range(header, 100) == wanted
+
+
+@pytest.mark.parametrize(("header", "size"), [("bytes=100-", 100), ("bytes=0-0", 0), ("bytes=-0", 100)])
+def test_a_range_beyond_the_object_is_refused(header: str, size: int) -> None:
+    with pytest.raises(S3Error) as refused:
+        byte_range(header, size)
+    assert refused.value.code == "InvalidRange"

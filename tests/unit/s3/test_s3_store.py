@@ -1,0 +1,164 @@
+"""A tenant's store: what is left over goes, what is lost is lost once, and what dies half-way is not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.fs.files.options import FilesOptions
+from agent.s3.errors import S3Error
+from agent.s3.index import StoredObject
+from agent.s3.store import FileWriter, LostObject, ObjectReader, ObjectStore
+from tests.support.inline_runner import InlineRunner
+from tests.support.memory_blocks import MemoryBlockStore
+
+CAPACITIES = (512, 2048)
+RUN = InlineRunner()
+Start = Callable[[], ObjectStore]
+
+
+@pytest.fixture
+def blocks() -> MemoryBlockStore:
+    return MemoryBlockStore(CAPACITIES)
+
+
+@pytest.fixture
+def start(tmp_path: Path, blocks: MemoryBlockStore) -> Iterator[Start]:
+    """Open the store; the one that was open before is left as if its process had died."""
+    made: list[ObjectStore] = []
+    options = FilesOptions(staging_bytes=64 << 10, workers=1, cache_seconds=0)
+
+    def begin() -> ObjectStore:
+        made.append(ObjectStore(tmp_path / "index.sqlite", tmp_path / "files.sqlite", blocks, options))
+        return made[-1]
+
+    yield begin
+    for store in made:
+        store.close()
+
+
+def put(store: ObjectStore, key: str, data: bytes) -> None:
+    writer = FileWriter(store, RUN)
+    writer.write(RUN, memoryview(data))
+    piece = writer.finish(RUN)
+    spare = store.index.put("blocks", StoredObject(key, len(data), "tag", 1), [piece])
+    writer.keep(RUN)
+    store.discard(RUN, spare)
+
+
+def get(store: ObjectStore, key: str) -> bytes:
+    found = store.index.find("blocks", key)
+    into = bytearray(found.size)
+    reader = ObjectReader(store, found)
+    try:
+        reader.read(RUN, 0, memoryview(into))
+    finally:
+        reader.close(RUN)
+    return bytes(into)
+
+
+def settle(store: ObjectStore) -> None:
+    while store.tidy(RUN):
+        pass
+
+
+def test_what_is_put_is_read_and_a_replaced_object_frees_its_blocks(
+    start: Start, blocks: MemoryBlockStore
+) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put(store, "a", b"one" * 3000)
+    held = len(blocks.blocks)
+    put(store, "a", b"two" * 3000)
+    settle(store)
+    assert get(store, "a") == b"two" * 3000
+    assert len(blocks.blocks) == held
+    assert store.index.spare(9) == []
+    store.discard(RUN, store.index.remove("blocks", "a"))
+    settle(store)
+    assert not blocks.blocks
+    assert not store.holds_anything()
+
+
+def test_an_agent_that_dies_in_the_middle_of_a_put_leaves_the_old_object_and_no_blocks(
+    start: Start, blocks: MemoryBlockStore
+) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put(store, "a", b"old" * 3000)
+    held = len(blocks.blocks)
+    writer = FileWriter(store, RUN)
+    writer.write(RUN, memoryview(b"new" * 3000))
+    writer.finish(RUN)
+    assert len(blocks.blocks) > held
+    again = start()
+    assert get(again, "a") == b"old" * 3000
+    settle(again)
+    assert len(blocks.blocks) == held
+
+
+def test_tidying_leaves_what_is_being_written(start: Start) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    writer = FileWriter(store, RUN)
+    writer.write(RUN, memoryview(b"x" * 5000))
+    settle(store)
+    piece = writer.finish(RUN)
+    store.index.put("blocks", StoredObject("a", 5000, "tag", 1), [piece])
+    settle(store)
+    writer.keep(RUN)
+    settle(store)
+    assert get(store, "a") == b"x" * 5000
+
+
+def test_a_reader_of_a_replaced_object_reads_the_one_that_it_opened(start: Start) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put(store, "a", b"old" * 3000)
+    reader = ObjectReader(store, store.index.find("blocks", "a"))
+    into = bytearray(10)
+    reader.read(RUN, 0, memoryview(into))
+    put(store, "a", b"new" * 3000)
+    settle(store)
+    into = bytearray(9000)
+    reader.read(RUN, 0, memoryview(into))
+    assert into == b"old" * 3000
+    reader.close(RUN)
+
+
+@pytest.mark.expects_log(".*")
+def test_an_object_that_lost_a_block_is_lost_and_one_that_is_away_may_come_back(
+    start: Start, blocks: MemoryBlockStore
+) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put(store, "a", b"x" * 9000)
+    blocks.unavailable.add("get")
+    with pytest.raises(S3Error) as refused:
+        get(store, "a")
+    assert refused.value.code == "ServiceUnavailable"
+    blocks.unavailable.clear()
+    assert get(store, "a") == b"x" * 9000
+    blocks.blocks.pop(next(iter(blocks.blocks)))
+    for _ in range(2):
+        with pytest.raises(LostObject):
+            get(store, "a")
+
+
+def test_a_full_pool_refuses_and_keeps_nothing(start: Start, blocks: MemoryBlockStore) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put(store, "a", b"x" * 4096)
+    held = len(blocks.blocks)
+    blocks.refuse_as_full = True
+    writer = FileWriter(store, RUN)
+    with pytest.raises(S3Error) as refused:
+        writer.write(RUN, memoryview(b"y" * 200_000))
+    assert refused.value.code == "InsufficientStorage"
+    writer.drop(RUN)
+    blocks.refuse_as_full = False
+    settle(store)
+    assert len(blocks.blocks) == held
+    assert get(store, "a") == b"x" * 4096
