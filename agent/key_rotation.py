@@ -99,7 +99,8 @@ class KeyRotation:
             ended = not entry.earlier_secret and (keys.waits or keys.is_resealing)
             if keys.epoch != entry.key_epoch or ended:
                 # The map may have come right after it was last looked at.
-                known_since = min(self._clock(), keys.volume.map_age.seen_at + MAP_AGE_SECONDS)
+                now = self._clock()
+                known_since = now - max(0.0, keys.volume.map_age.age(now) - MAP_AGE_SECONDS)
                 self._adopt(keys, pool_map, entry, known_since + SETTLE_SECONDS)
 
     def _adopt(self, keys: _Keys, pool_map: PoolMap, entry: MapVolume, seals_at: float) -> None:
@@ -137,7 +138,7 @@ class KeyRotation:
             if keys.volume.erased:
                 continue
             turn = keys.volume.turn
-            if keys.waits and turn is not None and lanes.now() >= turn.seals_at:
+            if keys.waits and turn is not None and turn.is_due(lanes.now()):
                 keys.volume.codec, keys.waits, keys.is_resealing = turn.codec, False, True
                 log.info("volume %s is sealed with its new data key", keys.volume.settings.name)
             if keys.is_resealing and not keys.volume.left_to_others:

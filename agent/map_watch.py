@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from agent.pool.key_epochs import has_keys_of
+from agent.pool.key_turn import slept_seconds
 from agent.pool.kv_opening import inspect_kv
 from agent.pool.opening import LOOK_SECONDS, Content, inspect, newer_of
 from agent.pool.operations import AnyVolume
@@ -63,7 +64,7 @@ class MapWatch:
         now = lanes.now()
         if now < self._next_look:
             return
-        self._next_look = now + EVERY_SECONDS
+        self._next_look, slept = now + EVERY_SECONDS, slept_seconds()
         number = next(self._turn)
         # Namespaces keep their numbers: no verb takes one out of a pool.
         member = self.pool_map.namespaces[number]
@@ -74,7 +75,7 @@ class MapWatch:
             self._follow(found)
         for volume in self._volumes:
             if isinstance(volume, Volume):
-                volume.map_age.note(now)
+                volume.map_age.note(now, slept)
 
     def _still_has_keys_of(
         self, volume: Volume, lanes: Lanes, number: int, deadline: float

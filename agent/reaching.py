@@ -16,7 +16,7 @@ from agent.pool.opening import Inspection, inspect, with_strangers
 from agent.pool.tally import Tally
 from agent.remote.fabric import Enclosure, Fabric
 from agent.remote.lanes import WorkerLanes
-from agent.remote.proving import Prover
+from agent.remote.proving import START_SECONDS, Prover
 from agent.remote.secrets_at_hand import secret_finder
 from agent.remote.supervisor import Supervisor
 from agent.seen_map import remembered_pool
@@ -98,7 +98,7 @@ def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Ins
         for namespace in enclosure.namespaces:
             shown.setdefault(namespace.nguid, []).append((enclosure, namespace))
     fabric.adopt(list(shown))
-    Prover(fabric).turn(lanes)
+    Prover(fabric).turn(lanes, START_SECONDS)
     seen, inspections = [], []
     for number, (nguid, claims) in enumerate(shown.items()):
         route = fabric.routes[number]

@@ -25,6 +25,7 @@ try:
     import typer
 
     from agent.errors import Fault, G35Error, UserError
+    from agent.private_memory import keep_memory_private
 except KeyboardInterrupt:
     # These take a while, and who presses Ctrl-C meanwhile need not see where we were.
     sys.exit(EXIT_INTERRUPTED)
@@ -73,12 +74,18 @@ PASSED_ON: dict[str, tuple[str, str]] = {
 """Verbs that are programs of the emulator. The agent never imports it; it becomes it."""
 
 
+WITH_KEYS = frozenset({"agent", "key", "pool", "tenant"})
+"""Verbs that have the root key in their memory, some of them for minutes."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code, except where typer has left by itself."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words and words[0] in PASSED_ON:
             _become(words[0], words[1:])
+        if arguments is None and words and words[0] in WITH_KEYS:
+            keep_memory_private()
         _application(words[0] if words else "")(args=words, prog_name="g35")
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

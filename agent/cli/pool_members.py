@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,9 @@ def add(
             # Before anything is written: whether it can be done at all.
             with_namespaces(pool_map, newcomers)
         completed = lanes.run(complete_map(lanes, pool_map, seen))
+        for nguid, _, inspection in seen:
+            if inspection.claimants - {pool_map.pool_id} and nguid.hex() not in named:
+                print(f"namespace {nguid.hex()} is not added: {inspection.detail}", file=sys.stderr)
         if newcomers:
             with Progress(transient=True) as progress:
                 task = progress.add_task("clearing directories", total=None)

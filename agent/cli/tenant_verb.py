@@ -16,7 +16,7 @@ from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
 from agent.config import Configuration, load_configuration
 from agent.errors import G35Error, UserError
-from agent.inline.root_keys import root_key_in
+from agent.inline.root_keys import RootKey, root_key_in
 from agent.map_watch import EVERY_SECONDS
 from agent.pool.changing import Change, Guard, change_map, simply
 from agent.pool.key_epochs import (
@@ -104,7 +104,8 @@ def add(
 
     What it may have of the pool is changed later by `g35 tenant set`. A tenant that was erased gets a fresh
     key and its volumes back, empty; of one that is there only the limits that are named change.
-    Agents serve new volumes once they are started again.
+    Agents serve new volumes once they are started again. For a tenant that was erased it takes some seconds,
+    after which no agent stores by the keys of before.
     """
     configuration = load_configuration(config)
     check_name(name)
@@ -114,14 +115,15 @@ def add(
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> int:
         pool_map, numbers = _look_at_all(fabric, lanes)
+        _check_root_key(pool_map, root)
+        waited_for = pool_map = _let_agents_drop(lanes, pool_map, numbers, name)
         count = 0
 
         def change(base: PoolMap, guard: Guard) -> Steps[PoolMap]:
             nonlocal count
-            # A root key that is not the pool's must not wrap anything in it.
-            for volume in base.volumes:
-                if not base.is_erased(volume):
-                    base.secret(volume, root)
+            _check_root_key(base, root)
+            if is_erased(base, name) and not is_erased(waited_for, name):
+                raise G35Error(f"tenant {name} was erased just now", "nothing was added; say it again")
             changed, fresh = with_tenant(base, name, wishes, root)
             for volume in fresh:
                 yield from clear_directories(lanes, volume, numbers, lambda _: None, guard)
@@ -147,6 +149,29 @@ def add(
     print(
         f"tenant {name}: a key of its own, {count} new volume(s); agents serve them from their next start on"
     )
+
+
+def _check_root_key(pool_map: PoolMap, root: RootKey) -> None:
+    """One that is not the pool's must not wrap anything in it. Raises ConfigError."""
+    for volume in pool_map.volumes:
+        if not pool_map.is_erased(volume):
+            pool_map.secret(volume, root)
+
+
+def is_erased(pool_map: PoolMap, name: str) -> bool:
+    return any(tenant.is_erased for tenant in pool_map.tenants if tenant.name == name)
+
+
+def _let_agents_drop(lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int], name: str) -> PoolMap:
+    """Where a tenant was erased, wait until no agent stores for it any more: what one named after its
+    directories were cleared would fill the new volumes with what nobody can open."""
+    if not is_erased(pool_map, name):
+        return pool_map
+    # By whoever was interrupted between two namespaces: from here on agents see it on any of them.
+    pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base))
+    print(f"{QUIET_SECONDS:g} s, in which agents drop what was erased", file=sys.stderr)
+    time.sleep(QUIET_SECONDS)
+    return pool_map
 
 
 @app.command("set")

@@ -6,7 +6,8 @@ itself is lost; an enclosure that does not answer is only unavailable, and the b
 
 An agent that goes by an older pool map than others (it was stopped, or could not look) lacks keys that they
 seal with, and places where they have put what there was. So a block is lost only where it is not there by
-the newest map, on whichever namespace that is; until all were asked it is unavailable.
+the newest map, on whichever namespace that is; until all were asked it is unavailable. So it is when the map
+says that the volume was erased: an agent does not remove files because of what a map says.
 """
 
 from __future__ import annotations
@@ -89,26 +90,30 @@ class PoolBlockStore:
     ) -> Steps[bool]:
         if (yield from self._get(block_id, capacity, offset, into)):
             return True
-        volume, lanes = self._volumes[capacity], self._lanes()
-        if not final or volume.in_force is None or volume.erased:
+        if not final:
             return False
         # It was looked for by the newest map if that is the same, and this agent's, before and afterwards.
+        volume, lanes = self._volumes[capacity], self._lanes()
         before: int | None = None
         for _ in range(MAP_CHANGES_MAX):
-            version = yield from volume.in_force(lanes, lanes.now() + volume.timing.write_deadline)
-            if version is None:
+            version: int | None = 0
+            if volume.in_force is not None:
+                version = yield from volume.in_force(lanes, lanes.now() + volume.timing.write_deadline)
+            if version is None or volume.erased:
                 break
             if version == before:
                 return False
             before = version
             if (yield from self._get(block_id, capacity, offset, into)):
                 return True
-            if volume.erased:
-                return False
-        raise StoreUnavailable("block unavailable: there may be a newer pool map than the one that is known")
+        raise StoreUnavailable(
+            f"block unavailable: volume {volume.settings.name} is served no longer"
+            if volume.erased
+            else "block unavailable: there may be a newer pool map than the one that is known"
+        )
 
     def _get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
-        volume, lanes = self._volumes[capacity], self._lanes()
+        volume, lanes = self._volume(capacity), self._lanes()
         reading = self._reading(volume, block_id)
         for at in range(0, len(into), PIECE_BYTES):
             piece = into[at : at + PIECE_BYTES]
@@ -130,7 +135,7 @@ class PoolBlockStore:
         return True
 
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
-        volume, lanes = self._volumes[capacity], self._lanes()
+        volume, lanes = self._volume(capacity), self._lanes()
         self._forget(block_id)
         try:
             yield from delete(volume, lanes, block_id, lanes.now() + volume.timing.write_deadline)
@@ -155,6 +160,13 @@ class PoolBlockStore:
             total += slots * volume.settings.value_bytes
             free += (slots - taken) * volume.settings.value_bytes
         return total, free
+
+    def _volume(self, capacity: int) -> Volume:
+        """Where a block is. Raises StoreUnavailable where its volume was erased before the start."""
+        volume = self._volumes.get(capacity)
+        if volume is None:
+            raise StoreUnavailable(f"block unavailable: no volume for {capacity} bytes is served")
+        return volume
 
     def _reading(self, volume: Volume, block_id: bytes) -> Reading:
         with self._lock:

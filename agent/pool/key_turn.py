@@ -8,8 +8,9 @@ is held up, and not by one whose time to seal with the new key has come.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from agent.pool.slot import SlotCodec
@@ -20,6 +21,8 @@ MAP_AGE_SECONDS = 2.0
 """Who has not looked at the pool map for so long looks before it acknowledges."""
 SETTLE_SECONDS = 3.0
 """For how long an agent that has seen a rotation begin seals with the earlier key still."""
+SLEEP_SECONDS_MIN = 0.25
+"""A shorter sleep of the machine counts as none; QUIET_SECONDS has room for it."""
 GRACE_SECONDS = 1.0
 """What was begun under the earlier key and is not on flash so long after that is refused."""
 QUIET_SECONDS = MAP_AGE_SECONDS + SETTLE_SECONDS + GRACE_SECONDS + 1.0
@@ -41,6 +44,11 @@ class KeyTurn:
 
     codec: SlotCodec
     seals_at: float
+    slept_at: float = field(default_factory=lambda: slept_seconds())
+
+    def is_due(self, now: float, grace: float = 0.0) -> bool:
+        """Whether `seals_at` is over, by `grace` seconds; the machine's sleep since counts."""
+        return now + slept_since(self.slept_at) >= self.seals_at + grace
 
 
 def words_for(doubt: MissCause) -> str:
@@ -48,6 +56,18 @@ def words_for(doubt: MissCause) -> str:
     if doubt is MissCause.WRONG_KEY:
         return "its key was dropped"
     return "the pool map, by which its key holds, could not be read"
+
+
+def slept_seconds() -> float:
+    """For how long the machine has slept since it was booted, as far as its kernel knows: `now` stands still
+    then (CLOCK_MONOTONIC), and the other agents and the verbs go on."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+
+
+def slept_since(before: float) -> float:
+    """Seconds of sleep since `slept_seconds` said that. Little is none: two clocks are read, one by one."""
+    slept = slept_seconds() - before
+    return slept if slept > SLEEP_SECONDS_MIN else 0.0
 
 
 class MapAge:
@@ -58,25 +78,32 @@ class MapAge:
 
     def __init__(self) -> None:
         self.seen_at = float("inf")
+        self._slept_at = slept_seconds()
         self._ask: Ask | None = None
 
     def watch(self, ask: Ask) -> None:
         """From now on the map counts as unseen until somebody has looked."""
         self._ask, self.seen_at = ask, float("-inf")
 
-    def note(self, began: float) -> None:
-        self.seen_at = max(self.seen_at, began)
+    def note(self, began: float, slept: float | None = None) -> None:
+        """`slept`: what `slept_seconds` said when the look began; just now, where that is not given."""
+        if began >= self.seen_at:
+            self.seen_at, self._slept_at = began, slept_seconds() if slept is None else slept
+
+    def age(self, now: float) -> float:
+        """Seconds since the last look, those included that the machine slept."""
+        return now - self.seen_at + slept_since(self._slept_at)
 
     def is_fresh(self, now: float) -> bool:
-        return now - self.seen_at <= MAP_AGE_SECONDS
+        return self.age(now) <= MAP_AGE_SECONDS
 
     def refresh(self, lanes: Lanes, namespace: int, deadline: float) -> Steps[MissCause | None]:
         """Look, where that was too long ago. WRONG_KEY: the keys are others now; another cause: whether they
         are cannot be told, for the map was not read by the deadline."""
-        began = lanes.now()
+        began, slept = lanes.now(), slept_seconds()
         if self._ask is not None and not self.is_fresh(began):
             doubt = yield from self._ask(lanes, namespace, deadline)
             if doubt is not None:
                 return doubt
-            self.note(began)
+            self.note(began, slept)
         return None

@@ -24,6 +24,8 @@ def why_not(inspection: Inspection, pool_id: str) -> str:
         return ""
     if inspection.kv is not None:
         return "one of keys, which a format gives away"
+    if inspection.claimants:
+        return inspection.detail
     said = inspection.detail or inspection.content.value
     return f"it carries {inspection.content.value} ({said})"
 

@@ -91,7 +91,7 @@ def inspect(
         except NoSuperblock as why:
             claimant = claimed_by(data, nguid)
             claimants |= {claimant} - {""}
-            details.append(f"pool {claimant} is about to take it in" if claimant else str(why))
+            details.append(str(why))
             continue
         if found.nguid != nguid:
             details.append(f"a superblock written for namespace {found.nguid.hex()}")
@@ -112,6 +112,8 @@ def inspect(
                 return Inspection(namespace, Content.FOREIGN, detail=NOT_BLANK)
         return Inspection(namespace, Content.BLANK)
     said = next(each for each in details if each != "blank")
+    if claimants:
+        said = f"pool {' and '.join(sorted(claimants))} is about to take it in"
     return Inspection(namespace, Content.FOREIGN, detail=said, claimants=frozenset(claimants))
 
 
@@ -177,8 +179,8 @@ def _none_of_ours(inspections: Sequence[Inspection]) -> G35Error:
     if others:
         return G35Error(
             f"{len(others)} namespaces carry {others[0].detail.partition(':')[0]}",
-            "format anew (g35 pool format --force), or serve them with the version that made them; formatting "
-            "loses what is there",
+            "format anew (g35 pool format --force), which loses what is there, or serve them with the version "
+            "that made them",
         )
     return G35Error(
         "no namespace carries a pool",

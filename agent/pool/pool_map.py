@@ -197,7 +197,7 @@ class PoolMap(_Document):
         return self
 
     def encode(self) -> bytes:
-        # Without what is as it was before there were KV namespaces: such a map is read by older agents too.
+        # Without what is as by default: such a map is short, and read by agents that know no such field.
         return self.model_dump_json(exclude_defaults=True).encode()
 
     def settings(self, volume: MapVolume) -> VolumeSettings:

@@ -84,6 +84,8 @@ class PrestageCache:
         self._expected: dict[_Place, bool] = {}
         """What is to be read, and whether it is only a guess."""
         self._counts: dict[bytes, PrestageCounts] = {}
+        self._gone: set[bytes] = set()
+        """Volumes that were discarded: what is on its way for them is not kept. As many as are served."""
         self._swept_at = clock()
         self._lock = threading.Lock()
 
@@ -187,6 +189,8 @@ class PrestageCache:
         if size > (room_for_guesses if staged.guessed else self.budget_bytes):
             return False
         with self._lock:
+            if place[0] in self._gone:
+                return False
             if place in self._slots:
                 self._drop(place)
             while staged.guessed and self._guessed_bytes + size > room_for_guesses:
@@ -207,7 +211,9 @@ class PrestageCache:
                 self._drop((volume_id, pseudonym))
 
     def discard_volume(self, volume_id: bytes) -> None:
+        """For good: the volume was erased."""
         with self._lock:
+            self._gone.add(volume_id)
             for place in [each for each in self._slots if each[0] == volume_id]:
                 self._drop(place)
             for place in [each for each in self._expected if each[0] == volume_id]:

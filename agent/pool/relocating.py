@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 from agent.pool.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
 from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
+from agent.pool.freeing import Freeing
 from agent.pool.resealing import flags_of
 from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer
-from agent.pool.steps import Acquire, Lanes, Pending, Steps
+from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
 from agent.pool.writing import new_generation
@@ -314,18 +315,9 @@ def _put(directory: Directory, slot: int, entry: Entry) -> None:
 
 
 def _clear(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Outcome]:
-    """Free the old slot, on flash first: whoever has an old directory finds a header of zeros."""
-    cached = old.cached
-    with cached.guard:
-        assert cached.directory is not None
-        image = cached.directory.copy()
-    image.clear(old.slot)
-    offset = volume.slot_offset(cached, old.slot)
-    writes = [
-        lanes.write(cached.namespace, offset, [bytes(HEADER_BYTES)]),
-        lanes.write(cached.namespace, cached.offset, [image.image()]),
-    ]
-    return (yield from _freed(lanes, old, writes, deadline))
+    """Free the old slot. Where nobody answers for that, flash may have its entry still: it is tried again."""
+    failure = yield from Freeing(volume, lanes, old.cached, [old.slot]).end(deadline)
+    return Outcome.GONE if failure is None else Outcome.TROUBLE
 
 
 def _unname(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Outcome]:
@@ -340,15 +332,7 @@ def _unname(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Ou
         image = cached.directory.copy()
     image.clear(old.slot)
     write = lanes.write(cached.namespace, cached.offset, [image.image()])
-    return (yield from _freed(lanes, old, [write], deadline))
-
-
-def _freed(lanes: Lanes, old: Old, writes: list[Pending], deadline: float) -> Steps[Outcome]:
-    """Wait for the writes that free an old slot, and free what is remembered of it."""
-    cached, causes = old.cached, []
-    for pending in writes:
-        causes.append((yield from wait_for(lanes, pending, deadline)))
-    if any(cause is not None for cause in causes):
+    if (yield from wait_for(lanes, write, deadline)) is not None:
         _shun(lanes, cached, old.slot)
         return Outcome.TROUBLE
     with cached.guard:

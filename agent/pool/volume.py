@@ -175,7 +175,7 @@ class Volume:
     def sealing_codec(self, now: float) -> SlotCodec:
         """The codec that seals what is begun at `now`."""
         turn = self.turn
-        return turn.codec if turn is not None and now >= turn.seals_at else self.codec
+        return turn.codec if turn is not None and turn.is_due(now) else self.codec
 
     def takes(self, codec: SlotCodec, now: float) -> bool:
         """Whether what was begun with a codec may be acknowledged at `now`: its key is there, and will be."""
@@ -186,7 +186,7 @@ class Volume:
             return self.codec.opens(codec)
         if codec.fingerprint == turn.codec.fingerprint:
             return True
-        return now < turn.seals_at + GRACE_SECONDS and self.codec.opens(codec)
+        return not turn.is_due(now, GRACE_SECONDS) and self.codec.opens(codec)
 
     def vouches(
         self, lanes: Lanes, namespace: int, codec: SlotCodec, deadline: float

@@ -426,18 +426,19 @@ class Writing:
         deadline: float,
     ) -> Steps[None]:
         """Write the last of the slot and its entry; both on flash is what acknowledges the put."""
-        cached, wall = reservation.cached, lanes.wall()
+        cached, wall, codec = reservation.cached, lanes.wall(), reservation.sealer.codec
         entry = Entry(
             self.pseudonym,
             reservation.sealer.identity.generation,
             int(wall * 1e6),
             length,
             self._expiry(wall),
-            flags=flags_of(reservation.sealer.codec.epoch),
+            flags=flags_of(codec.epoch),
             tag=reservation.sealer.identity.tag(),
         )
-        if not self.volume.takes(reservation.sealer.codec, lanes.now()):
-            yield from self._give_up(lanes, PutRefused("its key was dropped meanwhile", MissCause.WRONG_KEY))
+        doubt = yield from self.volume.vouches(lanes, cached.namespace, codec, deadline)
+        if doubt is not None:
+            yield from self._give_up(lanes, PutRefused(words_for(doubt), doubt))
         alone = cached.writer.acquire(blocking=False)
         try:
             slot_write = lanes.write(cached.namespace, reservation.offset, parts, more=alone)
@@ -455,7 +456,6 @@ class Writing:
                     lanes.abandon(directory_write)
                     self.volume.unsettled.write_failed(cached, reservation.slot, entry, lanes.now())
                     yield from self._fail(lanes, pending, cause)
-            codec = reservation.sealer.codec
             doubt = yield from self.volume.vouches(lanes, cached.namespace, codec, deadline)
             if doubt is not None:
                 cached.disprove(reservation.slot, entry.generation)

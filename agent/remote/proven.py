@@ -91,7 +91,7 @@ class ProvenPaths:
         rest = [each for each in ways if each not in used]
         if not used:
             away = next(iter(named or it.used)).name
-            return (), f"{_names(rest)} is listed as a way to it while {away} is away: it is not used"
+            return (), f"{_names(rest)} listed as a way to it while {away} is away: not used"
         refuted = [each for each in rest if _is_in(it.others, each)]
         epoch = used[0].enclosure.epoch
         self.unproven += tuple(
@@ -99,10 +99,11 @@ class ProvenPaths:
             for each in rest
             if each not in refuted
         )
-        said = (
-            f"{_names(refuted)} says that it is a path of {used[0].enclosure.name} and is another: left out"
+        first = used[0].enclosure.name
+        return used, "; ".join(
+            f"{each.enclosure.name} says that it is a path of {first} and is another: left out"
+            for each in refuted
         )
-        return used, said if refuted else ""
 
     def _begin_with(self, it: _Namespace, ways: Sequence[Route]) -> list[Route]:
         """What is used where nothing of it is connected any more, or yet."""

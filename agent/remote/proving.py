@@ -35,6 +35,8 @@ PAUSE_SECONDS = 0.02
 """Between tries at the most, times the number of the try."""
 AGAIN_SECONDS = 5.0
 """Until what could not be found out is tried again."""
+TURN_SECONDS, START_SECONDS = 1.0, 30.0
+"""How long all may take: in an agent that serves; before it does, and in a verb."""
 PROOF_MAGIC = b"g35path1"
 
 
@@ -46,14 +48,18 @@ class Prover:
         self._not_before: dict[tuple[Enclosure, bytes], float] = {}
         """By path and namespace; without a namespace for all of them."""
 
-    def turn(self, lanes: WorkerLanes) -> None:
-        """Do what is due, on the lanes of the thread, in which no steps are under way."""
+    def turn(self, lanes: WorkerLanes, seconds: float = TURN_SECONDS) -> None:
+        """Do what is due, on the lanes of the thread, in which no steps are under way; the rest next time."""
         unproven = self._fabric.unproven()
         if not unproven:
             self._not_before.clear()
             return
-        for each in unproven:
+        end = time.monotonic() + seconds
+        # In no order: a discovery controller that lists very many must not keep the others waiting for ever.
+        for each in random.sample(unproven, len(unproven)):
             path, now = each.path.enclosure, time.monotonic()
+            if now >= end:
+                break
             if any(self._not_before.get((path, which), now) > now for which in (b"", each.nguid)):
                 continue
             try:

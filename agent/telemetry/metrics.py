@@ -123,6 +123,11 @@ class Collector:
         yield from _tenants(state["tenants"])
         yield from _membership(state["pool"])
         yield from _s3(state["s3"])
+        yield GaugeMetricFamily(
+            "g35_not_served",
+            "/fs and tenants of the S3 door that are not served, for their files lie in another pool.",
+            value=len(state["not_served"]),
+        )
         for name, help_text in SCRUB_COUNTERS.items():
             yield CounterMetricFamily(f"g35_scrub_{name}", help_text, value=state["scrub"].get(name, 0))
         owed = state["scrub"].get("copies_owed", 0)

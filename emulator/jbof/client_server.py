@@ -78,7 +78,16 @@ class ClientServer(ABC):
             thread = threading.Thread(target=self._serve, args=(client,), name=name, daemon=True)
             with self._lock:
                 self._clients[client] = thread
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                # No thread is to be had now. Those that are served go on, and the next may have better luck.
+                log.warning("%s: a client is hung up on: %s", self._name, error)
+                with self._lock:
+                    self._clients.pop(client, None)
+                self._slots.release()
+                client.close()
+                time.sleep(ACCEPT_AGAIN_S)
 
     def _serve(self, client: socket.socket) -> None:
         try:

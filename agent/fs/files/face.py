@@ -49,7 +49,7 @@ from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
 from agent.fs.files.content import Content
-from agent.fs.files.home import Home
+from agent.fs.files.home import Home, NamesElsewhere
 from agent.fs.files.inodes import Inode, local_ino
 from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
@@ -110,7 +110,7 @@ class FilesFace(RefusesAll):
             [(largest,)] = database.query("SELECT COALESCE(MAX(block_bytes), 0) FROM inodes")
             largest = max(largest, self._block_bytes)
             if largest > store.capacities[-1]:
-                raise ValueError(f"{metadata} has files in blocks of {largest} bytes, which no slot can hold")
+                raise NamesElsewhere(f"{metadata} names blocks of {largest} bytes, and no volume has such")
             sizes = {size for size in store.capacities if size < largest} | {largest}
             memory = StagingMemory(options.staging_bytes, options.workers * largest, sorted(sizes))
             self._staging = Staging(memory)

@@ -40,15 +40,14 @@ class Home:
 
 
 class NamesElsewhere(G35Error):
-    """The blocks that a metadata file names lie in another pool than the one that is there. Nothing of it was
-    changed."""
+    """The blocks that a metadata file names lie in another pool than the one that is there, or in a volume
+    that was erased. No name of it was touched."""
 
-    def __init__(self, path: Path, noted: str, there: str) -> None:
+    def __init__(self, message: str) -> None:
         super().__init__(
-            f"{path} names blocks of {f'pool {noted}' if noted else 'a pool that it does not note'}, "
-            f"and this is pool {there}",
-            "bring that pool back and start again; where it is gone for good, remove this file and what is "
-            "named after it (-wal, -shm): then the files are gone as well",
+            message,
+            "bring back what is missing and start again; where it is gone for good, remove this file and "
+            "what is named after it (-wal, -shm): then the files are gone as well",
         )
 
 
@@ -79,7 +78,8 @@ def settle_home(writer: sqlite3.Connection, path: Path, home: Home) -> None:
     noted = _noted(writer)
     if noted.pool_id != home.pool_id:
         if _holds_anything(writer):
-            raise NamesElsewhere(path, noted.pool_id, home.pool_id)
+            where = f"pool {noted.pool_id}" if noted.pool_id else "a pool that it does not note"
+            raise NamesElsewhere(f"{path} names blocks of {where}, and this is pool {home.pool_id}")
         noted = Home(home.pool_id)
     # A volume that is not there now was erased. Its blocks are gone for good, and are met as lost.
     volumes = {**noted.volumes, **home.volumes}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,21 @@ def test_the_kernel_says_who_connected() -> None:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with one, other:
         assert peer_user(one) == os.geteuid()
+
+
+@pytest.mark.expects_log("a client is hung up on: can't start new thread")
+def test_a_client_for_whom_there_is_no_thread_costs_no_more_than_itself(
+    echo: Echo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    start = threading.Thread.start
+    try:
+        for _ in range(6):  # more than there are slots
+            monkeypatch.setattr(threading.Thread, "start", no_thread)
+            assert answer_at(echo.path) == b""
+            monkeypatch.setattr(threading.Thread, "start", start)
+            assert answer_at(echo.path) == b"hello"
+    finally:
+        echo.close()

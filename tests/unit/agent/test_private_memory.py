@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 ASKED = """
 import ctypes, resource
 from agent.private_memory import keep_memory_private
@@ -20,3 +22,25 @@ def test_no_core_and_nothing_to_trace() -> None:
         [sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.stdout, done.stderr) == ("0 0\n", "")
+
+
+VERB = """
+import ctypes, sys
+from agent.cli.main import main
+sys.argv = ["g35", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "verb", [("tenant", "rotate"), ("tenant", "add"), ("pool", "add"), ("pool", "format")]
+)
+def test_verbs_that_hold_the_root_key_leave_none_either(verb: tuple[str, str]) -> None:
+    """A rotation that is waited for has it in its memory for minutes."""
+    done = subprocess.run(
+        [sys.executable, "-c", VERB, *verb, "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "0\n")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,8 +13,10 @@ from agent.cli.tenant_verb import holds_earlier_key, refuse_to_shrink
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
+from agent.pool.changing import replace_map
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.key_epochs import rotating, with_new_data_keys, without_earlier_keys
+from agent.pool.key_turn import QUIET_SECONDS
 from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
 from agent.pool.tenants import with_limits, without_key
 from agent.pool.volume import Timing, Volume
@@ -77,6 +80,42 @@ def test_a_rotation_that_ended_on_some_namespaces_only_is_told_from_one_that_did
     again = with_new_data_keys(ended, "blue", ROOT)
     assert not holds_earlier_key(begun, again, "blue")
     assert not holds_earlier_key(without_key(begun, "blue"), without_key(ended, "blue"), "blue")
+
+
+def test_a_tenant_comes_back_only_after_agents_have_dropped_what_it_was(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Directories that were cleared at once were filled again by an agent that had yet to see the erasure."""
+    memory = MemoryLanes([MemoryNamespace(SIZE) for _ in range(2)])
+    lanes, erased = cast(WorkerLanes, memory), without_key(POOL_MAP, "blue")
+    for pool_map in (POOL_MAP, erased):
+        assert not memory.run(replace_map(memory, pool_map, NUMBERS))
+    configuration = SimpleNamespace(agent=SimpleNamespace(key_file=Path("root.key")), volumes=[])
+    events: list[object] = []
+    clear = tenant_verb.clear_directories
+
+    def cleared(*arguments: Any) -> Any:
+        events.append("cleared")
+        return clear(*arguments)
+
+    for name, stand_in in {
+        "load_configuration": lambda _: configuration,
+        "root_key_in": lambda _: ROOT,
+        "with_lanes": lambda _, work: work(None, lanes),
+        "_look_at_all": lambda *_: (erased, NUMBERS),
+        "clear_directories": cleared,
+    }.items():
+        monkeypatch.setattr(tenant_verb, name, stand_in)
+    monkeypatch.setattr(tenant_verb.time, "sleep", events.append)
+    tenant_verb.add("blue", Path("agent.toml"))
+    assert events == [QUIET_SECONDS, "cleared"]
+    assert "in which agents drop what was erased" in capsys.readouterr().err
+    events.clear()
+    monkeypatch.setattr(tenant_verb, "_look_at_all", lambda *_: (POOL_MAP, NUMBERS))
+    assert not memory.run(replace_map(memory, erased, NUMBERS))
+    with pytest.raises(G35Error, match="erased just now"):
+        tenant_verb.add("blue", Path("agent.toml"))
+    assert events == []
 
 
 class Rotating:

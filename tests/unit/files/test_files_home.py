@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.fs.files.block_store import StoreUnavailable
 from agent.fs.files.face import FilesFace
 from agent.fs.files.home import FACT, Home, NamesElsewhere, names_another, noted_home
 from agent.fs.files.options import FilesOptions
-from agent.fs.pool_store import store_for
+from agent.fs.pool_store import PoolBlockStore, store_for
 from agent.pool.volume import Volume
 from tests.support.files_calls import FaceCalls
 from tests.support.inline_runner import InlineRunner
@@ -76,7 +77,7 @@ def test_names_that_meet_another_pool_are_left_alone(machine: Machine) -> None:
             NamesElsewhere, match=f"names blocks of pool {'aa' * 16}, and this is pool bb"
         ) as said:
             machine.start(ELSEWHERE)
-        assert "bring that pool back" in said.value.advice
+        assert "bring back what is missing" in said.value.advice
     assert machine.rows() == before
     assert names_another(machine.metadata, ELSEWHERE.pool_id)
     assert not names_another(machine.metadata, HERE.pool_id)
@@ -112,6 +113,24 @@ def test_names_of_nobody_knows_where_are_left_alone(machine: Machine, note: str 
     with pytest.raises(NamesElsewhere, match="a pool that it does not note"):
         machine.start(HERE)
     assert machine.rows() == before
+
+
+def test_names_of_blocks_that_no_volume_holds_are_left_alone(tmp_path: Path) -> None:
+    """The tenant of the volume was erased. /kv goes on, and so do files whose volumes are there."""
+    metadata, options = tmp_path / "files.sqlite", FilesOptions(cache_seconds=0)
+    face = FilesFace(metadata, MemoryBlockStore((512, 2048)), options, home=HERE)
+    FaceCalls(face, InlineRunner()).put("file", bytes(2000))
+    face.close()
+    with pytest.raises(NamesElsewhere, match="names blocks of 2048 bytes"):
+        FilesFace(metadata, MemoryBlockStore((512,)), options, home=HERE)
+    face = FilesFace(metadata, MemoryBlockStore((512, 2048)), options, home=HERE)
+    assert FaceCalls(face, InlineRunner()).listdir("") == ["file"]
+    face.close()
+
+    store = PoolBlockStore([PoolAgent([], volume_settings((1,))).volume], lambda: MemoryLanes([]))
+    for steps in (store.get(bytes(16), 512, 0, memoryview(bytearray(9))), store.delete(bytes(16), 512)):
+        with pytest.raises(StoreUnavailable, match="no volume for 512 bytes"):
+            InlineRunner().run(steps)
 
 
 def test_a_note_is_read_of_what_is_there_only(tmp_path: Path) -> None:

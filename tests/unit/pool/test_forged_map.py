@@ -24,7 +24,7 @@ from agent.pool.prestage import PrestageCache
 from agent.pool.superblock import Superblock
 from agent.pool.tenants import with_limits, with_tenant, without_key
 from agent.pool.volume import Timing, Volume
-from agent.seen_map import SeenMaps
+from agent.seen_map import FILE, SeenMaps
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 
@@ -170,6 +170,7 @@ class Serving:
             self.pool_map,
             list(self.volumes.values()),
             PrestageCache(0),
+            lambda newer: self.seen.note(newer, opened),
             grow=lambda _: None,
             distrust=lambda newer: self.seen.distrusted(self.volumes.values(), ROOT, newer),
         )
@@ -207,8 +208,21 @@ def test_a_serving_agent_seals_with_no_key_that_it_saw_rotated_away(tmp_path: Pa
     )
     agent.replace(ended)
     assert agent.look() == ["model-a", "model-b", "model-c"]
-    agent.seen.note(ended, [each.volume_id for each in ended.volumes])
     agent.replace(old.model_copy(update={"version": ended.version + 1}))
+    assert agent.look() == ["model-c"]
+
+
+@pytest.mark.expects_log("cannot be written")
+@pytest.mark.expects_log("was erased")
+def test_maps_are_followed_while_the_disk_of_the_state_folder_is_full(tmp_path: Path) -> None:
+    agent = Serving(tmp_path)
+    (tmp_path / f"{FILE}.part").mkdir()  # nothing can be written under that name
+    limited = with_limits(agent.pool_map, "red", bandwidth=1 << 20)
+    for newer in (limited, with_new_data_keys(limited, "blue", ROOT)):
+        agent.replace(newer)
+        assert agent.look() == ["model-a", "model-b", "model-c"]
+        assert agent.watch.pool_map == newer
+    agent.replace(without_key(agent.watch.pool_map, "blue"))
     assert agent.look() == ["model-c"]
 
 

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from agent.inline.scatter import Target
+from agent.pool.copies import Kept, keep_two, work_off
 from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.operations import delete_value, new_reading, new_writing
+from agent.pool.owed_copies import NamedCopy
 from agent.pool.steps import Acquire, Buffer, Steps, Wait
 from agent.pool.tally import MissCause
 from agent.pool.unsettled import KEYS_MAX, Unsettled
@@ -194,6 +196,30 @@ def test_a_key_whose_delete_may_still_land_is_stored_anew(agent: PoolAgent) -> N
     _land_the_zeros(agent)
     agent.age_directories()
     assert get(agent) == VALUE
+
+
+def test_a_copy_that_is_taken_back_without_an_answer_leaves_its_slot_alone() -> None:
+    agent = MemoryPool(copies=2).agent()
+    agent.lanes = LateLanes(agent.lanes.namespaces)
+    agent.put(key_of(1), VALUE)
+    pseudonym = agent.volume.placement.pseudonym(key_of(1))
+    assert agent.lanes.run(keep_two(agent.volume, agent.lanes, pseudonym)) is Kept.TWO
+    sets = agent.volume.borrow_sets(pseudonym)
+    _, copy = agent.volume.find(sets, pseudonym)
+    where = copy.cached.namespace, copy.cached.offset, copy.slot
+    agent.volume.owed.doubt(NamedCopy(*where, pseudonym, copy.entry.generation), agent.lanes.now())
+    late(agent).stuck = True
+    agent.lanes.run(work_off([agent.volume], agent.lanes, 1))
+    with copy.cached.guard:
+        assert copy.slot in copy.cached.unavailable(agent.lanes.now()), "the zeros may land yet"
+    late(agent).thaw()
+    agent.lanes.clock += SHUN_SECONDS
+    agent.lanes.run(work_off([agent.volume], agent.lanes, 1))
+    with copy.cached.guard:
+        assert not copy.cached.unavailable(agent.lanes.now())
+    assert agent.volume.owed.doubtful == 0
+    assert get(agent) == VALUE
+    agent.volume.give_back_sets(sets)
 
 
 def test_with_too_many_keys_all_of_them_are_unsettled() -> None:

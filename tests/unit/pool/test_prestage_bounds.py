@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from agent.pool import prestager as prestaging
+from agent.pool.open_waiting import OpenValue
 from agent.pool.prestage import MAX_AGE_SECONDS, SWEEP_SECONDS, PrestageCache
 from agent.pool.prestager import Prestager, stage
 from agent.pool.tally import MissCause
@@ -119,3 +120,16 @@ def test_an_end_does_not_wait_for_a_read_that_hangs(monkeypatch: pytest.MonkeyPa
         go_on.set()
         for thread in stager._threads:
             thread.join(10)
+
+
+def test_what_comes_for_a_volume_that_was_erased_meanwhile_is_not_kept() -> None:
+    """A prestaging thread that was opening its value when the tenant went."""
+    volume_id, cache = bytes(16), PrestageCache(1 << 20, waits_open=True)
+    slot, clear = memoryview(bytes(4096)), OpenValue(memoryview(b"in clear"), 0)
+    assert cache.expect(volume_id, b"expected".ljust(16))
+    cache.discard_volume(volume_id)
+    assert cache.expect(volume_id, b"expected".ljust(16)), "asked for by one that has yet to notice"
+    assert not cache.bring(volume_id, b"expected".ljust(16), 1, slot, clear=clear)
+    assert not cache.add(volume_id, b"added".ljust(16), 1, slot)
+    assert cache.bytes_held == 0
+    assert cache.add(b"\1" * 16, b"another's".ljust(16), 1, slot)

@@ -16,6 +16,7 @@ from agent.inline.suites import Place
 from agent.map_watch import EVERY_SECONDS, MapWatch
 from agent.pool.changing import replace_map
 from agent.pool.directory_cache import DirectoryCache
+from agent.pool.key_epochs import slots_taken
 from agent.pool.kv_reading import KvReading
 from agent.pool.kv_room import RESERVED_KEY
 from agent.pool.kv_volume import KvVolume
@@ -386,6 +387,21 @@ def test_an_agent_drops_what_was_erased_and_nothing_else() -> None:
     assert not prestage.holds(blue.settings.volume_id, key_of(1))
     assert prestage.holds(flash.volumes["red"].settings.volume_id, key_of(1))
     assert flash.get("red", key_of(1)) == VALUE
+
+
+def test_an_agent_whose_upkeep_is_held_up_names_nothing_for_an_erased_tenant() -> None:
+    """By then the directories may be those of the tenant's next volumes."""
+    flash = Flash()
+    watch = MapWatch(flash.pool_map, list(flash.volumes.values()), PrestageCache(0))
+    flash.lanes.run(watch.look(flash.lanes))
+    flash.put("blue", key_of(1))
+    flash.replace(without_key(flash.pool_map, "blue"))
+    flash.lanes.clock += 10
+    for number in range(2, 6):
+        with pytest.raises(PutRefused, match="its key was dropped"):
+            flash.put("blue", key_of(number))
+    assert flash.lanes.run(slots_taken(flash.lanes, flash.pool_map.volumes[0], NUMBERS)) == 1
+    flash.put("red", key_of(1))
 
 
 def test_a_foreign_or_older_map_is_not_followed() -> None:

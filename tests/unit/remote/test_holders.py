@@ -88,6 +88,9 @@ def test_paths_to_one_subsystem_are_no_copies() -> None:
     nqn = "nqn.x:one"
     fabric = pool_on(shelf("own", nqn=nqn))
     come(fabric, shelf("pod.path", nqn=nqn, discovered=True))
+    assert used(fabric) == ["own"], "not shown yet to be one (test_proven.py)"
+    [unproven] = fabric.unproven()
+    fabric.found(unproven, True)
     assert used(fabric) == ["own", "pod.path"]
     assert fabric.contested == {}
     fabric.enclosures[0].session = None

@@ -1,4 +1,4 @@
-"""Paths of one name: which are used, what has to be shown first, and that none takes over that was not shown."""
+"""Paths of one name: which are used, what has to be shown first, and that none takes over before that."""
 
 from __future__ import annotations
 
@@ -86,9 +86,7 @@ def test_a_path_that_was_never_shown_does_not_take_over() -> None:
     fabric = pool_on(own, other)
     go(own)
     assert used(fabric) == []
-    assert fabric.contested == {
-        NGUID.hex(): "pod.a is listed as a way to it while own is away: it is not used"
-    }
+    assert fabric.contested == {NGUID.hex(): "pod.a listed as a way to it while own is away: not used"}
     # Nor where what the configuration names was never there.
     late = pool_on(named("own", connected=False), path("pod.a"))
     assert used(late) == []

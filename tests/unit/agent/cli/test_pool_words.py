@@ -6,9 +6,14 @@ import uuid
 
 import pytest
 
-from agent.cli.pool_verb import carried
-from agent.pool.opening import Content
+from agent.cli.pool_verb import carried, pool_in
+from agent.inline.root_keys import HeldRootKey
+from agent.inline.secrets import SecretKey
+from agent.pool.opening import Content, Inspection
+from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
+from agent.pool.superblock import Superblock
 from agent.serving_mark import serving_processes, set_mark
+from tests.support.memory_pool import nguid_of
 
 
 @pytest.mark.parametrize(
@@ -37,3 +42,19 @@ def test_a_mark_is_seen_for_as_long_as_it_is_set() -> None:
         assert serving_processes({pool, other}) == [os.getpid()]
         assert serving_processes(set()) == []
     assert serving_processes({pool, other}) == []
+
+
+def test_pools_that_cannot_be_gone_by_are_shown_before_they_are_refused() -> None:
+    root = HeldRootKey(SecretKey(bytes(32)), "a test")
+    wish = VolumeWish(name="kv", value_bytes=1 << 16, share=1.0)
+    one, other = (plan_pool([(nguid_of(0), 32 << 20)], [wish], root) for _ in range(2))
+
+    def carrying(pool_map: PoolMap, **more: bool) -> Inspection:
+        return Inspection(0, Content.POOL, Superblock(nguid_of(0), pool_map), **more)
+
+    assert pool_in([]) == pool_in([Inspection(0, Content.BLANK)]) == (None, None)
+    assert pool_in([carrying(one), carrying(other, stranger=True)]) == (one, None)
+    for seen in ([carrying(one), carrying(other)], [carrying(other, stranger=True)]):
+        found, refused = pool_in(seen)
+        assert found is None
+        assert other.pool_id in str(refused)

@@ -267,7 +267,7 @@ def test_what_was_begun_under_a_key_that_is_gone_is_refused(tmp_path: Path) -> N
     agent.keys.follow(shelf.pool_map)
     agent.pass_time(10)
     agent.keys.follow(shelf.end())
-    with pytest.raises(PutRefused, match="dropped meanwhile"):
+    with pytest.raises(PutRefused, match="its key was dropped"):
         agent.lanes.run(writing.finish(agent.lanes, agent.lanes.now() + 5))
     assert agent.get(1) is MissCause.NEVER_STORED
 

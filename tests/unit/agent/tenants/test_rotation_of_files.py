@@ -17,6 +17,7 @@ from agent.map_watch import EVERY_SECONDS
 from agent.pool.changing import replace_map
 from agent.pool.directory import DIRECTORY_BYTES, Directory, Entry
 from agent.pool.key_turn import MAP_AGE_SECONDS, SETTLE_SECONDS
+from agent.pool.tenants import without_key
 from agent.remote.lanes import WorkerLanes
 from agent.scrub_section import ScrubSection
 from tests.support.files_calls import FaceCalls
@@ -89,8 +90,8 @@ def are_whole(agent: Serving, *numbers: int) -> bool:
 
 
 def seal_anew(other: Serving) -> None:
-    """By an agent of an earlier release, say, or one with files of its own there; what the blocks have left is
-    used for others since."""
+    """By an agent of an earlier release, say, or one with files of its own there; what the blocks have left
+    is used for others since."""
     before = {(place, slot) for place, slot, _ in named(other)}
     other.volume.left_to_others = False
     other.pass_time(30)
@@ -159,6 +160,22 @@ def test_what_the_newest_map_does_not_open_is_lost_once_all_namespaces_were_aske
     codes = {name: _errno(agent, name) for name in codes}
     assert sorted(codes.values()) == [0] * 19 + [errno.EIO]
     assert agent.face.counters.files_lost == 1
+
+
+@pytest.mark.expects_log("was erased")
+def test_a_map_that_says_that_the_tenant_was_erased_removes_no_file(
+    shelf: Shelf, agents: tuple[Serving, Serving]
+) -> None:
+    agent, _ = agents
+    publish(shelf, without_key(shelf.pool_map, "blue"))
+    agent.pass_time(2 * EVERY_SECONDS + STEP)
+    assert agent.volume.erased
+    for _ in range(2):
+        assert agent.errno_of("file7") == errno.EIO
+    assert agent.face.counters.files_lost == 0
+    agent.files.unlink("file7")
+    agent.pass_time(1)
+    assert agent.face.gauges().doomed_blocks == 0
 
 
 def _errno(agent: Serving, name: str) -> int:

@@ -1,0 +1,125 @@
+"""What is read by one path of what was written by the other, while other agents write there as well."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from agent.errors import G35Error
+from agent.inline.root_keys import HeldRootKey
+from agent.inline.secrets import SecretKey
+from agent.pool.opening import superblock_copies_are, write_superblock
+from agent.pool.pool_map import VolumeWish, plan_pool
+from agent.pool.superblock import BLOCK_BYTES, PROOF_OFFSET
+from agent.remote import proving
+from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.lanes import WorkerLanes
+from agent.remote.proving import TRIES, Prover, shows
+from nvmeof.transport.base import NamespaceInfo
+from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
+from tests.support.memory_pool import nguid_of
+
+NGUID, SIZE = nguid_of(1), 16 << 20
+ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
+POOL = plan_pool([(NGUID, SIZE)], [VolumeWish(name="v", value_bytes=65536, share=0.5)], ROOT)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proving, "PAUSE_SECONDS", 0.0)
+
+
+class Paths(MemoryLanes):
+    """A configured path and one by discovery, each to a medium."""
+
+    def __init__(self, first: MemoryNamespace, second: MemoryNamespace, *, carries_pool: bool = True) -> None:
+        super().__init__([first])
+        for medium in (first, second) if carries_pool else ():
+            lanes = MemoryLanes([medium])
+            lanes.run(write_superblock(lanes, 0, NGUID, POOL))
+        enclosures = [Enclosure(name, nqn="nqn.x", discovered=name == "pod") for name in ("own", "pod")]
+        for each in enclosures:
+            each.session = object()  # type: ignore[assignment]
+            each.namespaces = (NamespaceInfo(1, NGUID, SIZE, 4096),)
+        self.media = dict(zip(enclosures, (first, second), strict=True))
+        self.fabric = Fabric(enclosures)
+        self.fabric.adopt([NGUID])
+        self.others = 0
+        """How many writes of this agent another agent writes over."""
+        for medium in (first, second):
+            medium.reads = medium.writes = 0
+
+    def go_by(self, fabric: Fabric) -> Fabric:
+        self.namespaces = [self.media[fabric.enclosures[0]]]
+        return self.fabric
+
+    def write(self, namespace: int, offset: int, parts, *, more: bool = False) -> MemoryPending:  # type: ignore[no-untyped-def]
+        assert offset == PROOF_OFFSET
+        pending = super().write(namespace, offset, parts)
+        if self.others:
+            self.others -= 1
+            self.namespaces[0].store(offset, [b"\x77" * BLOCK_BYTES])
+        return pending
+
+    def ask(self) -> bool | None:
+        [unproven] = self.fabric.unproven()
+        return shows(cast(WorkerLanes, self), unproven)
+
+
+def test_two_ways_to_one_medium_are_one_and_two_media_are_two() -> None:
+    medium = MemoryNamespace(SIZE)
+    assert Paths(medium, medium).ask() is True
+    copy = MemoryNamespace(SIZE)
+    paths = Paths(medium, copy)
+    assert paths.ask() is False
+    assert copy.writes == 0, "nothing is written to what may be another's"
+    assert paths.run(superblock_copies_are(paths, 0, NGUID, POOL)), "the superblock is as it was"
+
+
+def test_other_agents_that_write_there_too_do_not_make_two_of_one() -> None:
+    medium = MemoryNamespace(SIZE)
+    paths = Paths(medium, medium)
+    paths.others = TRIES - 1
+    assert paths.ask() is True
+    paths.others = TRIES
+    assert paths.ask() is False
+
+
+def test_where_nothing_of_ours_lies_nothing_is_written() -> None:
+    blank = MemoryNamespace(SIZE)
+    paths = Paths(blank, blank, carries_pool=False)
+    assert paths.ask() is None
+    assert blank.writes == 0
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_does_not_answer_says_nothing(which: int) -> None:
+    media = MemoryNamespace(SIZE), MemoryNamespace(SIZE)
+    paths = Paths(*media)
+    media[which].down = True
+    with pytest.raises(G35Error):
+        paths.ask()
+    # The prover leaves it open, and comes again later.
+    prover = Prover(paths.fabric)
+    prover.turn(cast(WorkerLanes, paths))
+    asked = sum(each.reads for each in media)
+    prover.turn(cast(WorkerLanes, paths))
+    assert sum(each.reads for each in media) == asked
+    assert len(paths.fabric.unproven()) == 1
+    assert paths.fabric.contested == {}
+
+
+def test_a_turn_ends_though_there_is_more_to_ask() -> None:
+    medium = MemoryNamespace(SIZE)
+    paths = Paths(medium, medium)
+    Prover(paths.fabric).turn(cast(WorkerLanes, paths), seconds=0.0)
+    assert medium.reads == 0
+    assert len(paths.fabric.unproven()) == 1
+
+
+def test_what_was_found_is_published() -> None:
+    medium = MemoryNamespace(SIZE)
+    paths = Paths(medium, medium)
+    Prover(paths.fabric).turn(cast(WorkerLanes, paths))
+    assert [way.enclosure.name for way in paths.fabric.ways[0]] == ["own", "pod"]
