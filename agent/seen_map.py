@@ -113,7 +113,7 @@ class SeenMaps:
             raise G35Error(
                 f"the pool map that is there brings back a key of volume {volume.name} (tenant "
                 f"{pool_map.tenant_of(volume).name}) that this agent has seen erased or rotated away",
-                remedy,
+                f"erase that tenant again (g35 tenant erase), or {remedy}",
             )
 
     def over(self, pool_map: PoolMap) -> list[str]:
