@@ -179,8 +179,8 @@ def _none_of_ours(inspections: Sequence[Inspection]) -> G35Error:
     if others:
         return G35Error(
             f"{len(others)} namespaces carry {others[0].detail.partition(':')[0]}",
-            "format anew (g35 pool format --force), which loses what is there, or serve them with the version "
-            "that made them",
+            "format anew (g35 pool format --force), which loses what is there, or serve them with the "
+            "version that made them",
         )
     return G35Error(
         "no namespace carries a pool",
