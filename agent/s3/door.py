@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import trio
 
-from agent.errors import ConfigError
+from agent.errors import ConfigError, G35Error
 from agent.fs.complaints import Complaints
 from agent.fs.door import GRACE_SECONDS, MakeRunner
 from agent.pool.pool_map import tenant_id
@@ -27,6 +27,7 @@ from agent.pool.steps import Runner
 from agent.s3.connection import Connection
 from agent.s3.counters import S3Counters
 from agent.s3.credentials import AccessKey
+from agent.s3.errors import S3Error
 from agent.s3.service import S3Service
 from agent.s3.store import ObjectStore
 from agent.s3.workers import Workers
@@ -65,6 +66,8 @@ class S3Door:
         """Held by others who ask the stores something, against their being closed meanwhile."""
         self._stopping = trio.Event()
         self._grace_seconds = GRACE_SECONDS
+        self._failure: BaseException | None = None
+        """What ended its loop before it was told to."""
         self.counters = S3Counters()
         self.ports: list[int] = []
         """Where it listens, in the order of the configuration, once it does."""
@@ -83,6 +86,8 @@ class S3Door:
         self._thread = threading.Thread(target=self._run, args=(began,), name="s3", daemon=True)
         self._thread.start()
         began.wait()
+        if self._failure is not None:
+            raise G35Error("the S3 door did not start; the log says why") from self._failure
 
     def wait(self, timeout: float | None = None) -> bool:
         if self._thread is None:
@@ -143,9 +148,11 @@ class S3Door:
     def _run(self, began: threading.Event) -> None:
         try:
             trio.run(self._serve, began)
-        except BaseException:
+        except BaseException as bug:
+            self._failure = bug
             log.exception("the S3 door ended")
         finally:
+            self._close_listeners()
             began.set()
             self._workers.stop()
 
@@ -230,7 +237,10 @@ class S3Door:
             if store is None:
                 continue  # it was erased
             for name in tenant.buckets:
-                store.index.make_bucket(name, time.time_ns())
+                try:
+                    store.index.make_bucket(name, time.time_ns())
+                except S3Error as refused:
+                    log.warning("bucket %s of %s was not made: %s", name, tenant.tenant, refused)
 
     async def _seal(self) -> None:
         """Nothing acknowledged is staged any more; what a connection left behind is nobody's."""

@@ -122,7 +122,9 @@ class ObjectReads:
         return answer
 
     async def get(self, store: ObjectStore, request: S3Request) -> Answer:
-        def begin(runner: Runner) -> tuple[StoredObject, ObjectReader, bytearray, tuple[int, int] | None]:
+        def begin(
+            runner: Runner,
+        ) -> tuple[StoredObject, ObjectReader, bytearray, tuple[int, int] | None, Answer]:
             for _ in range(FIND_TRIES):
                 found = store.index.find(request.bucket, request.key)
                 _check_conditions(request, found)
@@ -133,7 +135,8 @@ class ObjectReads:
                 try:
                     reader = ObjectReader(store, found)
                     reader.read(runner, start, memoryview(first))
-                    return found, reader, first, part
+                    answer = _described(request, found, whole=part is None)
+                    return found, reader, first, part, answer
                 except LostObject:
                     if reader is not None:
                         reader.close(runner)
@@ -148,12 +151,11 @@ class ObjectReads:
 
         await self._transfers.acquire()
         try:
-            found, reader, first, part = await self._workers.run(begin)
+            found, reader, first, part, answer = await self._workers.run(begin)
         except BaseException:
             self._transfers.release()
             raise
         start, end = part or (0, found.size)
-        answer = _described(request, found, whole=part is None)
         if part is not None:
             answer.status = 206
             answer.headers.append(("content-range", f"bytes {start}-{end - 1}/{found.size}"))

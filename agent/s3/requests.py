@@ -23,6 +23,8 @@ PARAMETERS_MAX: Final = 64
 BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # What XML 1.0 cannot carry would make a listing unreadable.
 _UNFIT = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
+_TOKEN = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
+_PRINTABLE = re.compile(r"(?:[!-~\xa0-\xff](?:[\t -~\xa0-\xff]*[!-~\xa0-\xff])?)?")
 _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -88,9 +90,15 @@ _OF_SIGNATURE: Final = frozenset(
     }
 )  # fmt: skip
 _NOT_HERE: Final = (
-    "x-amz-copy-source", "x-amz-server-side-encryption-customer-algorithm", "x-amz-security-token"
+    "x-amz-bypass-governance-retention", "x-amz-copy-source", "x-amz-expected-bucket-owner", "x-amz-grant-",
+    "x-amz-if-match-", "x-amz-mfa", "x-amz-mp-object-size", "x-amz-object-lock-", "x-amz-security-token",
+    "x-amz-server-side-encryption", "x-amz-tagging", "x-amz-website-redirect-location",
+    "x-amz-write-offset-bytes",
 )  # fmt: skip
-"""Headers that ask for what is not there; ignoring them would store or serve something else."""
+"""How headers begin that ask for what is not there; ignoring them would do something else than was asked."""
+_ONLY: Final = {"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"}
+"""Headers with one value that asks for what is done anyway."""
+_CONDITIONS: Final = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +181,20 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
         if name in parameters or name not in _DECIDES | _HARMLESS:
             raise S3Error("NotImplemented", "A parameter or sub-resource is not known here.")
         parameters[name] = value
-    for header in _NOT_HERE:
-        if header in headers:
-            raise S3Error("NotImplemented", f"{header} is not known here.")
+    for header, value in headers.items():
+        if header.startswith(_NOT_HERE) or _ONLY.get(header, value) != value:
+            raise S3Error("NotImplemented", f"{header} is not known here, or not with that value.")
+        is_fit = _TOKEN.fullmatch(header) and _PRINTABLE.fullmatch(value)
+        if header.startswith("x-amz-meta-") and not is_fit:
+            raise S3Error("InvalidArgument", "Metadata is not in the form of a header.")
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise S3Error("InvalidRequest", "A body has one length.", closes=True)
     table = _OF_OBJECT if key else _OF_BUCKET if bucket else _SERVICE
     operation = table.get((http.method, _DECIDES.intersection(parameters)))
     if operation is None or (operation is Operation.LIST_OBJECTS and parameters["list-type"] != "2"):
         raise S3Error("MethodNotAllowed", "That is not done to this resource.")
+    if http.method == "DELETE" and any(condition in headers for condition in _CONDITIONS):
+        raise S3Error("NotImplemented", "A delete has no conditions here.")
     return S3Request(headers, operation, bucket, key, parameters)
 
 

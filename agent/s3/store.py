@@ -10,6 +10,7 @@ All methods block, and are called in a thread that has lanes (`runner` drives th
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -243,7 +244,9 @@ class ObjectReader:
         if self._open is not None:
             _, ino, handle = self._open
             self._open = None
-            settle(self._store.files.release(ino, handle), runner)
+            # What a release notes is when the file was read: nothing that a full disk may cost an answer.
+            with contextlib.suppress(FsError):
+                settle(self._store.files.release(ino, handle), runner)
             self._store.files.forget(ino, 1)
 
 

@@ -9,13 +9,14 @@ import random
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 
-from tests.support.s3_served import OTHER_KEY, Served
+from tests.support.s3_served import OTHER_KEY, Served, served
 from tests.support.waiting import wait_until
 
 BUCKET = "blocks"
@@ -305,3 +306,22 @@ def test_a_full_tenant_is_told_so_and_another_is_not_concerned(s3: Served) -> No
     s3.client(OTHER_KEY).put_object(Bucket=BUCKET, Key="a", Body=BIG)
     s3.blocks["one"].refuse_as_full = False
     assert s3.client().list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
+
+
+def test_a_refused_read_gives_its_turn_back(tmp_path: Path) -> None:
+    with served(tmp_path, transfers=2) as s3:
+        client = s3.client()
+        client.put_object(Bucket="blocks", Key="a", Body=b"x")
+        for _ in range(4):
+            with pytest.raises(ClientError, match="InvalidArgument"):
+                client.get_object(Bucket="blocks", Key="a", ResponseContentType="\n")
+        assert client.get_object(Bucket="blocks", Key="a")["Body"].read() == b"x"
+
+
+@pytest.mark.expects_log("was not made: A tenant has 0 buckets")
+def test_a_bucket_that_cannot_be_made_at_a_start_does_not_end_the_door(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.s3.index.BUCKETS_MAX", 0)
+    with served(tmp_path) as s3:
+        assert s3.client().list_buckets()["Buckets"] == []

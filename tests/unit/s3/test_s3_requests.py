@@ -122,3 +122,46 @@ def test_a_range_beyond_the_object_is_refused(header: str, size: int) -> None:
     with pytest.raises(S3Error) as refused:
         byte_range(header, size)
     assert refused.value.code == "InvalidRange"
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("PUT", {"x-amz-write-offset-bytes": "500"}),
+        ("PUT", {"x-amz-acl": "public-read"}),
+        ("PUT", {"x-amz-server-side-encryption": "aws:kms"}),
+        ("PUT", {"x-amz-object-lock-legal-hold": "ON"}),
+        ("GET", {"x-amz-expected-bucket-owner": "1"}),
+        ("DELETE", {"if-match": '"0"'}),
+        ("DELETE", {"x-amz-if-match-size": "7"}),
+    ],
+)
+def test_a_header_that_asks_for_what_is_not_there_is_refused(method: str, headers: dict[str, str]) -> None:
+    with pytest.raises(S3Error) as refused:
+        asked(method, "/blocks/a", **headers)
+    assert refused.value.code == "NotImplemented"
+
+
+def test_headers_that_ask_for_what_is_done_anyway_are_taken() -> None:
+    asked("PUT", "/blocks/a", **{"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"})
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "X-Amz-Meta-foo=a%0d%0aset-cookie:b",
+        "X-Amz-Meta-a%20b=c",
+        "X-Amz-Meta-a=%20b",
+        "X-Amz-Meta-a=%E2%82%AC",
+    ],
+)
+def test_metadata_of_a_presigned_url_are_in_the_form_of_headers(query: str) -> None:
+    with pytest.raises(S3Error) as refused:
+        asked("PUT", f"/blocks/a?{query}")
+    assert refused.value.code == "InvalidArgument"
+
+
+def test_a_body_has_one_length() -> None:
+    with pytest.raises(S3Error) as refused:
+        asked("PUT", "/blocks/a", **{"content-length": "3", "transfer-encoding": "chunked"})
+    assert refused.value.closes
