@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from agent.inline.random_bytes import random_bytes
 from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
-from agent.pool.directory_cache import CachedSet
+from agent.pool.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.key_turn import words_for
 from agent.pool.making_room import Room, room_for
 from agent.pool.resealing import flags_of
@@ -453,7 +453,7 @@ class Writing:
             for pending in (slot_write, directory_write):
                 cause = yield from wait_for(lanes, pending, deadline)
                 if cause is not None:
-                    lanes.abandon(directory_write)
+                    yield from wait_for(lanes, directory_write, min(deadline, lanes.now() + ANSWER_SECONDS))
                     self.volume.unsettled.write_failed(cached, reservation.slot, entry, lanes.now())
                     yield from self._fail(lanes, pending, cause)
             doubt = yield from self.volume.vouches(lanes, cached.namespace, codec, deadline)
