@@ -39,7 +39,7 @@ from agent.errors import G35Error
 from agent.pool.steps import Lanes, Steps
 from agent.pool.superblock import BLOCK_BYTES, COPY_OFFSETS, HEAD_BYTES, MAGIC
 from agent.pool.tally import MissCause
-from agent.pool.volume import wait_for
+from agent.pool.volume import wait_for, write_and_flush
 
 CLAIM_MAGIC = b"g35claim"
 LAYOUT_VERSION = 1
@@ -206,13 +206,10 @@ def _head(lanes: Lanes, nguid: bytes, number: int, which: int) -> Steps[bytes]:
 
 
 def _write(lanes: Lanes, nguid: bytes, number: int, which: int, head: bytes) -> Steps[None]:
-    pending = lanes.write(number, COPY_OFFSETS[which], [head.ljust(BLOCK_BYTES, b"\0")])
-    cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
-    if cause is None:
-        pending = lanes.flush(number)
-        cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
-    if cause is not None:
+    block = head.ljust(BLOCK_BYTES, b"\0")
+    fault = yield from write_and_flush(lanes, number, COPY_OFFSETS[which], block, SECONDS)
+    if fault is not None:
         raise G35Error(
-            f"cannot write the claim on namespace {nguid.hex()}: {pending.fault or 'no answer'}",
+            f"cannot write the claim on namespace {nguid.hex()}: {fault}",
             "look at the enclosure, and say it again",
         )

@@ -25,7 +25,7 @@ from agent.pool.superblock import (
     Superblock,
     decode_superblock_untrusted,
 )
-from agent.pool.volume import wait_for
+from agent.pool.volume import wait_for, write_and_flush
 from nvmeof.wire.kv import KvFormat
 
 PROBE_BYTES = 1 << 20
@@ -203,14 +203,10 @@ def write_superblock_copy(
 ) -> Steps[None]:
     """Write the copy at one of COPY_OFFSETS, and wait until it is on flash. Raises G35Error."""
     data = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
-    pending = lanes.write(namespace, offset, [data])
-    cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
-    if cause is None:
-        flushing = lanes.flush(namespace)
-        cause = yield from wait_for(lanes, flushing, lanes.now() + SECONDS)
-    if cause is not None:
+    fault = yield from write_and_flush(lanes, namespace, offset, data, SECONDS)
+    if fault is not None:
         raise G35Error(
-            f"cannot write the superblock of namespace {nguid.hex()}: {pending.fault or 'no answer'}",
+            f"cannot write the superblock of namespace {nguid.hex()}: {fault}",
             "look at the enclosure; the pool is not usable until every namespace has its superblock",
         )
 

@@ -409,6 +409,18 @@ def wait_for(
     return fault_cause(pending)
 
 
+def write_and_flush(
+    lanes: Lanes, namespace: int, offset: int, data: bytes, seconds: float
+) -> Steps[str | None]:
+    """Write, and wait until it is on flash, so many seconds for each of the two; else why it may not be."""
+    pending = lanes.write(namespace, offset, [data])
+    cause = yield from wait_for(lanes, pending, lanes.now() + seconds)
+    if cause is None:
+        pending = lanes.flush(namespace)
+        cause = yield from wait_for(lanes, pending, lanes.now() + seconds)
+    return None if cause is None else pending.fault or "no answer"
+
+
 def fault_cause(pending: Pending) -> MissCause:
     """A fault as a miss cause: no way there is the enclosure's absence, a media error is damage."""
     return MissCause.ENCLOSURE_DOWN if pending.unreachable else MissCause.CORRUPT
