@@ -77,9 +77,19 @@ class S3Section(BaseModel):
     workers: int = Field(
         2, ge=1, le=16, description="Its threads; each has a queue of its own on every enclosure."
     )
-    connections: int = Field(256, ge=1, le=4096, description="Connections at once; further ones wait.")
+    connections: int = Field(
+        256,
+        ge=1,
+        le=4096,
+        description="Connections at once; further ones wait. Half are owed to the tenants in equal shares; "
+        "who has too many is told to slow down.",
+    )
     transfers: int = Field(
-        32, ge=1, le=256, description="Bodies that move at once, with 2 MiB of memory for each; others wait."
+        32,
+        ge=1,
+        le=256,
+        description="Bodies that move at once, with 2 MiB of memory for each; one for each tenant at least. "
+        "Half are owed to the tenants in equal shares. Who waits for 20 s is told to slow down.",
     )
     staging: Size = Field(
         64 << 20, ge=16 << 20, description="Memory, of each tenant, for objects that are being written."

@@ -386,7 +386,11 @@ class Volume:
         return [one in (Outcome.HIT, Outcome.STARTED) for one in answers]
 
     def pin(self, keys: Sequence[bytes], ttl: float | None = None) -> list[bool]:
-        """Keep values from eviction for `ttl` seconds (None: the volume's own); which are pinned now."""
+        """Keep values from eviction for `ttl` seconds from now; which are pinned now.
+
+        None: for the volume's own time to live, and where it has none, until they are deleted. A later pin of
+        the same value replaces an earlier one, a shorter one too.
+        """
         answers = self._ask_each(Operation.PIN, keys, whole_seconds(ttl))
         return [one is Outcome.HIT for one in answers]
 
@@ -459,7 +463,9 @@ def whole_seconds(ttl: float | None) -> int:
     if ttl is None:
         return 0
     if not 0 < ttl <= (1 << 32) - 1:
-        raise ValueError(f"a time to live of {ttl} seconds; None means the volume's own")
+        raise ValueError(
+            f"a time to live of {ttl} s is none: above 0, up to {(1 << 32) - 1}, None for the volume's own"
+        )
     return math.ceil(ttl)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,8 @@ from rich.table import Table
 
 from agent.cli.doctor_engines import Engine, engine_findings
 from agent.cli.doctor_findings import Finding, Verdict
-from agent.fs.mounting import may_mount
+from agent.cli.hung_agent import LOOK_SECONDS, AgentHangs, asked
+from agent.fs.mounting import may_mount, mounts_of_agents
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
 
 _QUEUE_LOCKED_BYTES = 7 << 20
@@ -28,6 +31,7 @@ _QUEUE_LOCKED_BYTES = 7 << 20
 
 
 def doctor(
+    context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     engine: Annotated[
         Engine | None, typer.Option(help="Look at this inference engine and the pool instead (docs/engines).")
@@ -40,8 +44,10 @@ def doctor(
     volume: Annotated[str, typer.Option(help="With --engine: the volume for its blocks.")] = "kv",
 ) -> None:
     """Look at this machine: what the agent needs, what tests and lab would use, what is left over."""
-    if python is not None and engine is None:
-        raise typer.BadParameter("--python says where an engine is; --engine says which one")
+    for name in ("python", "mount", "volume"):
+        source = context.get_parameter_source(name)
+        if engine is None and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"--{name} is of an engine; --engine says which one")
     findings = list(examine() if engine is None else engine_findings(engine, python, mount, volume))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
@@ -67,7 +73,7 @@ def examine() -> Iterator[Finding]:
         _verbs_nodes,
         _locked_memory,
         _emulated_verbs,
-        _dead_mounts,
+        _mounts_that_fail,
     )
     for check in checks:
         yield check()
@@ -214,21 +220,33 @@ def _module(name: str, use: str) -> Finding:
     return Finding(name, Verdict.OK, "imports")
 
 
-def _dead_mounts() -> Finding:
-    dead = []
-    with open("/proc/self/mounts") as mounts:
-        for line in mounts:
-            _, where, kind, *_ = line.split()
-            if kind == "fuse.g35":
-                try:
-                    os.statvfs(where.encode().decode("unicode_escape"))
-                except OSError:
-                    dead.append(where)
+def _mounts_that_fail(table: Path = Path("/proc/self/mountinfo"), seconds: float = LOOK_SECONDS) -> Finding:
+    """Mounts of agents that are dead (ENOTCONN) or stopped; each is waited for `seconds` at the most."""
+    dead, hung = [], []
+    for mount in mounts_of_agents(table):
+        try:
+            asked(mount, partial(os.statvfs, mount), seconds)
+        except AgentHangs:
+            hung.append(str(mount))
+        except OSError as failure:
+            if failure.errno == errno.ENOTCONN:
+                dead.append(str(mount))
+    if hung:
+        return Finding(
+            "mounts",
+            Verdict.WITHOUT,
+            f"no answer within {seconds:g} s: {', '.join(hung)}"
+            + (f"; dead: {', '.join(dead)}" if dead else ""),
+            "the agent is stopped or hangs: `kill -CONT` its process, or kill it",
+        )
     if dead:
         return Finding(
-            "dead mounts", Verdict.WITHOUT, ", ".join(dead), "the next start there clears it, or umount -l"
+            "mounts",
+            Verdict.WITHOUT,
+            f"dead: {', '.join(dead)}",
+            "the next start there clears it, or umount -l",
         )
-    return Finding("dead mounts", Verdict.OK, "none")
+    return Finding("mounts", Verdict.OK, "none dead")
 
 
 def _program(program: str, use: str, package: str) -> Finding:

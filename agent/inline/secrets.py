@@ -20,7 +20,6 @@ import binascii
 import enum
 import hashlib
 import os
-import stat
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,9 +32,11 @@ from cryptography.hazmat.primitives.keywrap import (
 )
 
 from agent.errors import ConfigError
+from nvmeof.authentication.private_files import SecretFileError, read_private, write_private
 
 _PREFIX = "g35-root-key-1"
 ROOT_KEY_BYTES = 32
+ROOT_KEY_FILE_BYTES_MAX = 4096
 TENANT_KEY_BYTES = 32
 VOLUME_SECRET_BYTES = 96
 """32 bytes for placement, 64 for the data: XTS takes them all, GCM the first half."""
@@ -114,55 +115,22 @@ def create_root_key(path: Path) -> None:
     key = os.urandom(ROOT_KEY_BYTES)
     text = f"{_PREFIX}:{base64.b64encode(key).decode()}:{hashlib.sha256(key).hexdigest()[:8]}\n"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except FileExistsError:
-        raise ConfigError(
-            f"{path} exists; a root key is never overwritten",
-            "choose another path, or move the old key away if no pool needs it any more",
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"cannot create {path}: {error.strerror}", "check the folder") from None
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise ConfigError(f"cannot write {path}: {error.strerror}", "check the disk") from None
-
-
-def _others_bits(path: Path) -> int:
-    """The mode bits that must not be set.
-
-    A credential of a systemd service belongs to root and may be read by the service's user through an ACL,
-    which the mode shows as the group's. Its folder is closed to everybody else.
-    """
-    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    return 0o037 if folder and path.parent == Path(folder) else 0o077
+        write_private(path, text)
+    except SecretFileError as refused:
+        raise ConfigError(f"the root key: {refused.message}", refused.advice) from None
 
 
 def load_root_key(path: Path) -> SecretKey:
     """The root key in `path`. Raises ConfigError for a missing, exposed or damaged file."""
     try:
-        # O_NONBLOCK: a FIFO in the key's place must not hang the agent.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        path.lstat()
+        text = read_private(path, ROOT_KEY_FILE_BYTES_MAX)
     except FileNotFoundError:
         raise ConfigError(f"there is no root key at {path}", f"make one: g35 key new {path}") from None
     except OSError as error:
         raise ConfigError(f"cannot open the root key {path}: {error.strerror}", "check the file") from None
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ConfigError(f"the root key {path} is no regular file", "name the key file itself")
-        if facts.st_mode & _others_bits(path):
-            raise ConfigError(
-                f"the root key {path} can be read by others (mode {stat.S_IMODE(facts.st_mode):04o})",
-                f"chmod 600 {path}, and think about who may have read it meanwhile",
-            )
-        text = os.read(descriptor, 4096)
-    finally:
-        os.close(descriptor)
+    except SecretFileError as refused:
+        raise ConfigError(f"the root key: {refused.message}", refused.advice) from None
     damaged = ConfigError(f"{path} holds no root key of g35", "restore the file from where you keep it")
     try:
         prefix, body, check = text.decode("ascii").strip().split(":")

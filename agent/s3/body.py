@@ -12,7 +12,7 @@ from agent.s3.checks import BodyChecks
 from agent.s3.chunked import WORDS, ChunkDecoder
 from agent.s3.errors import S3Error
 from agent.s3.signature import UNSIGNED, Signer
-from agent.s3.xml_in import DOCUMENT_BYTES_MAX
+from agent.s3.xml_in import DOCUMENT_BYTES_MAX, RowsReader
 
 PIECE_BYTES: Final = 1 << 20
 """What is handed to a worker at a time; a whole slot of the usual volume of blocks."""
@@ -97,10 +97,12 @@ class Body:
         """After the last piece: whether the data is what the client says. Raises S3Error."""
         self.checks.finish(self._decoder.trailers if self._decoder is not None else {})
 
-    async def document(self, transfers: trio.CapacityLimiter) -> bytes:
-        """All of a body that is a document, checked. Raises S3Error."""
-        async with transfers:
-            return await self._all(DOCUMENT_BYTES_MAX)
+    async def rows(self, root: str, row: str) -> RowsReader:
+        """A body that is a document, checked and read. Raises S3Error."""
+        document, reader = await self._all(DOCUMENT_BYTES_MAX), RowsReader(root, row)
+        for _ in reader.read(document):
+            await trio.lowlevel.checkpoint()
+        return reader
 
     async def nothing(self) -> None:
         """Of an operation that takes no body: read what there is of one, and check it. Raises S3Error."""

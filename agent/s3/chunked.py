@@ -23,6 +23,8 @@ from typing import Final
 from agent.s3.errors import S3Error
 from agent.s3.signature import EMPTY_SHA256, Signer
 
+CHUNK_BYTES_MIN: Final = 8192
+"""Of every chunk but the last, as with S3: each costs the event loop some work, however little it brings."""
 LINE_BYTES_MAX: Final = 1024
 TRAILER_BYTES_MAX: Final = 4096
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{64}))?")
@@ -55,6 +57,7 @@ class ChunkDecoder:
         self._state = _State.HEADER
         self._line = bytearray()
         self._chunk_left = 0
+        self._is_short = False
         self._claimed = ""
         self._hash = hashlib.sha256()
         self._trailer_bytes = 0
@@ -115,6 +118,10 @@ class ChunkDecoder:
         length = int(match[1], 16)
         if length > self._left:
             raise _malformed("there is more data than was announced")
+        if length and self._is_short:
+            message = f"A chunk but the last has {CHUNK_BYTES_MIN} bytes at the least."
+            raise S3Error("InvalidChunkSizeError", message, closes=True)
+        self._is_short = length < CHUNK_BYTES_MIN
         self._left -= length
         self._claimed = (match[2] or b"").decode()
         self._hash = hashlib.sha256()

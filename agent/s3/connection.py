@@ -1,9 +1,12 @@
 """One HTTP connection: requests as they come, each authenticated, answered and counted.
 
 h11 has the protocol: framing, what may come when, and what a head may weigh. Here are the clocks: a head is
-there within `HEAD_SECONDS` of its first byte, a body comes at `BODY_RATE_MIN` at the least, and whoever moves
-nothing for `idle_s` is hung up on. A connection whose next request cannot be found, because a body was not
-read to its end, is closed.
+there within `HEAD_SECONDS` of its first byte, a body comes, and is taken, at `BODY_RATE_MIN` at the least,
+and whoever moves nothing for `idle_s` is hung up on. A connection whose next request cannot be found, because
+a body was not read to its end, is closed.
+
+The event loop has all connections, so none may keep it for long: what comes in small HTTP chunks is worked
+off with turns of others in between, and not taken at all where most of it is the chunks' own words.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from agent.s3.body import Body
 from agent.s3.errors import S3Error
 from agent.s3.requests import http_request, s3_request
 from agent.s3.service import S3Service
+from agent.s3.shares import Place
 from agent.s3.signature import verify
 from agent.s3.xml_out import error, http_time
 
@@ -31,7 +35,12 @@ HEAD_BYTES_MAX: Final = 16 << 10
 HEAD_SECONDS: Final = 10.0
 RECEIVE_BYTES: Final = 256 << 10
 BODY_RATE_MIN: Final = 64 << 10
-"""Bytes a second, over the whole of a body."""
+"""Bytes a second, over the whole of a body, either way, of the time that was spent waiting for the client."""
+EVENTS_TOGETHER: Final = 64
+"""What h11 makes of bytes that are there, before others have their turn: some 2 ms."""
+CHUNKS_FREE: Final = 1024
+CHUNK_BYTES_MIN: Final = 1024
+"""Of HTTP's chunks, on the average, beyond the first `CHUNKS_FREE`."""
 LINGER_SECONDS: Final = 2.0
 LINGER_BYTES_MAX: Final = 8 << 20
 """A client that still sends when it is refused reads the refusal only if we do not reset the connection."""
@@ -58,14 +67,22 @@ class Connection:
         self._complaints = complaints
         self._wall = wall
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
-        self._body_began = 0.0
-        self._body_bytes = 0
+        self._receiving_seconds = 0.0
+        self._body_bytes = self._body_events = self._body_chunks = 0
+        self._sent_bytes = 0
+        self._sending_seconds = 0.0
+        self._place: Place | None = None
+        """Among the connections, once it is known whose this one is."""
 
     async def serve(self) -> None:
         """Until the client is done, or has to be hung up on."""
-        first = True
-        while await self._serve_one(min(HEAD_SECONDS, self._idle_seconds) if first else self._idle_seconds):
-            first = False
+        idle_seconds = min(HEAD_SECONDS, self._idle_seconds)
+        try:
+            while await self._serve_one(idle_seconds):
+                idle_seconds = self._idle_seconds
+        finally:
+            if self._place is not None:
+                self._place.give_back()
 
     async def _serve_one(self, idle_seconds: float) -> bool:
         """One request; whether there may be another."""
@@ -105,15 +122,18 @@ class Connection:
     async def _answer(self, request: h11.Request) -> bool:
         """Whether the connection can go on."""
         is_head, resource = request.method == b"HEAD", "/"
-        self._body_began, self._body_bytes = 0.0, 0
+        self._receiving_seconds, self._sending_seconds = 0.0, 0.0
+        self._body_bytes = self._body_events = self._body_chunks = self._sent_bytes = 0
         try:
             try:
                 http = http_request(request.method, request.target, list(request.headers))
+                resource = http.path.decode("utf-8", "replace")
                 # Who asks comes first: what is asked for is nobody else's to be told about.
                 signer = verify(http, self._service.keys, self._wall())
+                self._take_place(signer.access_key.tenant)
                 wanted = s3_request(http, self._service.hosts)
                 resource = wanted.resource
-                body = Body(wanted.headers, signer, self._receive_body)
+                body = Body(wanted.body_headers, signer, self._receive_body)
                 answer = await self._service.answer(wanted, signer.access_key.tenant, body)
             except S3Error as refusal:
                 await self._refuse(refusal, resource, is_head)
@@ -130,6 +150,15 @@ class Connection:
             return False
         return True
 
+    def _take_place(self, tenant: str) -> None:
+        """Raises S3Error where the tenant has its connections already. A connection may change its key."""
+        if self._place is None or self._place.tenant != tenant:
+            if self._place is not None:
+                self._place.give_back()
+            self._place = self._service.connections.take_now(tenant)
+            if self._place is None:
+                raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
+
     # -- receiving ------------------------------------------------------------------------------
 
     async def _some(self, most: int = RECEIVE_BYTES) -> bytes:
@@ -142,15 +171,20 @@ class Connection:
         if self._http.they_are_waiting_for_100_continue:
             go_on = h11.InformationalResponse(status_code=100, headers=[])
             await self._send_all(self._http.send(go_on))
-        now = trio.current_time()
-        if not self._body_began:
-            self._body_began = now
-        end = self._body_began + self._idle_seconds + self._body_bytes / BODY_RATE_MIN
-        with trio.move_on_at(min(end, now + self._idle_seconds)):
+        began = trio.current_time()
+        left = self._idle_seconds + self._body_bytes / BODY_RATE_MIN - self._receiving_seconds
+        with trio.move_on_after(min(left, self._idle_seconds)):
             while True:
                 event = self._http.next_event()
+                self._body_events += 1
+                if not self._body_events % EVENTS_TOGETHER:
+                    await trio.lowlevel.checkpoint()
                 if isinstance(event, h11.Data):
                     self._body_bytes += len(event.data)
+                    self._body_chunks += event.chunk_start
+                    if self._body_chunks > CHUNKS_FREE + self._body_bytes // CHUNK_BYTES_MIN:
+                        raise S3Error("InvalidChunkSizeError", "The chunks are too small.", closes=True)
+                    self._receiving_seconds += trio.current_time() - began
                     return event.data
                 if isinstance(event, h11.EndOfMessage):
                     return None
@@ -239,8 +273,13 @@ class Connection:
                 left -= len(data)
 
     async def _send_all(self, data: bytes | memoryview | None) -> None:
+        """Raises BrokenOff where the client takes too little. What drives take is not counted against it."""
         if data:
-            with trio.move_on_after(self._idle_seconds):
+            began = trio.current_time()
+            self._sent_bytes += len(data)
+            left = self._idle_seconds + self._sent_bytes / BODY_RATE_MIN - self._sending_seconds
+            with trio.move_on_after(min(left, self._idle_seconds + len(data) / BODY_RATE_MIN)):
                 await self._stream.send_all(data)
+                self._sending_seconds += trio.current_time() - began
                 return
-            raise BrokenOff("the client takes nothing")
+            raise BrokenOff("the client takes nothing, or too little")

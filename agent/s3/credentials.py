@@ -13,16 +13,15 @@ A file that others can read is refused, and nothing of it is ever quoted in an e
 from __future__ import annotations
 
 import configparser
-import os
 import re
 import secrets
-import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from agent.errors import ConfigError
 from agent.inline.secrets import SecretKey
+from nvmeof.authentication.private_files import SecretFileError, read_private, write_private
 
 FILE_BYTES_MAX: Final = 1 << 16
 KEYS_MAX: Final = 64
@@ -45,17 +44,9 @@ def new_credentials_file(path: Path, profile: str = "default") -> None:
     key_id = "G35" + "".join(secrets.choice(_DIGITS) for _ in range(17))
     text = f"[{profile}]\naws_access_key_id = {key_id}\naws_secret_access_key = {secrets.token_urlsafe(30)}\n"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise ConfigError(
-            f"{path} exists, and a secret is never overwritten", "choose another path"
-        ) from None
-    except OSError as error:
-        raise ConfigError(f"cannot create {path}: {error.strerror}", "check the folder") from None
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        write_private(path, text)
+    except SecretFileError as refused:
+        raise ConfigError(refused.message, refused.advice) from None
 
 
 def read_credentials_file(path: Path, tenant: str) -> list[AccessKey]:
@@ -83,26 +74,9 @@ def read_credentials_file(path: Path, tenant: str) -> list[AccessKey]:
 
 def _text(path: Path) -> str:
     try:
-        # O_NONBLOCK: a FIFO in its place must not hang us.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise ConfigError(f"cannot open {path}: {error.strerror}", "check the path") from None
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            raise ConfigError(f"{path} is no regular file", "name the file of the credentials itself")
-        if facts.st_mode & _others_bits(path):
-            raise ConfigError(
-                f"{path} can be read by others (mode {stat.S_IMODE(facts.st_mode):04o})",
-                f"chmod 600 {path}, and think about who may have read it meanwhile",
-            )
-        text = file.read(FILE_BYTES_MAX + 1)
-    if len(text) > FILE_BYTES_MAX or not text.isascii():
+        text = read_private(path, FILE_BYTES_MAX)
+    except SecretFileError as refused:
+        raise ConfigError(refused.message, refused.advice) from None
+    if not text.isascii():
         raise ConfigError(f"{path} is no file of credentials", "make one with `g35 key make-s3`")
     return text.decode("ascii")
-
-
-def _others_bits(path: Path) -> int:
-    """The mode bits that must not be set; those of systemd are readable by an ACL, shown as the group's."""
-    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    return 0o037 if folder and path.parent == Path(folder) else 0o077

@@ -160,7 +160,7 @@ class S3Door:
         self._token = trio.lowlevel.current_trio_token()
         service = S3Service(self._section, self._keys, self._stores, self._workers, self.counters)
         room = trio.Semaphore(self._section.connections)
-        await self._workers.run(self._make_buckets)
+        await self._workers.run(None, self._make_buckets)
         began.set()
         async with trio.open_nursery() as connections:
             async with trio.open_nursery() as others:
@@ -222,9 +222,9 @@ class S3Door:
             more, now = False, trio.current_time()
             for store in self._stores.values():
                 try:
-                    more |= await self._workers.run(store.tidy)
+                    more |= await self._workers.run(store, store.tidy)
                     if now >= next_look:
-                        await self._workers.run(partial(store.end_old_uploads, seconds=seconds))
+                        await self._workers.run(store, partial(store.end_old_uploads, seconds=seconds))
                 except Exception as bug:
                     self._complaints.bug("tidying up behind S3", bug)
             if now >= next_look:
@@ -249,7 +249,7 @@ class S3Door:
             for store in self._stores.values():
                 runner.run(store.files.seal_everything())
 
-        await self._workers.run(seal)
+        await self._workers.run(None, seal)
 
     def _close_listeners(self) -> None:
         for listener in self._listeners:

@@ -27,6 +27,7 @@ STATUS: Final = {
     "InvalidAccessKeyId": 403,
     "InvalidArgument": 400,
     "InvalidBucketName": 400,
+    "InvalidChunkSizeError": 403,
     "InvalidDigest": 400,
     "InvalidPart": 400,
     "InvalidPartOrder": 400,

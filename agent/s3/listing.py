@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import time
+from functools import partial
 from typing import Final
-
-import trio
 
 from agent.pool.steps import Runner
 from agent.s3.answers import Answer, xml_answer
@@ -15,10 +14,10 @@ from agent.s3.body import Body
 from agent.s3.errors import S3Error
 from agent.s3.index import Listing, StoredObject
 from agent.s3.requests import KEY_BYTES_MAX, Operation, S3Request, check_key, whole_number
+from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
 from agent.s3.workers import Workers
-from agent.s3.xml_in import read_rows
-from agent.s3.xml_out import Content, Element, iso_time, shown
+from agent.s3.xml_out import UNFIT, Content, Element, iso_time, shown
 
 ROWS_MAX: Final = 1000
 """Keys of a listing, and of a DeleteObjects, at the most."""
@@ -27,136 +26,158 @@ ROWS_MAX: Final = 1000
 class Listings:
     """Of all tenants; what a tenant sees is what its store has."""
 
-    def __init__(self, workers: Workers, region: str, transfers: trio.CapacityLimiter) -> None:
+    def __init__(self, workers: Workers, region: str, transfers: Shares) -> None:
         self._workers = workers
         self._transfers = transfers
         self._region = region
 
     async def buckets(self, store: ObjectStore, request: S3Request) -> Answer:
-        found = await self._workers.run(lambda runner: store.index.buckets())
+        found = await self._workers.ask(store, lambda: store.index.buckets())
         rows = [("Bucket", [("Name", name), ("CreationDate", iso_time(made))]) for name, made in found]
         owner = [("ID", "g35"), ("DisplayName", "g35")]
         return xml_answer("ListAllMyBucketsResult", [("Owner", owner), ("Buckets", rows)])
 
     async def create_bucket(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         await body.nothing()  # names a region, and there is one
-        made = await self._workers.run(lambda runner: store.index.make_bucket(request.bucket, time.time_ns()))
+        made = await self._workers.ask(store, lambda: store.index.make_bucket(request.bucket, time.time_ns()))
         if not made:
             raise S3Error("BucketAlreadyOwnedByYou", "The bucket is there, and yours.")
         return Answer(200, [("location", f"/{request.bucket}")])
 
     async def delete_bucket(self, store: ObjectStore, request: S3Request) -> Answer:
-        await self._workers.run(lambda runner: store.index.remove_bucket(request.bucket))
+        await self._workers.ask(store, lambda: store.index.remove_bucket(request.bucket))
         return Answer(204)
 
     async def head_bucket(self, store: ObjectStore, request: S3Request) -> Answer:
-        await self._workers.run(lambda runner: store.index.check_bucket(request.bucket))
+        await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
         return Answer(200, [("x-amz-bucket-region", self._region)])
 
     async def location(self, store: ObjectStore, request: S3Request) -> Answer:
-        await self._workers.run(lambda runner: store.index.check_bucket(request.bucket))
+        await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
         # The first region has no name here, because it was the only one once.
         return xml_answer("LocationConstraint", "" if self._region == "us-east-1" else self._region)
 
-    async def objects(self, store: ObjectStore, request: S3Request) -> Answer:
-        wanted, encoding = request.parameters, request.parameters.get("encoding-type", "")
-        if encoding not in ("", "url"):
-            raise S3Error("InvalidArgument", "encoding-type is url, or left out.")
-        first = request.operation is Operation.LIST_OBJECTS_V1
-        prefix, delimiter = wanted.get("prefix", ""), wanted.get("delimiter", "")
-        start, token = (
-            wanted.get("marker" if first else "start-after", ""),
-            wanted.get("continuation-token", ""),
-        )
-        if max(len(each.encode()) for each in (prefix, delimiter, start)) > KEY_BYTES_MAX:
-            raise S3Error("InvalidArgument", "A prefix, a delimiter or a start is too long.")
-        after = _from_token(token) if token and not first else start
-        most = whole_number(wanted, "max-keys", ROWS_MAX, ROWS_MAX)
-        page = await self._workers.run(
-            lambda runner: store.index.list_page(request.bucket, prefix, delimiter, after, most)
-        )
-        head: list[Element] = [("Name", request.bucket), ("Prefix", shown(prefix, encoding))]
-        if delimiter:
-            head.append(("Delimiter", shown(delimiter, encoding)))
-        head += [("MaxKeys", most), ("IsTruncated", bool(page.after))]
-        if encoding:
-            head.append(("EncodingType", encoding))
-        if first:
-            head.append(("Marker", shown(start, encoding)))
-            if page.after:
-                head.append(("NextMarker", shown(page.after, encoding)))
-        else:
-            head.append(("KeyCount", len(page.objects) + len(page.prefixes)))
-            if token:
-                head.append(("ContinuationToken", token))
-            elif start:
-                head.append(("StartAfter", shown(start, encoding)))
-            if page.after:
-                head.append(("NextContinuationToken", _to_token(page.after)))
-        owner = first or wanted.get("fetch-owner") == "true"
-        return xml_answer("ListBucketResult", head + _rows(page, encoding, owner))
-
-    async def parts(self, store: ObjectStore, request: S3Request) -> Answer:
-        name = request.parameters["uploadId"]
-        most = whole_number(request.parameters, "max-parts", ROWS_MAX, ROWS_MAX)
-        after = whole_number(request.parameters, "part-number-marker", 0, 10**9)
-        await self._workers.run(lambda runner: store.index.upload(request.bucket, request.key, name))
-        found = await self._workers.run(lambda runner: store.index.parts(name))
-        left = [part for part in found if part.number > after]
-        rows: list[Element] = [
-            ("Bucket", request.bucket), ("Key", request.key), ("UploadId", name), ("MaxParts", most),
-            ("PartNumberMarker", after), ("IsTruncated", len(left) > most),
-        ]  # fmt: skip
-        if len(left) > most > 0:
-            rows.append(("NextPartNumberMarker", left[most - 1].number))
-        for part in left[:most]:
-            fields: list[Element] = [
-                ("PartNumber", part.number), ("LastModified", iso_time(part.changed_ns)),
-                ("ETag", f'"{part.etag}"'), ("Size", part.piece.size),
-            ]  # fmt: skip
-            algorithm, _, value = part.checksum.partition(":")
-            if algorithm:
-                fields.append(("Checksum" + algorithm.upper(), value))
-            rows.append(("Part", fields))
-        return xml_answer("ListPartsResult", rows)
-
-    async def uploads(self, store: ObjectStore, request: S3Request) -> Answer:
-        """All of them: there are never more than fit one answer."""
-        prefix, encoding = request.parameters.get("prefix", ""), request.parameters.get("encoding-type", "")
-        found = await self._workers.run(lambda runner: store.index.uploads(request.bucket))
-        rows: list[Element] = [("Bucket", request.bucket), ("MaxUploads", ROWS_MAX), ("IsTruncated", False)]
-        for each in found:
-            if each.key.startswith(prefix):
-                key, begun = shown(each.key, encoding), iso_time(each.made_ns)
-                rows.append(("Upload", [("Key", key), ("UploadId", each.name), ("Initiated", begun)]))
-        return xml_answer("ListMultipartUploadsResult", rows)
+    async def page(self, store: ObjectStore, request: S3Request) -> Answer:
+        """Of objects, parts or uploads. To write a large one takes a while, and not the loop's."""
+        others = {Operation.LIST_PARTS: _parts, Operation.LIST_UPLOADS: _uploads}
+        make = others.get(request.operation, _objects)
+        return await self._workers.ask(store, partial(make, store, request))
 
     async def delete(self, store: ObjectStore, request: S3Request) -> Answer:
-        await self._workers.run(lambda runner: _remove(store, runner, request.bucket, request.key))
+        job = partial(_remove, store, request.bucket, request.key)
+        await self._workers.run(store, job, first=True)
         return Answer(204)
 
     async def delete_several(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
-        rows, leaves = read_rows(await body.document(self._transfers), "Delete", "Object")
-        keys = [row.get("Key", "") for row in rows]
-        if not 1 <= len(keys) <= ROWS_MAX or any("VersionId" in row for row in rows):
+        with await self._transfers.take(store):
+            document = await body.rows("Delete", "Object")
+        keys = [row.get("Key", "") for row in document.rows]
+        if not 1 <= len(keys) <= ROWS_MAX or any("VersionId" in row for row in document.rows):
             raise S3Error("MalformedXML", f"There are to be 1 to {ROWS_MAX} keys, and no versions.")
         for key in keys:
             check_key(key)
-        await self._workers.run(lambda runner: store.index.check_bucket(request.bucket))
+        await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
         done: list[Element] = []
+        slow: S3Error | None = None
         for key in keys:
-            # A job for each, so that others have their turn.
+            # A job for each, so that others have their turn; once one had none in time, the rest has none.
             try:
-                await self._workers.run(lambda runner, key=key: _remove(store, runner, request.bucket, key))  # type: ignore[misc]
-                if leaves.get("Quiet", "").strip() != "true":
+                if slow is not None:
+                    raise slow
+                job = partial(_remove, store, request.bucket, key)
+                await self._workers.run(store, job, first=True)
+                if document.leaves.get("Quiet", "").strip() != "true":
                     done.append(("Deleted", [("Key", key)]))
             except S3Error as refused:
+                if refused.code == "SlowDown":
+                    slow = refused
                 why: Content = [("Key", key), ("Code", refused.code), ("Message", refused.message)]
                 done.append(("Error", why))
         return xml_answer("DeleteResult", done)
 
 
-def _remove(store: ObjectStore, runner: Runner, bucket: str, key: str) -> None:
+def _objects(store: ObjectStore, request: S3Request) -> Answer:
+    wanted, encoding = request.parameters, _encoding(request)
+    first = request.operation is Operation.LIST_OBJECTS_V1
+    prefix, delimiter = wanted.get("prefix", ""), wanted.get("delimiter", "")
+    start, token = (
+        wanted.get("marker" if first else "start-after", ""),
+        wanted.get("continuation-token", ""),
+    )
+    if max(len(each.encode()) for each in (prefix, delimiter, start)) > KEY_BYTES_MAX:
+        raise S3Error("InvalidArgument", "A prefix, a delimiter or a start is too long.")
+    if not encoding and any(UNFIT.search(each) for each in (prefix, delimiter, start)):
+        raise S3Error("InvalidArgument", "What XML cannot carry needs encoding-type=url.")
+    after = _from_token(token) if token and not first else start
+    most = whole_number(wanted, "max-keys", ROWS_MAX, ROWS_MAX)
+    page = store.index.list_page(request.bucket, prefix, delimiter, after, most)
+    head: list[Element] = [("Name", request.bucket), ("Prefix", shown(prefix, encoding))]
+    if delimiter:
+        head.append(("Delimiter", shown(delimiter, encoding)))
+    head += [("MaxKeys", most), ("IsTruncated", bool(page.after))]
+    if encoding:
+        head.append(("EncodingType", encoding))
+    if first:
+        head.append(("Marker", shown(start, encoding)))
+        if page.after:
+            head.append(("NextMarker", shown(page.after, encoding)))
+    else:
+        head.append(("KeyCount", len(page.objects) + len(page.prefixes)))
+        if token:
+            head.append(("ContinuationToken", token))
+        elif start:
+            head.append(("StartAfter", shown(start, encoding)))
+        if page.after:
+            head.append(("NextContinuationToken", _to_token(page.after)))
+    owner = first or wanted.get("fetch-owner") == "true"
+    return xml_answer("ListBucketResult", head + _rows(page, encoding, owner))
+
+
+def _parts(store: ObjectStore, request: S3Request) -> Answer:
+    name = request.parameters["uploadId"]
+    most = whole_number(request.parameters, "max-parts", ROWS_MAX, ROWS_MAX)
+    after = whole_number(request.parameters, "part-number-marker", 0, 10**9)
+    store.index.upload(request.bucket, request.key, name)
+    left = [part for part in store.index.parts(name) if part.number > after]
+    rows: list[Element] = [
+        ("Bucket", request.bucket), ("Key", request.key), ("UploadId", name), ("MaxParts", most),
+        ("PartNumberMarker", after), ("IsTruncated", len(left) > most),
+    ]  # fmt: skip
+    if len(left) > most > 0:
+        rows.append(("NextPartNumberMarker", left[most - 1].number))
+    for part in left[:most]:
+        fields: list[Element] = [
+            ("PartNumber", part.number), ("LastModified", iso_time(part.changed_ns)),
+            ("ETag", f'"{part.etag}"'), ("Size", part.piece.size),
+        ]  # fmt: skip
+        algorithm, _, value = part.checksum.partition(":")
+        if algorithm:
+            fields.append(("Checksum" + algorithm.upper(), value))
+        rows.append(("Part", fields))
+    return xml_answer("ListPartsResult", rows)
+
+
+def _uploads(store: ObjectStore, request: S3Request) -> Answer:
+    """All of them: there are never more than fit one answer."""
+    prefix, encoding = request.parameters.get("prefix", ""), _encoding(request)
+    if request.parameters.get("delimiter"):
+        raise S3Error("NotImplemented", "Uploads are listed without a delimiter here.")
+    rows: list[Element] = [("Bucket", request.bucket), ("MaxUploads", ROWS_MAX), ("IsTruncated", False)]
+    for each in store.index.uploads(request.bucket):
+        if each.key.startswith(prefix):
+            key, begun = shown(each.key, encoding), iso_time(each.made_ns)
+            rows.append(("Upload", [("Key", key), ("UploadId", each.name), ("Initiated", begun)]))
+    return xml_answer("ListMultipartUploadsResult", rows)
+
+
+def _encoding(request: S3Request) -> str:
+    encoding = request.parameters.get("encoding-type", "")
+    if encoding not in ("", "url"):
+        raise S3Error("InvalidArgument", "encoding-type is url, or left out.")
+    return encoding
+
+
+def _remove(store: ObjectStore, bucket: str, key: str, runner: Runner) -> None:
     store.discard(runner, store.index.remove(bucket, key))
 
 

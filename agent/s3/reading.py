@@ -8,7 +8,6 @@ connection after it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -21,6 +20,7 @@ from agent.s3.counters import S3Counters
 from agent.s3.errors import S3Error
 from agent.s3.index import StoredObject
 from agent.s3.requests import Operation, S3Request, byte_range
+from agent.s3.shares import Place, Shares
 from agent.s3.store import LostObject, ObjectReader, ObjectStore
 from agent.s3.workers import Workers
 from agent.s3.xml_out import http_time
@@ -41,16 +41,18 @@ class ObjectStream:
         start: int,
         end: int,
         first: bytearray,
-        done: Callable[[], None],
+        whose: ObjectStore,
+        place: Place,
     ) -> None:
-        """`done` is called once at the end."""
+        """`place` is given back at the end."""
         self._workers = workers
         self._counters = counters
         self._reader = reader
         self._start = start
         self._end = end
         self._first = first
-        self._done = done
+        self._whose = whose
+        self._place = place
         self._closed = False
         self.length = end - start
 
@@ -89,7 +91,7 @@ class ObjectStream:
 
     async def _read_on(self, into: memoryview, offset: int, lost: list[Exception]) -> None:
         try:
-            await self._workers.run(lambda runner: self._reader.read(runner, offset, into))
+            await self._workers.run(self._whose, lambda runner: self._reader.read(runner, offset, into))
         except (LostObject, S3Error) as error:
             lost.append(error)
 
@@ -97,21 +99,22 @@ class ObjectStream:
         if not self._closed:
             self._closed = True
             try:
-                await self._workers.run(self._reader.close)
+                await self._workers.run(self._whose, self._reader.close)
             finally:
-                self._done()
+                self._place.give_back()
 
 
 class ObjectReads:
     """GetObject and HeadObject of all tenants."""
 
-    def __init__(self, workers: Workers, counters: S3Counters, transfers: trio.CapacityLimiter) -> None:
+    def __init__(self, workers: Workers, counters: S3Counters, transfers: Shares) -> None:
         self._workers = workers
         self._counters = counters
         self._transfers = transfers
 
     async def head(self, store: ObjectStore, request: S3Request) -> Answer:
-        found = await self._workers.run(lambda runner: store.index.find(request.bucket, request.key))
+        found = await self._workers.ask(store, lambda: store.index.find(request.bucket, request.key))
+        _check_conditions(request, found)
         answer = _described(request, found)
         if (part := _wanted(request, found)) is not None:
             answer.status = 206
@@ -129,13 +132,13 @@ class ObjectReads:
                 found = store.index.find(request.bucket, request.key)
                 _check_conditions(request, found)
                 part = _wanted(request, found)
+                answer = _described(request, found, whole=part is None)
                 start, end = part or (0, found.size)
                 first = bytearray(min(PIECE_BYTES, end - start))
                 reader = None
                 try:
                     reader = ObjectReader(store, found)
                     reader.read(runner, start, memoryview(first))
-                    answer = _described(request, found, whole=part is None)
                     return found, reader, first, part, answer
                 except LostObject:
                     if reader is not None:
@@ -149,19 +152,17 @@ class ObjectReads:
                     raise
             raise S3Error("NoSuchKey", "There is no such object.")
 
-        await self._transfers.acquire()
+        place = await self._transfers.take(store)
         try:
-            found, reader, first, part, answer = await self._workers.run(begin)
+            found, reader, first, part, answer = await self._workers.run(store, begin, first=True)
         except BaseException:
-            self._transfers.release()
+            place.give_back()
             raise
         start, end = part or (0, found.size)
         if part is not None:
             answer.status = 206
             answer.headers.append(("content-range", f"bytes {start}-{end - 1}/{found.size}"))
-        answer.stream = ObjectStream(
-            self._workers, self._counters, reader, start, end, first, self._transfers.release
-        )
+        answer.stream = ObjectStream(self._workers, self._counters, reader, start, end, first, store, place)
         return answer
 
 
@@ -189,7 +190,6 @@ def names(condition: str, etag: str) -> bool:
 
 
 def _described(request: S3Request, found: StoredObject, *, whole: bool = True) -> Answer:
-    _check_conditions(request, found)
     headers = {"content-type": "binary/octet-stream", **found.headers}
     for name, value in request.parameters.items():
         if name.startswith("response-"):

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
+from agent.s3.checks import ALGORITHMS, PREFIX
 from agent.s3.errors import S3Error
 from agent.s3.signature import HttpRequest
+from agent.s3.xml_out import UNFIT
 
 KEY_BYTES_MAX: Final = 1024
 TARGET_BYTES_MAX: Final = 8192
 PARAMETERS_MAX: Final = 64
 BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-# What XML 1.0 cannot carry would make a listing unreadable.
-_UNFIT = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
 _TOKEN = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _PRINTABLE = re.compile(r"(?:[!-~\xa0-\xff](?:[\t -~\xa0-\xff]*[!-~\xa0-\xff])?)?")
 _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -98,6 +98,8 @@ _NOT_HERE: Final = (
 """How headers begin that ask for what is not there; ignoring them would do something else than was asked."""
 _ONLY: Final = {"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"}
 """Headers with one value that asks for what is done anyway."""
+_CHECKSUMS: Final = frozenset({*ALGORITHMS, "algorithm", "mode", "type"})
+"""What `x-amz-checksum-` goes on with; of any other it would not be known whether it is right."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
@@ -111,6 +113,13 @@ class S3Request:
     bucket: str
     key: str
     parameters: Mapping[str, str]
+
+    @property
+    def body_headers(self) -> Mapping[str, str]:
+        """Those that speak of the body. With CompleteMultipartUpload a checksum is that of the object."""
+        if self.operation is not Operation.COMPLETE_UPLOAD:
+            return self.headers
+        return {name: value for name, value in self.headers.items() if not name.startswith(PREFIX)}
 
     @property
     def resource(self) -> str:
@@ -184,6 +193,8 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
     for header, value in headers.items():
         if header.startswith(_NOT_HERE) or _ONLY.get(header, value) != value:
             raise S3Error("NotImplemented", f"{header} is not known here, or not with that value.")
+        if header.startswith(PREFIX) and header.removeprefix(PREFIX) not in _CHECKSUMS:
+            raise S3Error("NotImplemented", f"{header} is no checksum that is known here.")
         is_fit = _TOKEN.fullmatch(header) and _PRINTABLE.fullmatch(value)
         if header.startswith("x-amz-meta-") and not is_fit:
             raise S3Error("InvalidArgument", "Metadata is not in the form of a header.")
@@ -202,7 +213,7 @@ def check_key(key: str) -> None:
     """Raises S3Error where a key is none that S3 or this door takes."""
     if len(key.encode()) > KEY_BYTES_MAX:
         raise S3Error("KeyTooLongError", f"A key has {KEY_BYTES_MAX} bytes at the most.")
-    if not key or _UNFIT.search(key):
+    if not key or UNFIT.search(key):
         raise S3Error("InvalidArgument", "A key has no control characters.")
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import trio
-
 from agent.s3.answers import Answer
 from agent.s3.body import Body
 from agent.s3.counters import S3Counters
@@ -13,6 +11,7 @@ from agent.s3.credentials import AccessKey
 from agent.s3.listing import Listings
 from agent.s3.reading import ObjectReads
 from agent.s3.requests import Hosts, Operation, S3Request
+from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
 from agent.s3.workers import Workers
 from agent.s3.writing import ObjectWrites
@@ -31,8 +30,10 @@ class S3Service:
         counters: S3Counters,
     ) -> None:
         """`keys` by their ids, `stores` by their tenants."""
-        transfers = trio.CapacityLimiter(section.transfers)
+        transfers = Shares(section.transfers, stores.values())
         self.keys = keys
+        self.connections = Shares(section.connections, stores)
+        """Of those whose tenant is known; the door counts all."""
         self.counters = counters
         self.hosts = Hosts(section.domain, section.bucket_of_host)
         self._stores = stores
@@ -63,16 +64,17 @@ class S3Service:
                 return await self._reads.head(store, request)
             case Operation.DELETE_OBJECT:
                 return await self._listings.delete(store, request)
-            case Operation.LIST_OBJECTS | Operation.LIST_OBJECTS_V1:
-                return await self._listings.objects(store, request)
+            case (
+                Operation.LIST_OBJECTS
+                | Operation.LIST_OBJECTS_V1
+                | Operation.LIST_PARTS
+                | Operation.LIST_UPLOADS
+            ):
+                return await self._listings.page(store, request)
             case Operation.CREATE_UPLOAD:
                 return await self._writes.begin_upload(store, request)
             case Operation.ABORT_UPLOAD:
                 return await self._writes.abort_upload(store, request)
-            case Operation.LIST_PARTS:
-                return await self._listings.parts(store, request)
-            case Operation.LIST_UPLOADS:
-                return await self._listings.uploads(store, request)
             case Operation.HEAD_BUCKET:
                 return await self._listings.head_bucket(store, request)
             case Operation.GET_BUCKET_LOCATION:

@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -59,6 +60,8 @@ class ObjectStore:
         self._lock = threading.Lock()
         self._count = 0
         self._writing: set[str] = set()
+        self._read: Counter[str] = Counter()
+        """Files that readers want yet, and how many do: of as many objects as bodies move, 10,000 each."""
 
     def close(self) -> None:
         """No operation may be under way."""
@@ -81,9 +84,33 @@ class ObjectStore:
         with self._lock:
             self._writing.discard(name)
 
+    def hold(self, found: StoredObject) -> list[Piece]:
+        """The files of an object, which stay until `let_go`. Raises LostObject where it was replaced."""
+        pieces = self.index.pieces(found)
+        with self._lock:
+            self._read.update(piece.file for piece in pieces)
+        # Who removes files has taken the object out of the index before it looks who reads them. So where the
+        # object is still there after its files were held, they stay.
+        if sum(piece.size for piece in pieces) != found.size or not self.index.has(found):
+            self.let_go(pieces)
+            raise LostObject("it was replaced while it was looked for")
+        return pieces
+
+    def let_go(self, pieces: Sequence[Piece]) -> None:
+        """A reader is done. What is spare by now goes when the store is tidied next."""
+        with self._lock:
+            self._read.subtract(piece.file for piece in pieces)
+            for piece in pieces:
+                if not self._read[piece.file]:
+                    del self._read[piece.file]
+
     def discard(self, runner: Runner, names: Sequence[str]) -> None:
-        """Remove files that no object names any more. What cannot be removed now is tried again later."""
+        """Remove files that no object names any more. What cannot be removed now, or is being read by one who
+        found it before, is tried again later."""
         for name in names:
+            with self._lock:
+                if name in self._read:
+                    continue
             try:
                 settle(self.files.unlink(_NOBODY, ROOT, name.encode()), runner)
             except FsError as refused:
@@ -96,9 +123,11 @@ class ObjectStore:
         """Remove some of what is left over; whether there may be more."""
         # What was being written before the table was read may be an object's by now; what is newer, too.
         with self._lock:
-            writing, newest = set(self._writing), self._name(self._count)
-        spare = self.index.spare(TIDY_FILES + len(writing))
-        names = [name for name in spare if name not in writing and name <= newest][:TIDY_FILES]
+            writing, newest, read = set(self._writing), self._name(self._count), len(self._read)
+        spare = self.index.spare(TIDY_FILES + len(writing) + read)
+        with self._lock:
+            left = [name for name in spare if name not in self._read]
+        names = [name for name in left if name not in writing and name <= newest][:TIDY_FILES]
         self.discard(runner, names)
         return runner.run(self.files.collect()) or len(names) == TIDY_FILES
 
@@ -181,14 +210,16 @@ class FileWriter:
 
 
 class ObjectReader:
-    """The bytes of one object as it was when it was found. Used by one thread at a time."""
+    """The bytes of one object as it was when it was found, whoever replaces or removes it meanwhile.
+
+    Used by one thread at a time, and closed by who made it.
+    """
 
     def __init__(self, store: ObjectStore, found: StoredObject) -> None:
+        """Raises LostObject."""
         self._store = store
-        self._pieces = store.index.pieces(found)
         self._open: tuple[str, int, int] | None = None
-        if sum(piece.size for piece in self._pieces) != found.size:
-            raise LostObject("it was replaced while it was looked for")
+        self._pieces = store.hold(found)
 
     def read(self, runner: Runner, offset: int, into: memoryview) -> None:
         """Fill `into`. Raises LostObject, or S3Error where the bytes may come back."""
@@ -220,7 +251,7 @@ class ObjectReader:
         if self._open is not None:
             if self._open[0] == piece.file:
                 return self._open[1:]
-            self.close(runner)
+            self._shut(runner)
         files = self._store.files
         entry = settle(files.lookup(_NOBODY, ROOT, piece.file.encode()), runner)
         try:
@@ -241,6 +272,11 @@ class ObjectReader:
         return False
 
     def close(self, runner: Runner) -> None:
+        self._shut(runner)
+        pieces, self._pieces = self._pieces, []
+        self._store.let_go(pieces)
+
+    def _shut(self, runner: Runner) -> None:
         if self._open is not None:
             _, ino, handle = self._open
             self._open = None

@@ -10,11 +10,9 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeAlias
-
-import trio
 
 from agent.pool.steps import Runner
 from agent.s3.answers import Answer, xml_answer
@@ -24,9 +22,11 @@ from agent.s3.counters import S3Counters
 from agent.s3.errors import S3Error
 from agent.s3.index import PARTS_MAX, Part, Piece, StoredObject, Upload
 from agent.s3.requests import S3Request
+from agent.s3.shares import Shares
 from agent.s3.store import FileWriter, ObjectStore
+from agent.s3.whole import FULL, whole_checksum
 from agent.s3.workers import Workers
-from agent.s3.xml_in import read_rows
+from agent.s3.xml_out import Element
 
 PART_BYTES_MIN: Final = 5 << 20
 """Of every part but the last, as with S3."""
@@ -41,9 +41,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class ObjectWrites:
     """What makes objects, of all tenants."""
 
-    def __init__(
-        self, workers: Workers, counters: S3Counters, transfers: trio.CapacityLimiter, body_max: int
-    ) -> None:
+    def __init__(self, workers: Workers, counters: S3Counters, transfers: Shares, body_max: int) -> None:
         self._workers = workers
         self._counters = counters
         self._transfers = transfers
@@ -53,7 +51,7 @@ class ObjectWrites:
         _need_length(body)
         headers = _kept_headers(request.headers)
         only_new = _only_new(request.headers)
-        await self._workers.run(lambda runner: store.index.check_bucket(request.bucket))
+        await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
 
         def commit(runner: Runner, piece: Piece) -> list[str]:
             new = StoredObject(
@@ -67,7 +65,7 @@ class ObjectWrites:
     async def put_part(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         _need_length(body)
         number, name = _part_number(request.parameters["partNumber"]), _upload_name(request)
-        await self._workers.run(lambda runner: store.index.upload(request.bucket, request.key, name))
+        await self._workers.ask(store, lambda: store.index.upload(request.bucket, request.key, name))
 
         def commit(runner: Runner, piece: Piece) -> list[str]:
             part = Part(number, piece, body.checks.md5, time.time_ns(), body.checks.checksum)
@@ -78,7 +76,7 @@ class ObjectWrites:
 
     async def _into_file(self, store: ObjectStore, body: Body, commit: Commit) -> None:
         """The body in a file that the index names. A body of one piece is one job."""
-        async with self._transfers:
+        with await self._transfers.take(store):
             writer: FileWriter | None = None
             try:
                 while True:
@@ -86,18 +84,20 @@ class ObjectWrites:
                     if body.is_over:
                         break
                     assert piece is not None, "before the end there are pieces"
-                    writer = await self._workers.run(partial(_more, store, body, writer, piece))
-                last, writer, begun = piece or memoryview(b""), None, writer
-                await self._workers.run(partial(_last, store, body, begun, last, commit))
+                    more, is_first = partial(_more, store, body, writer, piece), writer is None
+                    writer = await self._workers.run(store, more, first=is_first)
+                end = partial(_last, store, body, writer, piece or memoryview(b""), commit)
+                is_first, writer = writer is None, None
+                await self._workers.run(store, end, first=is_first)
                 self._counters.bytes_written += body.length
             finally:
                 if writer is not None:
-                    await self._workers.run(writer.drop)
+                    await self._workers.run(store, writer.drop)
 
     async def begin_upload(self, store: ObjectStore, request: S3Request) -> Answer:
         headers = _kept_headers(request.headers)
         new = Upload(secrets.token_urlsafe(24), request.key, time.time_ns(), headers)
-        await self._workers.run(lambda runner: store.index.begin_upload(request.bucket, new))
+        await self._workers.ask(store, lambda: store.index.begin_upload(request.bucket, new))
         names = [("Bucket", request.bucket), ("Key", request.key), ("UploadId", new.name)]
         answer = xml_answer("InitiateMultipartUploadResult", names)
         if algorithm := request.headers.get("x-amz-checksum-algorithm"):
@@ -105,30 +105,38 @@ class ObjectWrites:
         return answer
 
     async def complete_upload(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
-        rows, _ = read_rows(await body.document(self._transfers), "CompleteMultipartUpload", "Part")
+        with await self._transfers.take(store):
+            rows = (await body.rows("CompleteMultipartUpload", "Part")).rows
         name, only_new = _upload_name(request), _only_new(request.headers)
+        etag = _etag_of([row.get("ETag", "") for row in rows])
 
         def complete(runner: Runner) -> str:
             upload = store.index.upload(request.bucket, request.key, name)
             parts = _chosen(rows, {part.number: part for part in store.index.parts(name)})
-            md5 = hashlib.md5(b"".join(bytes.fromhex(part.etag) for part in parts), usedforsecurity=False)
-            etag = f"{md5.hexdigest()}-{len(parts)}"
+            checksum = whole_checksum(request.headers, parts)
             size = sum(part.piece.size for part in parts)
-            new = StoredObject(request.key, size, etag, time.time_ns(), 0, upload.headers)
+            new = StoredObject(request.key, size, etag, time.time_ns(), 0, upload.headers, checksum)
             spare = store.index.complete_upload(request.bucket, name, new, parts, only_new=only_new)
             store.discard(runner, spare)
-            return etag
+            return checksum
 
-        etag = await self._workers.run(complete)
-        return xml_answer(
-            "CompleteMultipartUploadResult",
-            [
-                ("Location", request.resource),
-                ("Bucket", request.bucket),
-                ("Key", request.key),
-                ("ETag", f'"{etag}"'),
-            ],
-        )
+        def complete_once(runner: Runner) -> str:
+            try:
+                return complete(runner)
+            except S3Error:
+                # It may have ended by a request before, whose answer did not reach its client.
+                earlier = store.index.completed(request.bucket, request.key, name)
+                if earlier is None or earlier[0] != etag:
+                    raise
+                return earlier[1]
+
+        checksum = await self._workers.run(store, complete_once, first=True)
+        found: list[Element] = [("Location", request.resource), ("Bucket", request.bucket)]
+        found += [("Key", request.key), ("ETag", f'"{etag}"')]
+        if checksum:
+            algorithm, _, value = checksum.partition(":")
+            found += [("Checksum" + algorithm.upper(), value), ("ChecksumType", FULL)]
+        return xml_answer("CompleteMultipartUploadResult", found)
 
     async def abort_upload(self, store: ObjectStore, request: S3Request) -> Answer:
         name = _upload_name(request)
@@ -137,7 +145,7 @@ class ObjectWrites:
             store.index.upload(request.bucket, request.key, name)
             store.discard(runner, store.index.abort_upload(name))
 
-        await self._workers.run(abort)
+        await self._workers.run(store, abort, first=True)
         return Answer(204)
 
 
@@ -216,6 +224,15 @@ def _kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     if sum(len(name) + len(value) for name, value in kept.items()) > HEADERS_BYTES_MAX:
         raise S3Error("MetadataTooLarge", f"Headers and metadata have {HEADERS_BYTES_MAX} bytes at the most.")
     return kept
+
+
+def _etag_of(etags: Sequence[str]) -> str:
+    """Of a multipart object, from those of its parts as a client names them; empty where they are none."""
+    try:
+        sums = b"".join(bytes.fromhex(etag.strip('"')) for etag in etags)
+    except ValueError:
+        return ""
+    return f"{hashlib.md5(sums, usedforsecurity=False).hexdigest()}-{len(etags)}"
 
 
 def _chosen(rows: list[dict[str, str]], parts: Mapping[int, Part]) -> list[Part]:

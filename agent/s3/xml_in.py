@@ -1,12 +1,13 @@
 """The two documents that clients send, read without anything XML can do beyond elements and text.
 
 A document type declaration is refused at its first byte, so there are no entities, and none to expand; depth,
-elements and text have bounds.
+elements, text and whatever stands between two angle brackets have bounds. A document is read in slices, and
+whoever has others to serve serves them in between.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 from xml.parsers import expat
 
@@ -16,6 +17,10 @@ DOCUMENT_BYTES_MAX: Final = 4 << 20
 DEPTH_MAX: Final = 4
 TEXT_MAX: Final = 4096
 ROWS_MAX: Final = 10_000
+LEAVES_MAX: Final = 16
+"""Elements of one row, or of all that is in none."""
+SLICE_BYTES: Final = 16 << 10
+"""Read in a few milliseconds, whatever is in it."""
 
 
 def read_rows(document: bytes, root: str, row: str) -> tuple[list[dict[str, str]], dict[str, str]]:
@@ -23,36 +28,54 @@ def read_rows(document: bytes, root: str, row: str) -> tuple[list[dict[str, str]
 
     Raises S3Error.
     """
-    reader = _Reader(root, row)
-    parser = expat.ParserCreate("UTF-8", " ")  # whatever the document says of itself
-    parser.StartDoctypeDeclHandler = reader.refuse
-    parser.EntityDeclHandler = reader.refuse
-    parser.StartElementHandler = reader.start
-    parser.EndElementHandler = reader.end
-    parser.CharacterDataHandler = reader.text
-    parser.buffer_text = True
-    if len(document) > DOCUMENT_BYTES_MAX:
-        raise _malformed()
-    try:
-        parser.Parse(document, True)
-    except expat.ExpatError:
-        raise _malformed() from None
+    reader = RowsReader(root, row)
+    for _ in reader.read(document):
+        pass
     return reader.rows, reader.leaves
 
 
-class _Reader:
+class RowsReader:
+    """Reads one document; then `rows` and `leaves` are what `read_rows` returns."""
+
     def __init__(self, root: str, row: str) -> None:
         self._root = root
         self._row = row
         self._path: list[str] = []
         self._text = ""
+        self._others = 0
+        self._events = 0
         self.rows: list[dict[str, str]] = []
         self.leaves: dict[str, str] = {}
 
-    def refuse(self, *_: object) -> None:
+    def read(self, document: bytes) -> Iterator[None]:
+        """Each step reads a slice. Raises S3Error."""
+        parser = expat.ParserCreate("UTF-8", " ")  # whatever the document says of itself
+        parser.StartDoctypeDeclHandler = self._refuse
+        parser.EntityDeclHandler = self._refuse
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._take_text
+        parser.buffer_text = True
+        if len(document) > DOCUMENT_BYTES_MAX:
+            raise _malformed()
+        try:
+            for at in range(0, len(document), SLICE_BYTES):
+                events = self._events
+                parser.Parse(document[at : at + SLICE_BYTES], False)
+                # A tag may have any number of attributes, which would all be made at its end. One that is
+                # as long as this has more than anything that is wanted here.
+                if events == self._events and at + SLICE_BYTES < len(document):
+                    raise _malformed()
+                yield
+            parser.Parse(b"", True)
+        except expat.ExpatError:
+            raise _malformed() from None
+
+    def _refuse(self, *_: object) -> None:
         raise _malformed()
 
-    def start(self, name: str, attributes: Mapping[str, str]) -> None:
+    def _start(self, name: str, attributes: Mapping[str, str]) -> None:
+        self._events += 1
         self._path.append(name.rpartition(" ")[2])
         self._text = ""
         if len(self._path) > DEPTH_MAX or self._path[0] != self._root:
@@ -61,13 +84,20 @@ class _Reader:
             if len(self.rows) == ROWS_MAX:
                 raise _malformed()
             self.rows.append({})
+            self._others = 0
+            return
+        self._others += 1
+        if self._others > LEAVES_MAX:
+            raise _malformed()
 
-    def text(self, data: str) -> None:
+    def _take_text(self, data: str) -> None:
+        self._events += 1
         self._text += data
         if len(self._text) > TEXT_MAX:
             raise _malformed()
 
-    def end(self, name: str) -> None:
+    def _end(self, name: str) -> None:
+        self._events += 1
         if len(self._path) == 3 and self._path[1] == self._row:
             self.rows[-1][self._path[2]] = self._text
         elif len(self._path) == 2 and self._path[1] != self._row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final, TypeAlias, Union
@@ -9,6 +10,8 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
+UNFIT: Final = re.compile(r"[\x00-\x1f\x7f\ufffe\uffff]")
+"""What XML 1.0 cannot carry, or nobody could read."""
 _DECLARATION: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
 
 Content: TypeAlias = Union[str, int, bool, "Iterable[Element]"]
@@ -31,6 +34,8 @@ def _inner(content: Content) -> str:
 
 
 def error(code: str, message: str, resource: str, request_id: str) -> bytes:
+    """What XML cannot carry, and a refused request may have had, is replaced."""
+    message, resource = (UNFIT.sub("\ufffd", text) for text in (message, resource))
     fields = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
     return document("Error", fields, bare=True)
 

@@ -8,14 +8,13 @@ that has to authenticate, and `#` begins a comment:
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import Final
 
 from nvmeof.authentication.credentials import ALL_GROUPS, ALL_HASHES, Credentials
+from nvmeof.authentication.private_files import SecretFileError as SecretFileError  # part of this face
+from nvmeof.authentication.private_files import read_private, write_private
 from nvmeof.authentication.secret import DhchapSecret, parse_secret
-from nvmeof.errors import NvmeofError
 from nvmeof.wire.authentication import GroupId, HashId
 from nvmeof.wire.fabrics import encode_nqn
 
@@ -25,46 +24,11 @@ MAX_FILE_BYTES: Final = 1 << 20
 MAX_HOSTS: Final = 1024
 
 
-class SecretFileError(NvmeofError):
-    """A file of secrets is not usable: ours to mend. `advice` says how."""
-
-    def __init__(self, message: str, advice: str) -> None:
-        super().__init__(f"{message}; {advice}")
-        self.message = message
-        self.advice = advice
-
-
-def _others_bits(path: Path) -> int:
-    """The mode bits that must not be set. A credential of systemd is root's and readable by an ACL, which the
-    mode shows as the group's; its folder is closed to others.
-    """
-    folder = os.environ.get("CREDENTIALS_DIRECTORY", "")
-    return 0o037 if folder and path.parent == Path(folder) else 0o077
-
-
 def _read(path: Path) -> str:
     try:
-        # O_NONBLOCK: a FIFO in its place must not hang us.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise SecretFileError(f"cannot open {path}: {error.strerror}", "check the path") from None
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise SecretFileError(f"{path} is no regular file", "name the file of the secret itself")
-        if facts.st_mode & _others_bits(path):
-            raise SecretFileError(
-                f"{path} can be read by others (mode {stat.S_IMODE(facts.st_mode):04o})",
-                f"chmod 600 {path}, and think about who may have read it meanwhile",
-            )
-        if facts.st_size > MAX_FILE_BYTES:
-            raise SecretFileError(f"{path} has {facts.st_size} bytes", "name the file of the secret")
-        with os.fdopen(os.dup(descriptor), "rb") as file:
-            return file.read(MAX_FILE_BYTES).decode("ascii")
+        return read_private(path, MAX_FILE_BYTES).decode("ascii")
     except UnicodeDecodeError:
         raise SecretFileError(f"{path} holds no DH-HMAC-CHAP secret", "it is text") from None
-    finally:
-        os.close(descriptor)
 
 
 def read_secret_file(path: Path) -> DhchapSecret:
@@ -115,19 +79,4 @@ def read_hosts_file(
 
 def write_secret_file(path: Path, secret: DhchapSecret) -> None:
     """Write a secret to a new file of mode 0600. Raises `SecretFileError`; a file is never overwritten."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        raise SecretFileError(
-            f"{path} exists, and a secret is never overwritten", "choose another path"
-        ) from None
-    except OSError as error:
-        raise SecretFileError(f"cannot create {path}: {error.strerror}", "check the folder") from None
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secret.text() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise SecretFileError(f"cannot write {path}: {error.strerror}", "check the disk") from None
+    write_private(path, secret.text() + "\n")

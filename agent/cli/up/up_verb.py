@@ -175,9 +175,10 @@ def up(
     lock = int(os.environ.pop(_LOCK_FROM_PARENT, "-1"))
     if lock < 0:
         lock = layout.take_lock()
+    s3_was = layout.s3_port.read_text().strip() if s3 and layout.s3_port.exists() else ""
     if detach_:
         _detached(layout, lock)
-        _say_ready(layout, options)
+        _say_ready(layout, options, s3_was)
         return
     drives_each = ["--drives", str(drives), "--drive-size", drive_size]
     if prefault and media is Media.MEMORY:
@@ -198,7 +199,7 @@ def up(
         if not stop.is_set():
             pool.warn_of_what_is_away()
             is_up = True
-            _say_ready(layout, options)
+            _say_ready(layout, options, s3_was)
         while not stop.wait(TEND_SECONDS) and not pool.was_unmounted():
             if restart:
                 pool.tend()
@@ -209,11 +210,15 @@ def up(
         layout.sign_off(lock)
 
 
-def _say_ready(layout: Layout, options: AgentOptions) -> None:
+def _say_ready(layout: Layout, options: AgentOptions, s3_was: str = "") -> None:
+    """`s3_was`: the port of S3 the last time, which clients may have in their settings."""
     if options.virtiofs:
         print(f"a GPU host that mounts it: g35 host --socket {layout.virtiofs_socket}", flush=True)
     if options.s3:
-        url = f"http://127.0.0.1:{layout.s3_port.read_text().strip()}"
+        port = layout.s3_port.read_text().strip()
+        if s3_was not in ("", port):
+            print(f"S3: port {s3_was} is another program's now: tell clients of {port}", flush=True)
+        url = f"http://127.0.0.1:{port}"
         print(f"S3: {url}, bucket {S3_BUCKET}, access key in {layout.s3_credentials}", flush=True)
     print("ready", flush=True)
 
@@ -279,6 +284,7 @@ class _Pool:
     def start(self, stop: threading.Event) -> None:
         """Bring everything up in its order; returns early once `stop` is set."""
         layout = self._layout
+        are_new = self._media is Media.MEMORY or not layout.has_drives()
         for number in range(self._count):
             self._enclosures.append(self._enclosure(number))
         for child in self._enclosures:
@@ -298,7 +304,7 @@ class _Pool:
                 new_credentials_file(layout.s3_credentials)
         text = agent_toml(layout, self._mount, ready, self._options, s3_port)
         layout.configuration.write_text(text)
-        self._format_if_blank(stop)
+        self._format_if_blank(stop, are_new)
         if stop.is_set():
             return
         clear_dead_mount(self._mount)
@@ -393,17 +399,22 @@ class _Pool:
         self._layout.enclosure(number, "port").write_text(f"{found['port']}\n")
         return found
 
-    def _format_if_blank(self, stop: threading.Event) -> None:
-        """Format a pool where the drives carry none. A pool that is there is never touched."""
+    def _format_if_blank(self, stop: threading.Event, are_new: bool) -> None:
+        """Format a pool where the drives carry none. A pool that is there is never touched.
+
+        Drives that `are_new` are not looked at first, which takes a second: a format looks as well, and is
+        refused where one carries anything.
+        """
         command = [sys.executable, "-P", "-m", "agent.cli", "pool"]
         config = ["--config", str(self._layout.configuration)]
-        shown = _run([*command, "show", "--json", *config])
-        if stop.is_set():
-            return
-        if shown.returncode:
-            raise G35Error(f"cannot look at the drives: {shown.stderr.strip()}")
-        if json.loads(shown.stdout)["pool"] is not None:
-            return
+        if not are_new:
+            shown = _run([*command, "show", "--json", *config])
+            if stop.is_set():
+                return
+            if shown.returncode:
+                raise G35Error(f"cannot look at the drives: {shown.stderr.strip()}")
+            if json.loads(shown.stdout)["pool"] is not None:
+                return
         self._formatted = True
         formatted = _run([*command, "format", *config])
         if formatted.returncode and not stop.is_set():

@@ -6,6 +6,7 @@ import hashlib
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -191,6 +192,26 @@ def test_a_client_that_goes_in_the_middle_of_an_answer_leaves_nothing_open(s3: S
     wait_until(lambda: s3.stores["one"].files.gauges().open_files == 0, what="files to be closed")
     client.delete_object(Bucket=BUCKET, Key="a")
     wait_until(lambda: holds_nothing(s3))
+
+
+@pytest.mark.parametrize("name", ["prefix", "delimiter", "start-after"])
+def test_what_xml_cannot_carry_is_listed_by_an_encoding_or_not_at_all(s3: Served, name: str) -> None:
+    s3.client().put_object(Bucket=BUCKET, Key="a", Body=b"")
+    target = f"/blocks?list-type=2&{name}=%01"
+    status, body = send(s3, signed_head("GET", target)[0])
+    assert (status, b"InvalidArgument" in body) == (400, True)
+    status, body = send(s3, signed_head("GET", target + "&encoding-type=url")[0])
+    assert (status, ElementTree.fromstring(body).tag.rpartition("}")[2]) == (200, "ListBucketResult")
+    for unknown in ("/blocks?uploads&encoding-type=x", "/blocks?uploads&delimiter=/"):
+        assert send(s3, signed_head("GET", unknown)[0])[0] in (400, 501)
+
+
+@pytest.mark.parametrize("query", ["?x%01y=1", "?X-Amz-Tagging%01=1"])
+def test_a_refusal_is_a_document_and_names_what_was_asked_for(s3: Served, query: str) -> None:
+    status, body = send(s3, f"GET /blocks/a%01b{query} HTTP/1.1\r\nhost: a\r\n\r\n".encode())
+    assert (status, ElementTree.fromstring(body).findtext("Resource")) == (403, "/blocks/a\ufffdb")
+    body = send(s3, signed_head("GET", "/blocks/a" + query)[0])[1]
+    assert ElementTree.fromstring(body).findtext("Code") in ("NotImplemented", "AccessDenied")
 
 
 def test_requests_in_a_row_on_one_connection_are_answered_in_order(s3: Served) -> None:

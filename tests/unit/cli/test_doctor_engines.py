@@ -164,6 +164,10 @@ def test_the_mount_is_not_looked_at_before_the_engine_is_asked(monkeypatch: pyte
     assert "/mnt/hangs" not in looked
 
 
-def test_an_interpreter_without_an_engine_is_wrong_use() -> None:
-    done = CliRunner().invoke(_application("doctor"), ["doctor", "--python", sys.executable])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--python", sys.executable), ("--mount", "/mnt/g35"), ("--volume", "kv")]
+)
+def test_what_is_of_an_engine_is_wrong_use_without_one(option: str, value: str) -> None:
+    done = CliRunner().invoke(_application("doctor"), ["doctor", option, value])
     assert done.exit_code == 2
+    assert option in done.output

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import threading
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,43 @@ def test_how_much_may_be_registered(
     monkeypatch.setattr(resource, "getrlimit", lambda _which: (limit, limit))
     finding = doctor_verb._locked_memory()
     assert (finding.verdict, finding.detail) == (verdict, detail)
+
+
+MOUNTS = r"""24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+31 24 0:51 / /mnt/stopped rw,nosuid,nodev - fuse.g35 g35 rw,user_id=0
+32 24 0:52 / /mnt/a\040pool rw,nosuid,nodev shared:7 - fuse.g35 g35 rw,user_id=0
+33 24 0:53 / /mnt/of-another-user rw,nosuid,nodev - fuse.g35 g35 rw,user_id=1000
+34 24 0:54 / /mnt/alive rw,nosuid,nodev - fuse.g35 g35 rw,user_id=0
+35 24 0:55 / /mnt/not-ours rw,nosuid,nodev - fuse.sshfs host: rw,user_id=0
+"""
+
+
+@pytest.mark.parametrize(
+    ("stopped", "detail", "advice"),
+    [
+        (False, "dead: /mnt/a pool", "umount -l"),
+        (True, "no answer within 0.05 s: /mnt/stopped; dead: /mnt/a pool", "`kill -CONT`"),
+    ],
+)
+def test_a_mount_that_does_not_answer_is_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, detail: str, advice: str
+) -> None:
+    table, end = tmp_path / "mountinfo", threading.Event()
+    table.write_text(MOUNTS)
+
+    def statvfs(mount: Path) -> None:
+        if mount == Path("/mnt/stopped") and stopped:
+            end.wait(60)
+        if mount == Path("/mnt/a pool"):
+            raise OSError(errno.ENOTCONN, "dead")
+        if mount == Path("/mnt/of-another-user"):
+            raise OSError(errno.EACCES, "not yours")
+        assert mount != Path("/mnt/not-ours")
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    try:
+        finding = doctor_verb._mounts_that_fail(table, seconds=0.05)
+    finally:
+        end.set()
+    assert (finding.verdict, finding.detail) == (Verdict.WITHOUT, detail)
+    assert advice in finding.advice

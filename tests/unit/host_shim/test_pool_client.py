@@ -123,6 +123,8 @@ def test_prestage_pin_delete(agent: ScriptedAgent, volume: Volume) -> None:
 def test_time_to_live_goes_along_in_whole_seconds(agent: ScriptedAgent, volume: Volume) -> None:
     volume.put(KEY, b"v", ttl=59.01)
     assert agent.expiries[KEY] == 60
+    with pytest.raises(ValueError, match="4294967295"):
+        volume.put(KEY, b"v", ttl=1 << 40)
 
 
 def test_causes_of_holes_cost_a_round_trip_only_where_there_are_holes(

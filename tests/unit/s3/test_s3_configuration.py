@@ -104,6 +104,8 @@ def test_a_file_of_access_keys_that_others_can_read_is_refused(tmp_path: Path) -
     (tmp_path / "link").symlink_to(file)
     with pytest.raises(ConfigError, match="cannot open"):
         read_credentials_file(tmp_path / "link", "default")
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_credentials_file(tmp_path, "default")
 
 
 def test_a_tenant_without_volumes_of_blocks_has_no_door(tmp_path: Path) -> None:

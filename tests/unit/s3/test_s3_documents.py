@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 
 from agent.s3.errors import S3Error
-from agent.s3.xml_in import read_rows
-from agent.s3.xml_out import document, http_time, iso_time
+from agent.s3.xml_in import SLICE_BYTES, RowsReader, read_rows
+from agent.s3.xml_out import document, error, http_time, iso_time
 
 BOMB = b"""<?xml version="1.0"?><!DOCTYPE lolz [<!ENTITY a "lol"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>
 <Delete><Object><Key>&b;</Key></Object></Delete>"""
@@ -37,13 +39,33 @@ def test_rows_and_leaves_are_read_with_a_namespace_and_without() -> None:
         b"<Delete>" + b" " * (4 << 20) + b"</Delete>",
         b'<?xml version="1.0" encoding="utf-16"?><\x00D\x00/\x00>\x00',
         b"\xff\xfe\x00",
+        b"<Delete><Object><Key>a</Key>" + b"<a/>" * 17 + b"</Object></Delete>",
+        b"<Delete>" + b"<a/>" * 17 + b"</Delete>",
+        b"<Delete><Object " + b" ".join(b"a%x=''" % each for each in range(9000)) + b"/></Delete>",
+        b"<Delete><!--" + b" " * 40_000 + b"--><Object/></Delete>",
     ],
-    ids=range(12),
+    ids=range(16),
 )
 def test_what_is_no_such_document_is_refused(text: bytes) -> None:
     with pytest.raises(S3Error) as refused:
         read_rows(text, "Delete", "Object")
     assert refused.value.code == "MalformedXML"
+
+
+def test_a_large_document_is_read_in_slices() -> None:
+    rows = [{"PartNumber": str(number), "ETag": f'"{number:032x}"'} for number in range(10_000)]
+    text = "".join(
+        f"<Part><PartNumber>{row['PartNumber']}</PartNumber><ETag>{row['ETag']}</ETag></Part>" for row in rows
+    )
+    whole = f"<Complete>{text}</Complete>".encode()
+    reader = RowsReader("Complete", "Part")
+    assert sum(1 for _ in reader.read(whole)) == -(-len(whole) // SLICE_BYTES)
+    assert reader.rows == rows
+
+
+def test_an_error_carries_nothing_that_xml_cannot() -> None:
+    text = error("InvalidArgument", "a\x01b", "/\x00\ufffe", "1")
+    assert ElementTree.fromstring(text).findtext("Message") == "a\ufffdb"
 
 
 def test_documents_escape_what_they_carry() -> None:

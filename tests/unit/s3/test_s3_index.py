@@ -86,6 +86,32 @@ def test_parts_become_an_object_and_the_others_are_spare(index: Index) -> None:
         assert refused.value.code == "NoSuchUpload"
 
 
+def test_completions_are_remembered_the_latest_of_them_and_as_long_as_their_bucket(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.s3.index.COMPLETED_MAX", 3)
+    for number in range(5):
+        index.begin_upload("blocks", Upload(f"up{number}", "a", number, {}))
+        index.put_part(f"up{number}", part(1, f"f{number}"))
+        new = StoredObject("a", 5, f"tag{number}", number, 0, {}, "crc32:AAAA")
+        index.complete_upload("blocks", f"up{number}", new, [part(1, f"f{number}")])
+    found = [index.completed("blocks", "a", f"up{number}") for number in range(5)]
+    assert found == [None, None, ("tag2", "crc32:AAAA"), ("tag3", "crc32:AAAA"), ("tag4", "crc32:AAAA")]
+    assert index.completed("blocks", "b", "up4") is None
+    index.remove("blocks", "a")
+    index.remove_bucket("blocks")
+    assert index.completed("blocks", "a", "up4") is None
+
+
+def test_an_index_of_before_completions_were_remembered_is_opened(tmp_path: Path) -> None:
+    first = Index(tmp_path / "index.sqlite")
+    first._connection.execute("DROP TABLE completed")
+    first.close()
+    again = Index(tmp_path / "index.sqlite")
+    assert again.completed("blocks", "a", "up") is None
+    again.close()
+
+
 def test_an_aborted_upload_leaves_spare_files(index: Index) -> None:
     index.begin_upload("blocks", Upload("up", "a", 5, {}))
     index.put_part("up", part(1, "f1"))

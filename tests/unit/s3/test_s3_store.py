@@ -9,7 +9,7 @@ import pytest
 
 from agent.fs.files.options import FilesOptions
 from agent.s3.errors import S3Error
-from agent.s3.index import StoredObject
+from agent.s3.index import Piece, StoredObject
 from agent.s3.store import FileWriter, LostObject, ObjectReader, ObjectStore
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
@@ -126,6 +126,68 @@ def test_a_reader_of_a_replaced_object_reads_the_one_that_it_opened(start: Start
     reader.read(RUN, 0, memoryview(into))
     assert into == b"old" * 3000
     reader.close(RUN)
+
+
+def put_in_parts(store: ObjectStore, key: str, *bodies: bytes) -> None:
+    pieces = []
+    for body in bodies:
+        writer = FileWriter(store, RUN)
+        writer.write(RUN, memoryview(body))
+        pieces.append(writer.finish(RUN))
+        writer.keep(RUN)
+    new = StoredObject(key, sum(map(len, bodies)), "tag", 1)
+    store.discard(RUN, store.index.put("blocks", new, pieces))
+
+
+@pytest.mark.parametrize("by", ["put", "remove"])
+def test_a_reader_of_an_object_in_parts_reads_it_to_its_end(
+    start: Start, blocks: MemoryBlockStore, by: str
+) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    bodies = [letter * 3000 for letter in (b"a", b"b", b"c")]
+    put_in_parts(store, "a", *bodies)
+    readers = [ObjectReader(store, store.index.find("blocks", "a")) for _ in range(2)]
+    into = bytearray(10)
+    readers[0].read(RUN, 0, memoryview(into))
+    if by == "put":
+        put(store, "a", b"new" * 3000)
+    else:
+        store.discard(RUN, store.index.remove("blocks", "a"))
+    settle(store)
+    for reader in readers:
+        into = bytearray(9000)
+        reader.read(RUN, 0, memoryview(into))
+        assert into == b"".join(bodies)
+        reader.close(RUN)
+        reader.close(RUN)
+        settle(store)
+    assert store.index.spare(9) == []
+    store.discard(RUN, store.index.remove("blocks", "a"))
+    settle(store)
+    assert not blocks.blocks
+    assert not store.holds_anything()
+
+
+def test_who_is_replaced_between_being_found_and_being_held_is_not_read(start: Start) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put_in_parts(store, "a", b"old", b"old")
+    found = store.index.find("blocks", "a")
+    pieces = store.index.pieces
+
+    def pieces_and_then_replaced(found: StoredObject) -> list[Piece]:
+        rows = pieces(found)
+        put(store, "a", b"new")
+        return rows
+
+    store.index.pieces = pieces_and_then_replaced  # type: ignore[method-assign]
+    with pytest.raises(LostObject):
+        ObjectReader(store, found)
+    store.index.pieces = pieces  # type: ignore[method-assign]
+    settle(store)
+    assert store.index.spare(9) == []
+    assert get(store, "a") == b"new"
 
 
 @pytest.mark.expects_log(".*")

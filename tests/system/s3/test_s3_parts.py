@@ -1,0 +1,123 @@
+"""Objects of several parts: their readers when they are replaced, their checksums, and lost answers."""
+
+from __future__ import annotations
+
+import base64
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from awscrt import checksums
+from boto3.exceptions import S3UploadFailedError
+from boto3.s3.transfer import TransferConfig
+from botocore.exceptions import ClientError
+
+from agent.s3.writing import PART_BYTES_MIN
+from tests.support.s3_served import Served, answer_of, signed_head
+from tests.support.waiting import wait_until
+
+BUCKET, KEY = "blocks", "a"
+DATA = random.Random(5).randbytes(2 * PART_BYTES_MIN + 12_345)
+BODIES = [DATA[at : at + PART_BYTES_MIN] for at in range(0, len(DATA), PART_BYTES_MIN)]
+
+
+def text_of(crc: int, size: int) -> str:
+    return base64.b64encode(crc.to_bytes(size, "big")).decode()
+
+
+def begun(client: Any, bodies: list[bytes] = BODIES, **more: Any) -> dict[str, Any]:
+    """An upload with all of its parts; what it is completed with."""
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key=KEY, **more)["UploadId"]
+    parts = []
+    for number, body in enumerate(bodies, 1):
+        made = client.upload_part(Bucket=BUCKET, Key=KEY, UploadId=upload, PartNumber=number, Body=body)
+        parts.append({"PartNumber": number, "ETag": made["ETag"]})
+    return {"Bucket": BUCKET, "Key": KEY, "UploadId": upload, "MultipartUpload": {"Parts": parts}}
+
+
+def code_of(call: Callable[..., Any], **arguments: Any) -> str:
+    with pytest.raises(ClientError) as refused:
+        call(**arguments)
+    return str(refused.value.response["Error"]["Code"])
+
+
+@pytest.mark.parametrize("by", ["put", "delete", "parts"])
+def test_who_reads_an_object_reads_it_to_its_end_whoever_replaces_it(s3: Served, by: str) -> None:
+    client, other = s3.client(), s3.client()
+    client.complete_multipart_upload(**begun(client))
+    body = client.get_object(Bucket=BUCKET, Key=KEY)["Body"]
+    got = body.read(1 << 20)
+    match by:
+        case "put":
+            other.put_object(Bucket=BUCKET, Key=KEY, Body=b"new")
+        case "delete":
+            other.delete_object(Bucket=BUCKET, Key=KEY)
+        case "parts":
+            other.complete_multipart_upload(**begun(other, [b"new"]))
+    store = s3.stores["one"]
+    wait_until(lambda: len(store.index.spare(9)) == len(BODIES), what="the old files to be spare")
+    assert got + body.read() == DATA
+    wait_until(lambda: not store.index.spare(9), what="the old files to go")
+    if by == "delete":
+        wait_until(lambda: not s3.blocks["one"].blocks, what="their blocks to go")
+    else:
+        assert other.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == b"new"
+
+
+def test_a_completion_whose_answer_was_lost_may_be_asked_for_again(s3: Served) -> None:
+    client = s3.client()
+    upload = begun(client)
+    first = client.complete_multipart_upload(**upload)
+    again = client.complete_multipart_upload(**upload)
+    assert (again["ETag"], again["Key"]) == (first["ETag"], KEY)
+    assert client.complete_multipart_upload(**upload, IfNoneMatch="*")["ETag"] == first["ETag"]
+    fewer = {**upload, "MultipartUpload": {"Parts": upload["MultipartUpload"]["Parts"][:1]}}
+    assert code_of(client.complete_multipart_upload, **fewer) == "NoSuchUpload"
+    assert code_of(client.complete_multipart_upload, **{**upload, "Key": "b"}) == "NoSuchUpload"
+    client.put_object(Bucket=BUCKET, Key=KEY, Body=b"newer")
+    client.complete_multipart_upload(**upload)
+    assert client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == b"newer"
+    other = begun(client)
+    client.abort_multipart_upload(Bucket=BUCKET, Key=KEY, UploadId=other["UploadId"])
+    assert code_of(client.complete_multipart_upload, **other) == "NoSuchUpload"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ChecksumCRC64NVME", text_of(checksums.crc64nvme(DATA), 8)),
+        ("ChecksumCRC32", text_of(checksums.crc32(DATA), 4)),
+        ("ChecksumCRC32C", text_of(checksums.crc32c(DATA), 4)),
+    ],
+    ids=["crc64nvme", "crc32", "crc32c"],
+)
+def test_the_checksum_of_the_whole_is_checked_and_given_back(
+    s3: Served, tmp_path: Path, name: str, said: str
+) -> None:
+    client, file = s3.client(), tmp_path / "file"
+    file.write_bytes(DATA)
+    config = TransferConfig(multipart_threshold=PART_BYTES_MIN, multipart_chunksize=PART_BYTES_MIN)
+    client.upload_file(str(file), BUCKET, KEY, ExtraArgs={name: said}, Config=config)
+    found = client.get_object(Bucket=BUCKET, Key=KEY, ChecksumMode="ENABLED")
+    assert found["Body"].read() == DATA
+    assert (found[name], found["ChecksumType"]) == (said, "FULL_OBJECT")
+    wrong = base64.b64encode(bytes(len(base64.b64decode(said)))).decode()
+    with pytest.raises(S3UploadFailedError, match="BadDigest"):
+        client.upload_file(str(file), BUCKET, "wrong", ExtraArgs={name: wrong}, Config=config)
+    assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 1
+
+
+def test_a_checksum_that_cannot_be_told_of_the_parts_is_refused(s3: Served) -> None:
+    client = s3.client()
+    upload = begun(client, [b"one"], ChecksumAlgorithm="SHA256")
+    assert (
+        code_of(client.complete_multipart_upload, **upload, ChecksumCRC64NVME="AAAAAAAAAAA=")
+        == "InvalidRequest"
+    )
+    head, _ = signed_head("PUT", "/blocks/x", {"content-length": "1", "x-amz-checksum-sha512": "AAAA"})
+    with s3.connect() as connection:
+        connection.sendall(head + b"x")
+        status, body = answer_of(connection)
+    assert (status, b"NotImplemented" in body) == (501, True)
