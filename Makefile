@@ -4,7 +4,7 @@
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
 .PHONY: help setup run test bench lab soak nightly arm64 deploy engines fmt lint types rooms clean wheels
-.PHONY: set-up-to-run set-up-to-test set-up-to-deploy
+.PHONY: set-up-to-run set-up-to-test set-up-to-deploy compiled
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,28 +20,31 @@ set-up-to-test:
 set-up-to-deploy:
 	@.ci/setup deploy
 
-run: set-up-to-run ## enclosures, agent, mount, a verified replay: all of it; TRACE=FILE, TRANSPORT=tcp
+# Where it fails g35 is run interpreted, and what failed has been said.
+compiled: set-up-to-run ## machine code of the hot modules, where it is not of these sources
+	@$(PYTHON) .ci/compile || true
+
+run: compiled ## enclosures, agent, mount, a verified replay: all of it; TRACE=FILE, TRANSPORT=tcp
 	@.venv/bin/g35 run $(if $(TRACE),--trace '$(TRACE)') $(if $(TRANSPORT),--transport '$(TRANSPORT)') $(ARGS)
 
-test: set-up-to-test ## ruff, mypy, import rules, all tests; RUNG=unit (pair sim rules system lab) for one rung
+test: set-up-to-test $(if $(filter-out unit% pair% sim% rules%,$(or $(RUNG),all)),compiled) ## ruff, mypy, import rules, all tests; RUNG=unit (pair sim rules system lab) for one rung
 ifdef RUNG
 	@$(PYTHON) -m pytest tests/$(RUNG) $(ARGS)
 else
-	@$(MAKE) --no-print-directory lint types rooms
 	@$(PYTHON) -m tests.support.all_rungs $(ARGS)
 endif
 
-bench: set-up-to-test ## the numbers, with their floors, into build/bench.json
+bench: set-up-to-test compiled ## the numbers, with their floors, into build/bench.json
 	@mkdir -p build
 	@.venv/bin/g35 bench --json build/bench.json $(ARGS)
 ifndef ARGS
 	@$(PYTHON) -m tests.support.bench_more build/bench.json
 endif
 
-lab: set-up-to-test ## boot a Debian kernel in QEMU and let it judge (tests/lab)
+lab: set-up-to-test compiled ## boot a Debian kernel in QEMU and let it judge (tests/lab)
 	@.venv/bin/g35 lab $(ARGS)
 
-soak: set-up-to-test ## replays while parts of the path fail, for SECONDS=60; says what it checked
+soak: set-up-to-test compiled ## replays while parts of the path fail, for SECONDS=60; says what it checked
 	@$(PYTHON) -m tests.support.soak --seconds $(or $(SECONDS),60) $(ARGS)
 
 nightly: set-up-to-test ## the long way round: a million fuzzed packets, random seeds, long hypothesis runs

@@ -7,6 +7,8 @@ order, so that the quick answer comes first.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import logging
 import os
 import random
@@ -24,6 +26,13 @@ from tests.support.log_watch import LogWatch
 RUNGS = ("unit", "pair", "sim", "rules", "system", "lab")
 HERE = Path(__file__).parent
 _watch_key = pytest.StashKey[LogWatch]()
+
+# In this process nothing is compiled, because tests put other methods into our objects, which compiled classes
+# do not let them. What the tests start is compiled. With G35_COMPILED set (it may be empty) it decides for both.
+if "G35_COMPILED" not in os.environ:
+    os.environ["G35_COMPILED"] = "no"
+    importlib.import_module("nvmeof")
+    del os.environ["G35_COMPILED"]
 
 hypothesis.settings.register_profile("local", max_examples=100, deadline=None, database=None, print_blob=True)
 hypothesis.settings.register_profile(
@@ -67,6 +76,13 @@ def _rung(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rung)
+
+
+def pytest_collection_finish() -> None:
+    # Every module and test is here now and stays, so that who looks for garbage need not walk through them;
+    # at the end of each system test that took longer than many a test.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,42 +14,14 @@ import trio
 
 from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration
-from agent.pool.steps import Steps
 from agent.reaching import connected
 from agent.remote.fabric import Fabric
-from agent.remote.lane_pending import LanePending
 from agent.remote.lanes import WorkerLanes
+from agent.remote.stoppable import VerbLanes
 
 T = TypeVar("T")
 END_SECONDS = 2.0
 """How long the end of a verb waits for the request that is under way; it may be one to a dead enclosure."""
-
-
-class Interrupted(BaseException):
-    """The verb is at its end, on the thread that works for it. No `except Exception` goes on after it."""
-
-
-class VerbLanes(WorkerLanes):
-    """Lanes that can be stopped from another thread."""
-
-    def __init__(self, fabric: Fabric, queue_id: int) -> None:
-        super().__init__(fabric, queue_id)
-        self._stopping = threading.Event()
-
-    def stop(self) -> None:
-        """No step goes on after the request that it waits for now. On any thread."""
-        self._stopping.set()
-
-    def run(self, steps: Steps[T]) -> T:
-        if self._stopping.is_set():
-            raise Interrupted
-        return super().run(steps)
-
-    def _wait(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
-        came = super()._wait(pending, deadline, at_least)
-        if self._stopping.is_set():
-            raise Interrupted
-        return came
 
 
 def with_lanes(configuration: Configuration, work: Callable[[Fabric, WorkerLanes], T]) -> T:

@@ -24,7 +24,6 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import TypeAlias, cast
 
 from agent.fs.complaints import Complaints
@@ -250,7 +249,7 @@ class FuseSession:
         place = room[:size]
         # A room in several places comes from a door whose file system takes one (agent/fs/virtiofs).
         outcome = self._filesystem.read(node, handle, offset, cast(memoryview, place))
-        got = runner.run(outcome) if type(outcome) is GeneratorType else settle(outcome, runner)
+        got = settle(outcome, runner)
         if not 0 <= got <= size:
             raise ValueError(f"read answered {got} of {size} bytes")
         self._traffic_of(runner).bytes_read += got
@@ -274,7 +273,7 @@ class FuseSession:
         if flags & WRITE_KILL_SUIDGID and node in self._operations.set_id_nodes:
             self._operations.clear_set_id(node, handle, runner)
         outcome = self._filesystem.write(node, handle, offset, data[:size])
-        taken = runner.run(outcome) if type(outcome) is GeneratorType else settle(outcome, runner)
+        taken = settle(outcome, runner)
         if not 0 <= taken <= size:
             raise ValueError(f"write took {taken} of {size} bytes")
         self._traffic_of(runner).bytes_written += taken

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -83,8 +83,8 @@ class SlotCipher(Protocol):
 class Suite(Protocol):
     """One way to seal; `number` stands in every slot's header and never changes its meaning."""
 
-    name: str
-    number: int
+    name: ClassVar[str]
+    number: ClassVar[int]
 
     def slot(self, salt: bytes, place: Place) -> SlotCipher: ...
 
@@ -146,8 +146,8 @@ def _double(block: bytes) -> bytes:
 class AesGcm:
     """aes-256-gcm, the default."""
 
-    name = "aes-256-gcm"
-    number = 1
+    name: ClassVar[str] = "aes-256-gcm"
+    number: ClassVar[int] = 1
 
     def __init__(self, data_key: SecretKey) -> None:
         self._blocks = BlockCipher(data_key.reveal()[:32])
@@ -218,8 +218,8 @@ class _XtsSlot(_CrcSlot):
 class AesXts:
     """aes-256-xts+crc64: the cipher that a DPU's NIC applies inline."""
 
-    name = "aes-256-xts+crc64"
-    number = 2
+    name: ClassVar[str] = "aes-256-xts+crc64"
+    number: ClassVar[int] = 2
 
     def __init__(self, data_key: SecretKey) -> None:
         self._data_key = data_key
@@ -237,8 +237,8 @@ class AesXts:
 class Plain:
     """plain+crc64: for measuring what the cipher costs."""
 
-    name = "plain+crc64"
-    number = 3
+    name: ClassVar[str] = "plain+crc64"
+    number: ClassVar[int] = 3
 
     def __init__(self, data_key: SecretKey) -> None:
         self._slot = _CrcSlot()

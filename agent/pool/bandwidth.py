@@ -83,7 +83,7 @@ class Bandwidth:
                 now = lanes.now()
                 ready = self._bucket.ready_at(now) if self._bucket is not None else now
                 if ready <= now:
-                    break
+                    return True
                 if ready > deadline or not self._waiting.enter():
                     self.late += 1
                     return False

@@ -18,7 +18,6 @@ keys: it enters the first two ranks of 2/N of them and displaces the place where
 
 from __future__ import annotations
 
-import copy
 import math
 import struct
 from collections.abc import Sequence
@@ -73,10 +72,8 @@ class Placement:
         """`apart`: the two sets of a key lie in two namespaces wherever there are two, however unlike these
         are; for a volume that keeps two copies."""
         self._apart = apart
+        self._key = placement_key
         self._blocks = BlockCipher(placement_key.reveal())
-        self._spread(extents)
-
-    def _spread(self, extents: Sequence[Extent]) -> None:
         if not extents:
             raise ValueError("a volume without an extent has no place for anything")
         self._extents = tuple(extents)
@@ -89,9 +86,7 @@ class Placement:
 
     def over(self, extents: Sequence[Extent]) -> Placement:
         """The placement of the same volume over other extents."""
-        other = copy.copy(self)
-        other._spread(extents)
-        return other
+        return Placement(self._key, extents, apart=self._apart)
 
     def pseudonym(self, key: bytes) -> bytes:
         """What stands for `key` (16 bytes) on flash."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -62,6 +61,12 @@ class Lanes(Protocol):
         """`more`: another write to the namespace follows at once, and may take this one along."""
 
     def flush(self, namespace: int) -> Pending: ...
+
+    def unflushed(self, namespace: int) -> int | None:
+        """None where no write is to be flushed; else a mark, to be asked for before the flush is sent."""
+
+    def flushed(self, namespace: int, mark: int) -> None:
+        """The flush was answered well (agent/pool/unflushed.py)."""
 
     def abandon(self, pending: Pending) -> None:
         """Give up on it: from now on nothing is written into its buffer, whenever the answer comes."""
@@ -115,6 +120,6 @@ class Runner(Protocol):
 
 def settle(outcome: Outcome[T], runner: Runner) -> T:
     """The value of an outcome, running its steps where it has any."""
-    if isinstance(outcome, GeneratorType):
+    if isinstance(outcome, Generator):
         return runner.run(cast("Steps[T]", outcome))
-    return cast(T, outcome)
+    return outcome

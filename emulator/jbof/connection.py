@@ -120,9 +120,8 @@ class Connection:
         if not queue.ending:
             mask |= select.POLLIN
         poll.register(self._sock, mask)
-        deadline = queue.deadline()
-        timeout = None if deadline == math.inf else max(0.0, deadline - time.monotonic()) * 1000
-        ready = dict(poll.poll(timeout if timeout is None else math.ceil(timeout)))
+        left = queue.deadline() - time.monotonic()
+        ready = dict(poll.poll(None if left == math.inf else math.ceil(max(0.0, left) * 1000)))
         if self._wake_fd in ready:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)

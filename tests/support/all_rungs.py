@@ -1,8 +1,10 @@
-"""What `make test` runs: every rung, the lab beside the ones that touch nothing.
+"""What `make test` runs: ruff, mypy, the import rules and every rung, in two streams while the lab runs.
 
-Emulated guests and tests that only compute each keep about one core busy, so they share a machine well. The
-system tests, which start many processes and look at clocks, come last and have it to themselves. What the lab
-says is kept and printed when it has ended. The exit code is the first that is not 0.
+An emulated guest keeps about one core busy for ten minutes. So do, one after the other, the checks, the tests
+that only compute, and those system tests that look at no clock: they share a machine well. The other system
+tests, which start many processes and look at clocks, come last and have it to themselves. What the lab says
+is kept and printed when it has ended. Where a check fails there are no tests. The exit code is the first that
+is not 0.
 """
 
 from __future__ import annotations
@@ -14,32 +16,53 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support.compiling import compile_all
+
 TESTS = Path(__file__).parents[1]
-BESIDE = ("lab",)
-FIRST = ("unit", "pair", "sim", "rules")
-LAST = ("system",)
+CHECKS = ("make", "--no-print-directory", "lint", "types", "rooms")
+LAB = ("lab",)
+COMPUTE = ("unit", "pair", "sim", "rules")
+CALM = (
+    "deploy", "enclosure_control", "engines", "files", "fs", "jbof", "lab", "nvmeof", "remote", "s3",
+    "virtiofs",
+)  # fmt: skip
+"""Folders of system tests that another stream does not disturb."""
 END_SECONDS = 60
 NO_TESTS = 5
 """pytest's exit code where its options leave no test of a rung."""
 
 
-def pytest_of(rungs: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The command that runs some rungs."""
-    return [sys.executable, "-m", "pytest", *(str(TESTS / rung) for rung in rungs), *words]
+def beside_the_lab() -> list[str]:
+    """Folders of tests, from tests/ on."""
+    return [*COMPUTE, *(f"system/{name}" for name in CALM)]
+
+
+def after_the_lab() -> list[str]:
+    """The other folders of system tests; one that is new is among them."""
+    folders = sorted(path.name for path in (TESTS / "system").iterdir() if any(path.glob("test_*.py")))
+    return [f"system/{name}" for name in folders if name not in CALM]
+
+
+def pytest_of(folders: Sequence[str], words: Sequence[str]) -> list[str]:
+    """The command that runs some folders of tests."""
+    return [sys.executable, "-m", "pytest", *(str(TESTS / folder) for folder in folders), *words]
 
 
 def run_all(words: Sequence[str]) -> int:
     """Run every rung, `words` being options of pytest's for each; the exit code."""
+    compile_all()
     with tempfile.TemporaryFile() as said:
-        lab = subprocess.Popen(pytest_of(BESIDE, words), stdout=said, stderr=subprocess.STDOUT)
+        lab = subprocess.Popen(pytest_of(LAB, words), stdout=said, stderr=subprocess.STDOUT)
         try:
-            codes = [subprocess.call(pytest_of(FIRST, words))]
+            if failed := subprocess.call(CHECKS):
+                return failed
+            codes = [subprocess.call(pytest_of(beside_the_lab(), words))]
             print("the lab, which began beside these:", flush=True)
             codes.append(lab.wait())
             said.seek(0)
             sys.stdout.buffer.write(said.read())
             sys.stdout.flush()
-            codes.append(subprocess.call(pytest_of(LAST, words)))
+            codes.append(subprocess.call(pytest_of(after_the_lab(), words)))
         finally:
             _end(lab)
     ran = [code for code in codes if code != NO_TESTS] or [NO_TESTS]

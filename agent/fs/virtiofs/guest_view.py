@@ -23,8 +23,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterable
-from types import GeneratorType
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar, cast
 
 from agent.fs.interface import (
@@ -59,9 +58,9 @@ T = TypeVar("T")
 
 def then(outcome: Outcome[T], noted: Callable[[T], T]) -> Outcome[T]:
     """`noted` of what the outcome comes to."""
-    if isinstance(outcome, GeneratorType):
+    if isinstance(outcome, Generator):
         return _then_later(cast("Steps[T]", outcome), noted)
-    return noted(cast(T, outcome))
+    return noted(outcome)
 
 
 def _then_later(steps: Steps[T], noted: Callable[[T], T]) -> Steps[T]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
-from types import GeneratorType
+from collections.abc import Callable, Generator
 from typing import TypeVar, cast
 
 from agent.fs.interface import FACE_CONTROL, FACE_KV, FACE_SHIFT, Caller, FileSystem, FsError
@@ -30,9 +29,9 @@ def is_value(ino: int) -> bool:
 
 def _steps_of(outcome: Outcome[T]) -> Steps[T]:
     """An outcome as steps, for those that go on after it."""
-    if isinstance(outcome, GeneratorType):
+    if isinstance(outcome, Generator):
         return (yield from cast("Steps[T]", outcome))
-    return cast(T, outcome)
+    return outcome
 
 
 def _with_lost_data(books: GuestBooks) -> set[Handle]:

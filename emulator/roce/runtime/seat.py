@@ -147,11 +147,11 @@ class Seat:
         self._door = threading.Lock()
         self._parked = threading.Event()
         self._parked_long = False
-        self._thread = threading.Thread(target=self._progress, name=f"roce-{name}", daemon=True)
+        self._progressing = threading.Thread(target=self._progress, name=f"roce-{name}", daemon=True)
 
     def start(self) -> None:
         """Let the progress thread run."""
-        self._thread.start()
+        self._progressing.start()
 
     def turn(self) -> Turn:
         """The lock for a call of the engine from outside, and sending afterwards."""
@@ -450,8 +450,8 @@ class Seat:
                 self._parked.set()
                 self._driver_sleep.call()
                 self._progress_sleep.call()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join()
+        if self._progressing.is_alive() and threading.current_thread() is not self._progressing:
+            self._progressing.join()
         if already:
             return
         while self._busy():

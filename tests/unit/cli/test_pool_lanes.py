@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from agent.cli import pool_lanes
-from agent.cli.pool_lanes import Interrupted, with_lanes
+from agent.cli.pool_lanes import with_lanes
 from agent.pool.steps import Steps
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
+from agent.remote.stoppable import Interrupted
 
 
 def nothing() -> Steps[None]:

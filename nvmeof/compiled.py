@@ -1,0 +1,102 @@
+"""The hot modules as machine code, where that was made of exactly these sources.
+
+`.ci/compile` has mypyc translate the modules that pyproject.toml names (`[tool.g35] compiled`) to C, has the
+C compiled into `.cache/compiled` of the checkout, and leaves a manifest there. `use` then has Python import
+those modules from there. It is all or nothing, because the translation lays out the classes of all those
+modules together: where one source is another than at that time, or the interpreter is, the sources are run
+as everywhere else, slower and with the same outcome.
+
+A source is the same where size and time of change are (what Python asks of its own bytecode), or else the
+SHA-256 of what it says. G35_COMPILED=no leaves everything interpreted; G35_COMPILED=FOLDER looks there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+CHECKOUT = Path(__file__).parents[1]
+FOLDER = CHECKOUT / ".cache" / "compiled"
+MANIFEST = "manifest.json"
+SWITCH = "G35_COMPILED"
+SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+"""How the name of an extension ends: it tells interpreter, version, processor and C library."""
+
+state = "not asked for"
+"""What came of `use`, for who wants to tell a person: "compiled", or why not."""
+
+
+class CompiledFinder(importlib.abc.MetaPathFinder):
+    """Finds the compiled modules, and the library that has the code of them all."""
+
+    def __init__(self, folder: Path, library: str, modules: Sequence[str]) -> None:
+        self._paths = {name: folder / (name.replace(".", "/") + SUFFIX) for name in (library, *modules)}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        found = self._paths.get(fullname)
+        return None if found is None else importlib.util.spec_from_file_location(fullname, found)
+
+
+def fingerprint(source: Path) -> dict[str, int | str]:
+    """What the manifest notes of a source. Raises OSError."""
+    facts = source.stat()
+    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "sha256": digest}
+
+
+def is_unchanged(source: Path, noted: Mapping[str, object]) -> bool:
+    """Whether a source is what was noted of it."""
+    try:
+        facts = source.stat()
+        if facts.st_size != noted["size"]:
+            return False
+        if facts.st_mtime_ns == noted["mtime_ns"]:
+            return True
+        return hashlib.sha256(source.read_bytes()).hexdigest() == noted["sha256"]
+    except OSError:
+        return False
+
+
+def source_of(module: str) -> Path:
+    """Where a module's source is."""
+    return CHECKOUT / (module.replace(".", "/") + ".py")
+
+
+def use() -> None:
+    """Import the hot modules compiled from now on, where that can be; `state` says what came of it."""
+    global state
+    state = _use(os.environ.get(SWITCH, ""))
+
+
+def _use(wanted: str) -> str:
+    if wanted in ("no", "0"):
+        return f"interpreted, as {SWITCH} says"
+    folder = Path(wanted) if wanted else FOLDER
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        library, sources = str(manifest["library"]), dict(manifest["sources"])
+        if manifest["suffix"] != SUFFIX:
+            return "interpreted: what was compiled is for another Python"
+    except FileNotFoundError:
+        return "interpreted: nothing was compiled (make compiled)"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"interpreted: {folder / MANIFEST} cannot be read ({type(error).__name__})"
+    for module, noted in sources.items():
+        if not is_unchanged(source_of(module), noted):
+            return f"interpreted: {module} is not what was compiled (make compiled)"
+    if already := [module for module in sources if module in sys.modules]:
+        return f"interpreted: {already[0]} was imported before"
+    if not (folder / (library + SUFFIX)).exists():
+        return f"interpreted: {folder} is not whole (make compiled)"
+    sys.meta_path.insert(0, CompiledFinder(folder, library, list(sources)))
+    return "compiled"
