@@ -30,8 +30,9 @@ SWITCH = "G35_COMPILED"
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 """How the name of an extension ends: it tells interpreter, version, processor and C library."""
 
+COMPILED = "compiled"
 state = "not asked for"
-"""What came of `use`, for who wants to tell a person: "compiled", or why not."""
+"""What came of `use`, for a person: COMPILED, or why not."""
 
 
 class CompiledFinder(importlib.abc.MetaPathFinder):
@@ -99,4 +100,4 @@ def _use(wanted: str) -> str:
     if not (folder / (library + SUFFIX)).exists():
         return f"interpreted: {folder} is not whole (make compiled)"
     sys.meta_path.insert(0, CompiledFinder(folder, library, list(sources)))
-    return "compiled"
+    return COMPILED

@@ -27,8 +27,9 @@ RUNGS = ("unit", "pair", "sim", "rules", "system", "lab")
 HERE = Path(__file__).parent
 _watch_key = pytest.StashKey[LogWatch]()
 
-# In this process nothing is compiled, because tests put other methods into our objects, which compiled classes
-# do not let them. What the tests start is compiled. With G35_COMPILED set (it may be empty) it decides for both.
+# In this process nothing is compiled, because tests put other methods into our objects, which compiled
+# classes do not let them. What the tests start is compiled. With G35_COMPILED set (it may be empty) it
+# decides for both.
 if "G35_COMPILED" not in os.environ:
     os.environ["G35_COMPILED"] = "no"
     importlib.import_module("nvmeof")

@@ -24,6 +24,7 @@ from agent.cli.doctor_engines import Engine, engine_findings
 from agent.cli.doctor_findings import Finding, Verdict
 from agent.cli.hung_agent import LOOK_SECONDS, AgentHangs, asked
 from agent.fs.mounting import may_mount, mounts_of_agents
+from nvmeof import compiled
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
 
 _QUEUE_LOCKED_BYTES = 7 << 20
@@ -64,6 +65,7 @@ def examine() -> Iterator[Finding]:
     """All findings, the necessary ones first."""
     checks: tuple[Callable[[], Finding], ...] = (
         _python,
+        _hot_modules,
         _dev_fuse,
         _mounting,
         _mount_for_others,
@@ -87,6 +89,14 @@ def examine() -> Iterator[Finding]:
 
 def _python() -> Finding:
     return Finding("Python", Verdict.OK, f"{platform.python_version()} at {sys.executable}")
+
+
+def _hot_modules() -> Finding:
+    if compiled.state == compiled.COMPILED:
+        return Finding("hot modules", Verdict.OK, "compiled")
+    return Finding(
+        "hot modules", Verdict.WITHOUT, compiled.state, "it works, and takes more processor time"
+    )
 
 
 def _dev_fuse() -> Finding:

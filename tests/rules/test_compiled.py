@@ -1,0 +1,42 @@
+"""The modules that pyproject.toml wants compiled are there; where they were compiled, those are what runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from nvmeof import compiled
+
+with (compiled.CHECKOUT / "pyproject.toml").open("rb") as file:
+    ROOMS: dict[str, list[str]] = tomllib.load(file)["tool"]["g35"]["compiled"]
+MODULES = [f"{room}.{name}" for room, names in ROOMS.items() for name in names]
+
+
+def test_each_is_named_once_and_is_there() -> None:
+    assert len(set(MODULES)) == len(MODULES)
+    assert [name for name in MODULES if not compiled.source_of(name).exists()] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_none_has_what_the_translator_gets_wrong(name: str) -> None:
+    """Coroutines are slower compiled; GeneratorType is not the type of a compiled generator; and an attribute
+    `_thread` is a word of C's behind the underscore that the translator puts before it."""
+    text = compiled.source_of(name).read_text()
+    assert "async def " not in text
+    assert "GeneratorType" not in text
+    assert "self._thread " not in text
+
+
+def test_a_program_runs_what_was_compiled() -> None:
+    ask = [sys.executable, compiled.CHECKOUT / ".ci" / "compile", "--check"]
+    if subprocess.run(ask, stderr=subprocess.PIPE, check=False).returncode:
+        pytest.skip("nothing was compiled of these sources (make compiled)")
+    script = (
+        "import importlib, sys; from nvmeof import compiled; assert compiled.state == 'compiled';"
+        "files = [importlib.import_module(name).__file__ for name in sys.argv[1:]];"
+        "assert all(file.endswith('.so') for file in files), files"
+    )
+    subprocess.run([sys.executable, "-c", script, *MODULES], check=True, cwd=compiled.CHECKOUT)

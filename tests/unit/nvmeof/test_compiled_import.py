@@ -1,0 +1,106 @@
+"""Compiled modules are imported where they fit their sources, and only there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvmeof import compiled
+
+MODULE = "agent.pool.a_hot_one"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A checkout with one hot module, compiled; what a test puts before the finders is gone afterwards."""
+    monkeypatch.setattr(compiled, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(compiled, "FOLDER", tmp_path / ".cache" / "compiled")
+    source = compiled.source_of(MODULE)
+    source.parent.mkdir(parents=True)
+    source.write_text("COLOUR = 'red'\n")
+    library = compiled.FOLDER / f"a1__mypyc{compiled.SUFFIX}"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"")
+    manifest(sources={MODULE: compiled.fingerprint(source)})
+    finders = list(sys.meta_path)
+    yield tmp_path
+    sys.meta_path[:] = finders
+
+
+def manifest(**changes: object) -> None:
+    standard: dict[str, object] = {"suffix": compiled.SUFFIX, "library": "a1__mypyc", "sources": {}}
+    (compiled.FOLDER / compiled.MANIFEST).write_text(json.dumps(standard | changes))
+
+
+def outcome(wanted: str = "") -> str:
+    before = len(sys.meta_path)
+    said = compiled._use(wanted)
+    assert (len(sys.meta_path) > before) == (said == compiled.COMPILED)
+    return said
+
+
+@pytest.mark.usefixtures("checkout")
+def test_the_same_sources_are_compiled_ones() -> None:
+    assert outcome() == compiled.COMPILED
+    spec = compiled.CompiledFinder(compiled.FOLDER, "a1__mypyc", [MODULE]).find_spec(MODULE, None)
+    assert spec is not None
+    assert spec.origin == f"{compiled.FOLDER}/agent/pool/a_hot_one{compiled.SUFFIX}"
+    finder = sys.meta_path[0]
+    assert isinstance(finder, compiled.CompiledFinder)
+    assert finder.find_spec("a1__mypyc", None) is not None
+    assert finder.find_spec("agent.pool.another", None) is None
+
+
+@pytest.mark.usefixtures("checkout")
+def test_other_times_do_not_matter_where_the_text_is_the_same() -> None:
+    os.utime(compiled.source_of(MODULE), (1, 1))
+    assert outcome() == compiled.COMPILED
+
+
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize("text", ["COLOUR = 'tan'\n", "COLOUR = 'blue'\n", ""])
+def test_another_source_is_interpreted(text: str) -> None:
+    compiled.source_of(MODULE).write_text(text)
+    os.utime(compiled.source_of(MODULE), (1, 1))
+    assert outcome() == f"interpreted: {MODULE} is not what was compiled (make compiled)"
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_source_that_is_gone_is_no_error() -> None:
+    compiled.source_of(MODULE).unlink()
+    assert outcome().startswith("interpreted: ")
+
+
+@pytest.mark.usefixtures("checkout")
+def test_another_python_gets_the_sources() -> None:
+    manifest(suffix=".cpython-39-x86_64-linux-gnu.so")
+    assert outcome() == "interpreted: what was compiled is for another Python"
+
+
+@pytest.mark.usefixtures("checkout")
+def test_what_was_imported_before_cannot_be_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, MODULE, compiled)
+    assert outcome() == f"interpreted: {MODULE} was imported before"
+
+
+@pytest.mark.usefixtures("checkout")
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"library": 1, "sources": 2}', '{"suffix'])
+def test_a_manifest_that_says_nothing_is_no_error(text: str) -> None:
+    (compiled.FOLDER / compiled.MANIFEST).write_text(text)
+    assert outcome().startswith("interpreted: ")
+
+
+@pytest.mark.usefixtures("checkout")
+def test_a_folder_that_is_not_whole_is_not_used() -> None:
+    (compiled.FOLDER / f"a1__mypyc{compiled.SUFFIX}").unlink()
+    assert outcome() == f"interpreted: {compiled.FOLDER} is not whole (make compiled)"
+
+
+def test_nothing_there_and_not_wanted(tmp_path: Path) -> None:
+    assert outcome(str(tmp_path)) == "interpreted: nothing was compiled (make compiled)"
+    assert outcome("no") == "interpreted, as G35_COMPILED says"
