@@ -44,17 +44,16 @@ from agent.inline.root_keys import RootKey, root_key_in
 from agent.keeping import Keeping
 from agent.map_watch import MapWatch
 from agent.membership import Membership
+from agent.opening_volumes import open_volumes
 from agent.pool.directory_cache import DirectoryCache
-from agent.pool.kv_volume import KvVolume
 from agent.pool.opening import newest_map
-from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import PoolMap
 from agent.pool.prestager import THREADS as PRESTAGE_THREADS
 from agent.pool.volume import Volume
 from agent.reaching import LanesPool, connected, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes, current_lanes
-from agent.remote.proving import Prover
+from agent.remote.proving import ProvingThread
 from agent.s3.door import S3Door
 from agent.s3.opening import make_s3_door
 from agent.seen_map import SeenMaps
@@ -79,32 +78,6 @@ MOUNT_DOOR = "fuse"
 S3_DOOR = "s3"
 
 
-def open_volumes(
-    pool_map: PoolMap, root: RootKey, configuration: Configuration, cache: DirectoryCache
-) -> list[AnyVolume]:
-    """Every volume of the map but those of erased tenants, opened.
-
-    Raises ConfigError where the root key is not the pool's.
-    """
-    volumes: list[AnyVolume] = []
-    for entry in pool_map.volumes:
-        if pool_map.is_erased(entry):
-            log.info("volume %s is not served: its tenant was erased", entry.name)
-            continue
-        if entry.suite == "plain+crc64" and not configuration.pool.allow_plain:
-            raise G35Error(
-                f"volume {entry.name} stores values in the clear, and pool.allow_plain is not set",
-                "set it if that is meant",
-            )
-        secret = pool_map.secret(entry, root)
-        settings, timing = pool_map.settings(entry), configuration.agent.timing
-        if settings.shares:
-            volumes.append(KvVolume(settings, secret, timing))
-        else:
-            volumes.append(Volume(settings, secret, cache, timing))
-    return volumes
-
-
 class Agent:
     """The pool, open: volumes, faces, and the threads beside the door's. Made once the map is known."""
 
@@ -122,6 +95,7 @@ class Agent:
         self.directories = DirectoryCache(settings.directory_cache)
         self.seen = SeenMaps(settings.state)
         self.seen.refuse(pool_map)
+        pool_map = self.seen.believed(pool_map)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
         self.seen.note(pool_map, self._served())
         self.members = Members.of(pool_map)
@@ -132,7 +106,15 @@ class Agent:
         self.tenants = TenantUpkeep(pool_map, self.volumes, settings.workers, root, settings.state)
         self.tenants.rotation.unnamed = self._unnamed
         distrust = functools.partial(self.seen.distrusted, self.volumes, root)
-        self.watch = MapWatch(pool_map, self.volumes, self.prestage, self._follow_map, fabric.grow, distrust)
+        self.watch = MapWatch(
+            pool_map,
+            self.volumes,
+            self.prestage,
+            self._follow_map,
+            fabric.grow,
+            distrust,
+            fabric.note_taken,
+        )
         self.membership = Membership(
             configuration.pool, self.volumes, fabric, root, lambda: self.watch.pool_map
         )
@@ -167,7 +149,12 @@ class Agent:
         self.doors: Doors = []
         self._stopping = threading.Event()
         self._upkeep: threading.Thread | None = None
-        self._prover = Prover(fabric)
+        self._proving: ProvingThread | None = None
+        if configuration.discovery:
+            proving_queue = (
+                settings.workers + own_queues(configuration) - (configuration.pool.membership == "auto")
+            )
+            self._proving = ProvingThread(fabric, lambda: lanes.take(proving_queue))
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot.take(self.sources)
@@ -274,7 +261,6 @@ class Agent:
         lanes, files = self.lanes.take(self._upkeep_queue), self.files
         while not self._stopping.wait(UPKEEP_SECONDS):
             try:
-                self._prover.turn(lanes)
                 lanes.run(self.watch.look(lanes))
                 self.seen.write_again(lanes.now())
                 lanes.run(self.tenants.look(lanes))
@@ -299,6 +285,8 @@ class Agent:
         self.membership.start(self.configuration.agent.workers + own_queues(self.configuration))
         self._upkeep = threading.Thread(target=self._keep_up, name="upkeep", daemon=True)
         self._upkeep.start()
+        if self._proving is not None:
+            self._proving.start()
 
     def stop(self) -> None:
         """After the door: end the threads, and with the upkeep's seal what open files have staged.
@@ -309,6 +297,8 @@ class Agent:
         self.serving.stop()
         self.keeping.stop()
         self.membership.stop()
+        if self._proving is not None:
+            self._proving.stop()
         if self._upkeep is not None:
             self._upkeep.join()
         self.tenants.rotation.close()
@@ -317,8 +307,10 @@ class Agent:
 
 
 def own_queues(configuration: Configuration) -> int:
-    """Queues of the agent's own threads beside its workers; the last is that of agent/auto_membership.py."""
-    return EXTRA_QUEUES + storing_queues(configuration.policies) + (configuration.pool.membership == "auto")
+    """Queues of the agent's own threads beside its workers. The last is that of agent/auto_membership.py, and
+    before it comes that of agent/remote/proving.py, where there are such."""
+    proving, members = bool(configuration.discovery), configuration.pool.membership == "auto"
+    return EXTRA_QUEUES + storing_queues(configuration.policies) + proving + members
 
 
 def s3_queues(configuration: Configuration) -> int:

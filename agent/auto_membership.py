@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
 from collections.abc import Callable, Set
 from typing import Any
 
 from agent.errors import G35Error
 from agent.inline.root_keys import RootKey
+from agent.own_thread import OwnThread
 from agent.pool.changing import change_map, simply
 from agent.pool.joining import (
     Seen,
@@ -104,8 +104,7 @@ class AutoMembership:
         self._next_mend = self._next_settle = float("-inf")
         self._differed = False
         self.joins = self.joined = self.settles = self.mended = 0
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = OwnThread("members", STOP_SECONDS, "the change of the pool map that is under way")
 
     def start(self, queue_id: int) -> None:
         """Begin; `queue_id` is of queues that nobody else uses."""
@@ -113,20 +112,15 @@ class AutoMembership:
         def work() -> None:
             lanes = WorkerLanes(self.view, queue_id)
             try:
-                while not self._stopping.wait(LOOK_SECONDS):
+                while not self._thread.stopping.wait(LOOK_SECONDS):
                     self._turn_safely(lanes)
             finally:
                 lanes.close()
 
-        self._thread = threading.Thread(target=work, name="members", daemon=True)
-        self._thread.start()
+        self._thread.start(work)
 
     def stop(self) -> None:
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
-            if self._thread.is_alive():
-                log.warning("the change of the pool map that is under way is left behind")
+        self._thread.stop()
 
     def snapshot(self) -> dict[str, Any]:
         return {
@@ -242,7 +236,7 @@ class AutoMembership:
         log.info("the pool has %d namespaces by map %d", len(changed.namespaces), changed.version)
 
     def _advance(self, _: int) -> None:
-        if self._stopping.is_set():
+        if self._thread.stopping.is_set():
             raise _Stopped
 
     def _settle(self, lanes: WorkerLanes) -> None:

@@ -8,12 +8,12 @@ volume that keeps two copies, whose second ones it makes.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from agent.own_thread import OwnThread
 from agent.pool.copies import work_off
 from agent.pool.operations import AnyVolume
 from agent.pool.scrub import Pace, Scrubber, ScrubCounters, look_into_reports
@@ -53,10 +53,7 @@ class Keeping:
         self._next_pass = 0.0
         for volume in self._volumes:
             volume.left_to_others = volume.settings.kind == "files"
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        if scrub.bandwidth or any(volume.settings.copies > 1 for volume in self._volumes):
-            self._thread = threading.Thread(target=self._work, name="keeper", daemon=True)
+        self._thread = OwnThread("keeper", STOP_SECONDS, "the keeper, which is still reading,")
 
     def look(self, lanes: Lanes) -> Steps[None]:
         """Look into what gets and puts have met. For the upkeep thread."""
@@ -86,23 +83,19 @@ class Keeping:
                 volume.left_to_others = False
 
     def start(self) -> None:
-        if self._thread is not None:
-            self._thread.start()
+        if self._section.bandwidth or any(volume.settings.copies > 1 for volume in self._volumes):
+            self._thread.start(self._work)
 
     def stop(self) -> None:
         """End the keeper after the read or the copy in hand; the copies that are owed are left to a scrub."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS)
-            if self._thread.is_alive():
-                log.warning("the keeper is still reading and is left behind")
+        self._thread.stop()
 
     def _work(self) -> None:
-        lanes = self._take_lanes()
+        lanes, stopping = self._take_lanes(), self._thread.stopping
         pace = Pace(self._section.bandwidth, lambda: self._moved_by_others(lanes))
         copies = [volume for volume in self._volumes if volume.settings.copies > 1]
         free_at = 0.0
-        while not self._stopping.is_set():
+        while not stopping.is_set():
             try:
                 if lanes.run(work_off(copies, lanes)):
                     continue
@@ -111,10 +104,10 @@ class Keeping:
                     free_at = now + self._scrub_on(lanes, pace)
                     continue
                 waits = max(free_at, self._next_pass) - now if self._section.bandwidth else COPY_SECONDS
-                self._stopping.wait(max(0.0, min(waits, COPY_SECONDS if copies else 0.5)))
+                stopping.wait(max(0.0, min(waits, COPY_SECONDS if copies else 0.5)))
             except Exception:
                 log.exception("keeping what is stored good failed; it is tried again")
-                self._stopping.wait(1.0)
+                stopping.wait(1.0)
 
     def _scrub_on(self, lanes: WorkerLanes, pace: Pace) -> float:
         """One step of the scrub; how many seconds to wait before the next."""

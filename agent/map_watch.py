@@ -13,22 +13,29 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from agent.pool.key_epochs import has_keys_of
 from agent.pool.key_turn import slept_seconds
 from agent.pool.kv_opening import inspect_kv
 from agent.pool.opening import LOOK_SECONDS, Content, inspect, newer_of
 from agent.pool.operations import AnyVolume
-from agent.pool.pool_map import MapNamespace, PoolMap
+from agent.pool.pool_map import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Lanes, Steps
-from agent.pool.superblock import BLOCK_BYTES, NoSuperblock, map_version_of
+from agent.pool.superblock import BLOCK_BYTES, NoSuperblock, map_version_of, pool_id_of
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
 
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 1.0
+
+
+class AnotherPool(NamedTuple):
+    """What is on a namespace now, in the place of this pool's map."""
+
+    pool_id: str
 
 
 class MapWatch:
@@ -42,10 +49,13 @@ class MapWatch:
         remember: Callable[[PoolMap], None] = lambda _: None,
         grow: Callable[[Sequence[bytes]], None] | None = None,
         distrust: Callable[[PoolMap], Collection[str]] = lambda _: (),
+        taken: Callable[[bytes, str], None] = lambda _, __: None,
     ) -> None:
         """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
         where others have followed those that there were. Without it they wait for the next start. `distrust`
-        is asked first, for the ids of volumes that nobody may be served by that map (agent/seen_map.py)."""
+        is asked first, for the ids of volumes that nobody may be served by that map (agent/seen_map.py).
+        `taken` is told of a namespace (NGUID) that carries another pool now, and which, so that nothing is
+        written there; and with "" when it carries this one again."""
         self.pool_map = pool_map
         self._grow = grow
         self._distrust = distrust
@@ -54,6 +64,11 @@ class MapWatch:
         self._prestage = prestage
         self._turn = itertools.cycle(range(len(pool_map.namespaces)))
         self._next_look = 0.0
+        self._tell_taken = taken
+        self._taken: dict[int, str] = {}
+        """Numbers of namespaces that carry another pool, and which."""
+        self._said_too_far_ahead: set[int] = set()
+        """Numbers of namespaces."""
         for volume in volumes:
             if isinstance(volume, Volume):
                 volume.map_age.watch(functools.partial(self._still_has_keys_of, volume))
@@ -71,7 +86,15 @@ class MapWatch:
         found = yield from _version_and_map(lanes, number, member, self.pool_map, now + LOOK_SECONDS)
         if isinstance(found, MissCause):
             return
-        if found.version > self.pool_map.version:
+        self._note_taken(number, found.pool_id)
+        if isinstance(found, AnotherPool):
+            return
+        if found.version > self.pool_map.version + VERSIONS_AHEAD_MAX:
+            # Nobody goes by its version, or what the pool's own map says later would be older. What is gone
+            # in it is gone: it may be all that verbs have to go on from.
+            self._say_too_far_ahead(number, found)
+            self._drop_gone(found)
+        elif found.version > self.pool_map.version:
             self._follow(found)
         for volume in self._volumes:
             if isinstance(volume, Volume):
@@ -88,8 +111,8 @@ class MapWatch:
         found = yield from _version_and_map(
             lanes, number, known.namespaces[number], known, deadline, deadline
         )
-        if isinstance(found, MissCause):
-            return found
+        if isinstance(found, MissCause | AnotherPool):
+            return found if isinstance(found, MissCause) else MissCause.WRONG_KEY
         return None if has_keys_of(known, found, volume.settings.volume_id.hex()) else MissCause.WRONG_KEY
 
     def in_force(self, lanes: Lanes, deadline: float) -> Steps[int | None]:
@@ -98,11 +121,44 @@ class MapWatch:
         known = self.pool_map
         for number, member in enumerate(known.namespaces):
             found = yield from _version_and_map(lanes, number, member, known, deadline, deadline)
-            if isinstance(found, MissCause) or found.version > known.version:
+            if isinstance(found, MissCause | AnotherPool) or found.version > known.version:
                 return None
         return known.version if self.pool_map is known else None
 
-    def _follow(self, newer: PoolMap) -> None:
+    def _note_taken(self, number: int, pool_id: str) -> None:
+        """Another pool was put on a namespace (g35 pool add --force, g35 pool format): what this one writes
+        there would destroy what that one is told that it has."""
+        other = "" if pool_id == self.pool_map.pool_id else pool_id
+        if self._taken.get(number, "") == other:
+            return
+        self._taken[number] = other
+        nguid = self.pool_map.namespaces[number].nguid
+        self._tell_taken(bytes.fromhex(nguid), other)
+        if other:
+            log.error(
+                "namespace %s carries pool %s now, and this agent serves %s: nothing is written there any "
+                "more. Somebody has given it away (g35 pool add --force): what this pool had there is lost",
+                nguid,
+                other,
+                self.pool_map.pool_id,
+            )
+        else:
+            log.warning("namespace %s carries this pool again: it is written to", nguid)
+
+    def _say_too_far_ahead(self, number: int, found: PoolMap) -> None:
+        if number not in self._said_too_far_ahead:
+            self._said_too_far_ahead.add(number)
+            log.error(
+                "namespace %s carries a pool map of version %d, and the pool's is %d: no change leads to "
+                "that. Somebody without the root key has written it: look at who writes to the enclosures. "
+                "The next change of the pool (g35 tenant set) writes over it",
+                self.pool_map.namespaces[number].nguid,
+                found.version,
+                self.pool_map.version,
+            )
+
+    def _drop_gone(self, newer: PoolMap) -> None:
+        """Forget the volumes that nobody may be served by a map."""
         kept = {each.volume_id for each in newer.volumes if not newer.is_erased(each)}
         forged = self._distrust(newer)
         for volume in self._volumes:
@@ -120,6 +176,9 @@ class MapWatch:
                 )
             else:
                 log.warning("volume %s was erased; it is served no longer", volume.settings.name)
+
+    def _follow(self, newer: PoolMap) -> None:
+        self._drop_gone(newer)
         if not self._follow_members(newer):
             newer = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
         self._remember(newer)
@@ -155,7 +214,7 @@ def _version_and_map(
     known: PoolMap,
     until: float,
     deadline: float = float("inf"),
-) -> Steps[PoolMap | MissCause]:
+) -> Steps[PoolMap | AnotherPool | MissCause]:
     """The map on a namespace where it is newer than the one that is known, and otherwise that one; or why it
     was not read. Of a namespace of blocks one block is read `until` then, and where it tells of a newer map
     that one by the deadline."""
@@ -168,6 +227,8 @@ def _version_and_map(
         if cause is not None:
             return cause
         try:
+            if (pool_id := pool_id_of(block)) != known.pool_id:
+                return AnotherPool(pool_id)
             if map_version_of(block) <= known.version:
                 return known
         except NoSuperblock:
@@ -177,4 +238,6 @@ def _version_and_map(
         return MissCause.LATE
     if found.content is not Content.POOL:
         return MissCause.CORRUPT
+    if found.superblock is not None and found.superblock.pool_map.pool_id != known.pool_id:
+        return AnotherPool(found.superblock.pool_map.pool_id)
     return newer_of(found, known) or known

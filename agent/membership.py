@@ -61,9 +61,13 @@ class Membership:
             for each in self._volumes
             if isinstance(each, Volume) and each.earlier is not None
         ]
+        taken = {
+            nguid.hex(): f"carries pool {pool_id} now; nothing is written there"
+            for nguid, pool_id in self._fabric.taken.items()
+        }
         return {
             "newcomers": dict(self._fabric.strays),
-            "contested": dict(self._fabric.contested),
+            "contested": {**self._fabric.contested, **taken},
             "membership": self._section.membership,
             "rebalance_bytes_per_s": self._section.rebalance,
             "volumes_unsettled": joined,

@@ -4,7 +4,9 @@ What was erased or rotated away must not come back because every namespace that 
 away, or because an enclosure plays its old map back, under a greater version if it likes: an agent that knows
 better does not serve it. So it notes of each pool the version of the newest map; of each tenant how often it
 was given a key, and whether the last of them is erased; of each volume the epoch of its data key, and of the
-oldest one that opens. These numbers only grow, and a key is bound to its epoch (agent/pool/map_keys.py).
+oldest one that opens. These numbers only grow, and a key is bound to its epoch (agent/pool/map_keys.py). A
+version is bound to nothing: one that is further ahead of what was seen than changes lead to
+(`VERSIONS_AHEAD_MAX`) is not noted, or the agent would refuse all that comes later.
 
 A pool is noted after the root key has opened what there is to open, and never forgotten: what somebody writes
 who has not the key takes nothing out of here. The file is one line of JSON. Where it cannot be written, what
@@ -24,7 +26,7 @@ from typing import Any
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
 from agent.pool.operations import AnyVolume
-from agent.pool.pool_map import MapVolume, PoolMap
+from agent.pool.pool_map import VERSION_MAX, VERSIONS_AHEAD_MAX, MapVolume, PoolMap
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +51,8 @@ class _Seen:
 
     def take(self, other: _Seen) -> None:
         """Whatever is later in the other."""
-        self.version = max(self.version, other.version)
+        if other.version <= self.version + VERSIONS_AHEAD_MAX:
+            self.version = max(self.version, other.version)
         for tenant, (epoch, erased) in other.tenants.items():
             if tenant in self.tenants or len(self.tenants) < ROWS_MAX:
                 self.tenants[tenant] = max(self.tenants.get(tenant, (0, False)), (epoch, erased))
@@ -115,6 +118,20 @@ class SeenMaps:
                 f"{pool_map.tenant_of(volume).name}) that this agent has seen erased or rotated away",
                 f"erase that tenant again (g35 tenant erase), or {remedy}",
             )
+
+    def believed(self, pool_map: PoolMap) -> PoolMap:
+        """The same map; with the version that was seen, where its own is too far ahead of that. For what
+        begins with a map and follows later ones: the pool's own is to be one of these."""
+        seen = self._pools.get(pool_map.pool_id, _Seen()).version
+        if not seen or pool_map.version <= seen + VERSIONS_AHEAD_MAX:
+            return pool_map
+        log.warning(
+            "the pool map that is there bears version %d, and this agent has seen %d: no change leads to "
+            "that. Somebody without the root key has written it: look at who writes to the enclosures",
+            pool_map.version,
+            seen,
+        )
+        return pool_map.model_copy(update={"version": seen})
 
     def over(self, pool_map: PoolMap) -> list[str]:
         """The ids of the volumes that a map gives keys that were erased, or dropped by a rotation."""
@@ -218,7 +235,9 @@ def _decoded(text: str) -> tuple[str, dict[str, _Seen]]:
         for pool, noted in pools.items():
             tenants = {each: (int(epoch), bool(over)) for each, (epoch, over) in noted["tenants"].items()}
             volumes = {each: (int(new), int(old)) for each, (new, old) in noted["volumes"].items()}
-            found[pool] = _Seen(int(noted["version"]), tenants, volumes)
+            version = int(noted["version"])
+            # Noted by a g35 that knew no bound: nothing of the pool could ever be newer.
+            found[pool] = _Seen(version if 0 <= version <= VERSION_MAX else 0, tenants, volumes)
     except (TypeError, KeyError, AttributeError) as wrong:
         raise ValueError(f"no notes of pools: {wrong}") from None
     return served, found

@@ -21,8 +21,8 @@ Layout of a request, little-endian:
      8  4  request id, echoed in the answer
     12  4  number of keys
     16  4  first ticket (GET, PUT)
-    20  4  time to live in seconds, 0 for the volume's own (PUT, PIN); of PRESTAGE the milliseconds after
-           which it is of no use any more, 0 for none
+    20  4  time to live in seconds, 0 for the volume's own (PUT, PIN; in one that has none a pin lasts until
+           the value is deleted); of PRESTAGE the milliseconds after which it is of no use, 0 for none
     24  2  length of the volume's name in bytes
     26  2  flags
     28  4  zero

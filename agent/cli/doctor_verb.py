@@ -94,9 +94,7 @@ def _python() -> Finding:
 def _hot_modules() -> Finding:
     if compiled.state == compiled.COMPILED:
         return Finding("hot modules", Verdict.OK, "compiled")
-    return Finding(
-        "hot modules", Verdict.WITHOUT, compiled.state, "it works, and takes more processor time"
-    )
+    return Finding("hot modules", Verdict.WITHOUT, compiled.state, "it works, and takes more processor time")
 
 
 def _dev_fuse() -> Finding:

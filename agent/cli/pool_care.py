@@ -16,12 +16,12 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.progress import Progress
 
-from agent.agent import open_volumes
 from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
 from agent.config import load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
+from agent.opening_volumes import open_volumes
 from agent.pool.copies import DOUBT_SECONDS, work_off
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.opening import newest_map

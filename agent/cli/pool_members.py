@@ -10,6 +10,7 @@ import typer
 from rich.progress import Progress
 
 from agent.cli.pool_lanes import with_lanes
+from agent.cli.served_pools import refuse_served
 from agent.config import load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
@@ -59,6 +60,8 @@ def add(
         newcomers = newcomers_in(pool_map, seen, named, force)
         if newcomers:
             # Before anything is written: whether it can be done at all.
+            taken = dict(newcomers)
+            refuse_served(inspection for nguid, _, inspection in seen if nguid in taken)
             with_namespaces(pool_map, newcomers)
         completed = lanes.run(complete_map(lanes, pool_map, seen))
         for nguid, _, inspection in seen:
@@ -88,7 +91,11 @@ def add(
         print(f"pool {pool_map.pool_id}: no namespace to add")
         return
     print(f"pool {pool_map.pool_id}: {len(joined)} namespace(s) more, {len(pool_map.namespaces)} in all")
-    print("agents follow within seconds; one that has pool.rebalance set moves what belongs there now")
+    print(
+        "agents that reach what has joined follow within seconds; one whose configuration lacks the "
+        "enclosure misses what lies there: give it the enclosure, and start it again"
+    )
+    print("an agent that has pool.rebalance set moves what belongs there now")
 
 
 def settle(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from rich.progress import Progress
 from agent.cli import pool_care, pool_members
 from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
+from agent.cli.served_pools import refuse_served
 from agent.config import load_configuration
 from agent.errors import G35Error, UserError
 from agent.fs.files.home import names_another
@@ -32,7 +32,6 @@ from agent.reaching import look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
 from agent.seen_map import SeenMaps
-from agent.serving_mark import serving_processes
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 
@@ -84,7 +83,7 @@ def format_pool(
         members = {namespace.nguid for namespace in pool_map.namespaces}
         seen = [row for row in seen if row[0].hex() in members]
         _refuse_foreign(seen, force)
-        _refuse_served(inspection for _, _, inspection in seen)
+        refuse_served(inspection for _, _, inspection in seen)
         _refuse_short_values(pool_map, seen)
         unchanged = {
             nguid.hex(): functools.partial(
@@ -243,19 +242,6 @@ def _refuse_short_values(pool_map: PoolMap, seen: list[tuple[bytes, int, Inspect
                     f"volume {volume.name} needs {KEY_BYTES} and {slot_bytes}",
                     "lower the volume's value_size, or let the enclosure take longer ones (MDTS)",
                 )
-
-
-def _refuse_served(inspections: Iterable[Inspection]) -> None:
-    """A pool is not formatted under an agent of this machine: it would serve misses and write into the new
-    one's slots. An agent elsewhere cannot be seen from here."""
-    pools = {each.superblock.pool_map.pool_id for each in inspections if each.superblock is not None}
-    processes = serving_processes(pools)
-    if processes:
-        raise UserError(
-            f"the pool there is being served, by process {', '.join(map(str, processes))}; "
-            "it was not touched",
-            "end the agent first: g35 unmount, or g35 down",
-        )
 
 
 def carried(content: Content, detail: str) -> str:

@@ -176,7 +176,7 @@ def _members(pool: dict[str, Any]) -> list[Text]:
     if waiting_for := pool.get("waiting_for"):
         lines.append(f"newcomers wait for: {waiting_for}")
     for nguid, said in sorted(pool.get("contested", {}).items())[:NAMED_MAX]:
-        lines.append(f"claimed by several enclosures: {nguid}: {said}")
+        lines.append(f"contested: {nguid}: {said}")
     if unsettled := pool.get("volumes_unsettled"):
         left = "not known" if pool["moves_left"] is None else pool["moves_left"]
         lines.append(f"not settled (g35 pool settle): {', '.join(unsettled)}")

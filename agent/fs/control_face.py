@@ -48,7 +48,7 @@ from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.steps import Outcome as Settled
 from agent.pool.volume import LOADS_IN_FLIGHT
-from agent.pool.writing import BadPut, PutRefused
+from agent.pool.writing import TIME_MAX, BadPut, PutRefused
 from host_shim.control_wire import (
     ANSWERS_MAX,
     FLAG_NO_ANSWER,
@@ -381,7 +381,9 @@ class ControlFace(RefusesAll):
         return b""
 
     def _pin(self, volume: AnyVolume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
-        until = int(lanes.wall()) + ttl if ttl else 0
+        # Without a time of its own, for as long as the volume keeps values: at the most, until it is deleted.
+        seconds = ttl or volume.settings.ttl_seconds
+        until = int(lanes.wall()) + seconds if seconds else TIME_MAX
         try:
             pinned = yield from pin_value(volume, lanes, key, until, deadline)
         except PutRefused as refused:

@@ -137,6 +137,16 @@ def device_of(mountpoint: Path) -> str | None:
     return found
 
 
+def mounts_of_agents(table: Path = Path("/proc/self/mountinfo")) -> list[Path]:
+    """Where this machine's agents are mounted, or were as they died; asks only the kernel's table, too."""
+    with open(table, encoding="utf-8", errors="surrogateescape") as lines:
+        # The number of fields before the dash varies; the type of the file system comes after it.
+        halves = [line.split(" - ", 1) for line in lines]
+    return [
+        Path(_unescaped(first.split()[4])) for first, last in halves if last.split()[0] == FILESYSTEM_TYPE
+    ]
+
+
 def clear_dead_mount(mountpoint: Path) -> None:
     """Take away what killed agents left mounted here; `MountError` where something alive is."""
     for _ in range(STACKED_MOUNTS_MAX):

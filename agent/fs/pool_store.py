@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from agent.fs.files.block_store import StoreFull, StoreUnavailable
@@ -22,8 +22,9 @@ from agent.fs.files.home import Home, noted_home
 from agent.pool.reading import Reading
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
+from agent.pool.unflushed import flush_written
 from agent.pool.upkeep import delete
-from agent.pool.volume import Volume, wait_for
+from agent.pool.volume import Volume
 from agent.pool.writing import PutRefused, Writing
 
 PIECE_BYTES = 1 << 20
@@ -142,16 +143,37 @@ class PoolBlockStore:
         except PutRefused as refused:
             raise StoreUnavailable(str(refused)) from None
 
-    def flush(self) -> Steps[None]:
+    def flush(self, blocks: Iterable[tuple[bytes, int]] | None = None) -> Steps[None]:
         lanes = self._lanes()
         members = {
             extent.namespace for volume in self._volumes.values() for extent in volume.settings.extents
         }
-        pending = [lanes.flush(namespace) for namespace in members]
-        for each in pending:
-            cause = yield from wait_for(lanes, each, lanes.now() + 5.0)
-            if cause is not None:
-                raise StoreUnavailable(f"an enclosure did not flush: {each.fault}")
+        failed = yield from flush_written(lanes, sorted(members))
+        if not failed:
+            return
+        why = f"an enclosure did not flush: {next(iter(failed.values()))}"
+        if blocks is None:
+            raise StoreUnavailable(why)
+        for name, capacity in blocks:
+            if not (yield from self._lies_apart(name, capacity, failed)):
+                raise StoreUnavailable(why)
+
+    def _lies_apart(self, block_id: bytes, capacity: int, namespaces: Collection[int]) -> Steps[bool]:
+        """Whether a block is known to be on none of some namespaces."""
+        volume, lanes = self._volume(capacity), self._lanes()
+        pseudonym = volume.placement.pseudonym(block_id)
+        sets = volume.borrow_sets(pseudonym)
+        try:
+            others = [cached for cached in sets if cached.namespace not in namespaces]
+            if len(others) == len(sets):
+                return True
+            if not volume.find(others, pseudonym):
+                stale = [cached for cached in others if not volume.is_fresh(cached, lanes)]
+                yield from volume.load(lanes, stale, lanes.now() + volume.timing.write_deadline)
+            found = volume.find(sets, pseudonym)
+            return bool(found) and found[0].cached.namespace not in namespaces
+        finally:
+            volume.give_back_sets(sets)
 
     def usage(self) -> tuple[int, int]:
         total = free = 0

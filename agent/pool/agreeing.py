@@ -1,8 +1,11 @@
 """One pool map out of several of one version, which writers that met have left: the same for whoever asks.
 
-A greater version is in force whole: it was made from the others. Of maps of the greatest version none was
-made from another. The one on most copies goes first, then the one whose bytes hash to the greatest number,
-and it takes from the others what must not be lost:
+A greater version is in force whole: it was made from the others. But a version is a number that takes no key:
+who can write to one namespace could give his map the last one, and there would be no change after it. So one
+that is further ahead of the others than changes lead to does not count (`counting`).
+
+Of maps of the greatest version none was made from another. The one on most copies goes first, then the one
+whose bytes hash to the greatest number, and it takes from the others what must not be lost:
 
 * a key that is gone in one of them is gone: a tenant's, and the earlier key of a rotation that has ended;
 * of two data keys of a volume that of the later epoch is the volume's;
@@ -16,17 +19,27 @@ What is left is lost: a limit of a tenant, or a second join of other namespaces.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from pydantic import ValidationError
 
-from agent.pool.pool_map import MapTenant, MapVolume, PoolMap
+from agent.pool.pool_map import VERSIONS_AHEAD_MAX, MapTenant, MapVolume, PoolMap
+
+
+def counting(maps: Iterable[PoolMap]) -> list[PoolMap]:
+    """Of the maps of a pool, each as often as it comes, those whose version is not too far ahead of that
+    which most of them have; of two versions that as many have, the lesser."""
+    found = list(maps)
+    copies = Counter(each.version for each in found)
+    usual = max(copies, key=lambda version: (copies[version], -version), default=0)
+    return [each for each in found if each.version <= usual + VERSIONS_AHEAD_MAX]
 
 
 def agreed(maps: Iterable[PoolMap]) -> PoolMap:
     """The map that is in force by these copies, each counted as often as it comes. Its version is theirs."""
     counted: list[tuple[PoolMap, int]] = []
-    for each in maps:
+    for each in counting(maps):
         if counted and each.version < counted[0][0].version:
             continue
         if counted and each.version > counted[0][0].version:

@@ -32,9 +32,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from agent.errors import G35Error
-from agent.pool.agreeing import agreed
+from agent.pool.agreeing import agreed, counting
 from agent.pool.kv_opening import write_kv_superblock
 from agent.pool.map_copies import Copy, kv_copy_is, mark_at, name_in, name_of, read_copies
+from agent.pool.next_map import version_after
 from agent.pool.opening import superblock_copies_are, write_superblock_copy
 from agent.pool.pool_map import MapNamespace, PoolMap
 from agent.pool.steps import Lanes, Steps
@@ -93,7 +94,7 @@ def change_map(
     namespaces that are reached their numbers in `lanes`, `newcomers` says which the change may add.
 
     Raises G35Error where `all_of_them` is set and a member is not reached, where others do not stop changing
-    the map, and what the change raises.
+    the map, where there is no version after the one that is there, and what the change raises.
     """
     known: dict[bytes, PoolMap] = {}
     mine: _Mine | None = None
@@ -101,12 +102,12 @@ def change_map(
         if attempt:
             time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))
         copies = yield from _read_all(lanes, pool_map, numbers, newcomers, known)
-        found = [
+        found = counting(
             each.pool_map
             for held in copies.values()
             for each in held
             if each.pool_map is not None and each.pool_map.pool_id == pool_map.pool_id
-        ]
+        )
         if not found:
             continue  # Somebody was writing each copy that was read.
         base, is_there = _in_force(found, mine)
@@ -121,7 +122,7 @@ def change_map(
             target = yield from change(base, _guard(lanes, base, numbers, copies))
             if target != base or not is_there:
                 versions = [each.version for each in found] + ([mine.wrote.version] if mine else [])
-                target = target.model_copy(update={"version": max(versions) + 1})
+                target = target.model_copy(update={"version": version_after(max(versions))})
             elif not away and _is_everywhere(base, copies):
                 return Changed(base, {})
             left = yield from replace_map(lanes, target, numbers, copies, attempt >= TRIES_OF_A_COPY)

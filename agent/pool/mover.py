@@ -21,6 +21,7 @@ from agent.pool.operations import AnyVolume
 from agent.pool.relocating import Old, Outcome, clear_old, copy_value, is_misplaced
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Lanes, Steps
+from agent.pool.unflushed import flush_written
 from agent.pool.volume import Volume, VolumeExtent
 
 TURN_SECONDS = 0.25
@@ -182,6 +183,9 @@ class Mover:
             volume, old, _ = self._waiting.popleft()
             if volume.erased:
                 continue
+            if volume.settings.kind == "files" and not (yield from self._is_on_flash(lanes, volume, old)):
+                self._found += 1
+                continue
             # It was given back meanwhile, and what is remembered of the place may be another object now.
             cached = volume.cache.borrow(old.cached.namespace, old.cached.offset, volume.occupancy)
             try:
@@ -190,6 +194,12 @@ class Mover:
                 self._found += outcome is not Outcome.GONE
             finally:
                 volume.cache.give_back(cached)
+
+    def _is_on_flash(self, lanes: Lanes, volume: Volume, old: Old) -> Steps[bool]:
+        """Whether the copy is durable: a program may have been told by fsync(2) that the old one is, and no
+        other agent's flush looks at what this one wrote."""
+        places = volume.placement.candidates(old.entry.pseudonym)
+        return not (yield from flush_written(lanes, {place.namespace for place in places}))
 
 
 def earlier_extents(volume: Volume) -> Sequence[VolumeExtent]:

@@ -39,6 +39,9 @@ DATA_START = 1 << 20
 """Where the first extent of a namespace begins; the superblocks lie before it."""
 EXTENT_ALIGNMENT = 1 << 20
 NAMESPACES_MAX = 4096
+VERSION_MAX = 1 << 62
+VERSIONS_AHEAD_MAX = 1 << 32
+"""How far a version may be ahead of another that counts (agreeing.py). Each change adds one."""
 VOLUMES_MAX = 64
 TENANTS_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
@@ -155,7 +158,7 @@ class PoolMap(_Document):
     """The whole document."""
 
     pool_id: Hex32
-    version: int = Field(ge=1)
+    version: int = Field(ge=1, le=VERSION_MAX)
     namespaces: tuple[MapNamespace, ...] = Field(min_length=1, max_length=NAMESPACES_MAX)
     volumes: tuple[MapVolume, ...] = Field(max_length=VOLUMES_MAX)
     tenants: tuple[MapTenant, ...] = Field((), max_length=TENANTS_MAX)

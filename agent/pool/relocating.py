@@ -16,6 +16,7 @@ and the value is there again: as when a put and a delete of two agents meet.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.pool.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
@@ -64,6 +65,25 @@ def is_misplaced(volume: Volume, cached: CachedSet, pseudonym: bytes) -> bool:
 
 def copy_value(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Outcome]:
     """Bring the value to one of the sets that it belongs to. It stays at the old place as well."""
+    return (yield from _with_takers(_copy_to_takers, volume, lanes, old, deadline))
+
+
+def clear_old(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Outcome]:
+    """Free the old slot, where the value is at its new place. GONE: done; TROUBLE: not now."""
+    return (yield from _with_takers(_clear_if_taken, volume, lanes, old, deadline))
+
+
+def _with_takers(
+    work: Callable[[Volume, Lanes, Old, list[CachedSet], float], Steps[Outcome]],
+    volume: Volume,
+    lanes: Lanes,
+    old: Old,
+    deadline: float,
+) -> Steps[Outcome]:
+    """What `work` makes of the old entry and the sets that the value belongs to.
+
+    All their directories are as on flash, the entry stands, and nobody else writes the set that it is in.
+    """
     cached, pseudonym = old.cached, old.entry.pseudonym
     sets = volume.borrow_sets(pseudonym)
     if not (yield Acquire(cached.writer, deadline)):
@@ -77,51 +97,42 @@ def copy_value(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps
             return Outcome.TROUBLE
         if not _stands(old):
             return Outcome.GONE
-        opened = yield from _open(volume, lanes, old, deadline)
-        if opened is MissCause.EVICTED or opened is MissCause.EXPIRED:
-            # The slot may be another value's by now, which another agent is about to name: it is left alone.
-            return (yield from _unname(volume, lanes, old, deadline))
-        if isinstance(opened, MissCause):
-            return Outcome.TROUBLE
-        lacking = []
-        for taker in takers:
-            if not (yield from _is_there(volume, lanes, taker, pseudonym, deadline)):
-                lacking.append(taker)
-        if not lacking or (len(lacking) < len(takers) and volume.settings.copies == 1):
-            return Outcome.COPIED
-        if volume.refusal:
-            return Outcome.TROUBLE
-        return (yield from _copy(volume, lanes, old, opened, lacking, deadline))
+        return (yield from work(volume, lanes, old, takers, deadline))
     finally:
         cached.end_write()
         volume.give_back_sets(sets)
 
 
-def clear_old(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Outcome]:
-    """Free the old slot, where the value is at its new place. GONE: done; TROUBLE: not now."""
-    cached, pseudonym = old.cached, old.entry.pseudonym
-    sets = volume.borrow_sets(pseudonym)
-    if not (yield Acquire(cached.writer, deadline)):
-        volume.give_back_sets(sets)
+def _copy_to_takers(
+    volume: Volume, lanes: Lanes, old: Old, takers: list[CachedSet], deadline: float
+) -> Steps[Outcome]:
+    opened = yield from _open(volume, lanes, old, deadline)
+    if opened is MissCause.EVICTED or opened is MissCause.EXPIRED:
+        # The slot may be another value's by now, which another agent is about to name: it is left alone.
+        return (yield from _unname(volume, lanes, old, deadline))
+    if isinstance(opened, MissCause):
         return Outcome.TROUBLE
-    try:
-        takers = [each for each in volume.takers(pseudonym, sets) if each is not cached]
-        trouble = yield from volume.load(lanes, [cached], deadline, holds_writers=True)
-        trouble = (yield from volume.load(lanes, takers, deadline)) or trouble
-        if trouble is not None:
-            return Outcome.TROUBLE
-        if not _stands(old):
-            return Outcome.GONE
-        if not any(_entry_of(taker, pseudonym) is not None for taker in takers):
-            # Evicted there, or another agent's image of the directory went over it: it is moved once more.
-            return Outcome.TROUBLE
-        opened = yield from _open(volume, lanes, old, deadline)
-        if opened is MissCause.EVICTED or opened is MissCause.EXPIRED:
-            return (yield from _unname(volume, lanes, old, deadline))
-        return (yield from _clear(volume, lanes, old, deadline))
-    finally:
-        cached.end_write()
-        volume.give_back_sets(sets)
+    lacking = []
+    for taker in takers:
+        if not (yield from _is_there(volume, lanes, taker, old.entry.pseudonym, deadline)):
+            lacking.append(taker)
+    if not lacking or (len(lacking) < len(takers) and volume.settings.copies == 1):
+        return Outcome.COPIED
+    if volume.refusal:
+        return Outcome.TROUBLE
+    return (yield from _copy(volume, lanes, old, opened, lacking, deadline))
+
+
+def _clear_if_taken(
+    volume: Volume, lanes: Lanes, old: Old, takers: list[CachedSet], deadline: float
+) -> Steps[Outcome]:
+    if not any(_entry_of(taker, old.entry.pseudonym) is not None for taker in takers):
+        # Evicted there, or another agent's image of the directory went over it: it is moved once more.
+        return Outcome.TROUBLE
+    opened = yield from _open(volume, lanes, old, deadline)
+    if opened is MissCause.EVICTED or opened is MissCause.EXPIRED:
+        return (yield from _unname(volume, lanes, old, deadline))
+    return (yield from _clear(volume, lanes, old, deadline))
 
 
 def _stands(old: Old) -> bool:

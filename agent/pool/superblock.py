@@ -6,7 +6,7 @@ Layout of the header block, 4,096 bytes, little-endian:
     10  6  zero
     16 16  pool id
     32 16  NGUID of the namespace it was written for
-    48  8  version of the map
+    48  8  version of the map, from 1 to 2^62
     56  4  bytes of the map
     60  4  zero
     64 32  SHA-256 of the map
@@ -23,7 +23,7 @@ import hmac
 import struct
 from dataclasses import dataclass
 
-from agent.pool.pool_map import DATA_START, PoolMap, decode_pool_map_untrusted
+from agent.pool.pool_map import DATA_START, VERSION_MAX, PoolMap, decode_pool_map_untrusted
 
 MAGIC = b"g35pool1"
 LAYOUT_VERSION = 2
@@ -59,7 +59,10 @@ class Superblock:
     pool_map: PoolMap
 
     def encode(self) -> bytes:
-        """Header block and map, padded to the block size. Raises ValueError where the map is too long."""
+        """Header block and map, padded to the block size. Raises ValueError where the map is too long, or
+        its version none that would be read again."""
+        if not 1 <= self.pool_map.version <= VERSION_MAX:
+            raise ValueError(f"a pool map of version {self.pool_map.version}; {VERSION_MAX} is the most")
         document = self.pool_map.encode()
         if len(document) > MAP_BYTES_MAX:
             raise ValueError(f"a pool map of {len(document)} bytes; {MAP_BYTES_MAX} is the most")
@@ -99,7 +102,16 @@ def map_version_of(header: memoryview | bytes) -> int:
     """The version of the map that follows a header block. Raises NoSuperblock where it is none of ours."""
     map_bytes_of(header)
     version: int = _HEADER.unpack_from(header)[5]
+    if not 1 <= version <= VERSION_MAX:
+        raise NoSuperblock("a damaged superblock")
     return version
+
+
+def pool_id_of(header: memoryview | bytes) -> str:
+    """The pool, as hex, that a header block is of. Raises NoSuperblock where it is none of ours."""
+    map_bytes_of(header)
+    pool_id: bytes = _HEADER.unpack_from(header)[3]
+    return pool_id.hex()
 
 
 def decode_superblock_untrusted(data: memoryview | bytes) -> Superblock:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from agent.pool.unflushed import Unflushed
 from agent.remote.fence import Fence
 from agent.remote.health import Health
 from agent.remote.holders import Holders
@@ -119,6 +120,7 @@ class Fabric:
     ways: Ways = ()
     """All that serve it, the best first; as many as there are paths to its enclosure."""
     fence: Fence = field(default_factory=Fence)
+    unflushed: Unflushed = field(default_factory=Unflushed)
     health: tuple[Health, ...] = ()
     suspicion: Suspicion = field(default_factory=lambda: Suspicion(()))
     _publishing: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -126,6 +128,8 @@ class Fabric:
     """Namespaces that an enclosure has and the map does not: NGUID as hex, enclosure."""
     contested: dict[str, str] = field(default_factory=dict)
     """Namespaces that several enclosures claim: NGUID as hex, who is left out."""
+    taken: dict[bytes, str] = field(default_factory=dict)
+    """Namespaces of the map that carry another pool now, by NGUID, and its id: nothing is written there."""
     own_pool: str = ""
     """The id of the pool that this machine has served last, if it has; see `agent/reaching.py`."""
     _holders: Holders = field(default_factory=Holders, repr=False)
@@ -159,6 +163,11 @@ class Fabric:
         if member < min(len(nguids), len(ways)) and nguids[member] == nguid:
             return ways[member]
         return ()
+
+    def note_taken(self, nguid: bytes, pool_id: str) -> None:
+        """A namespace carries another pool now; "": its own."""
+        others = {each: pool for each, pool in self.taken.items() if each != nguid}
+        self.taken = {**others, nguid: pool_id} if pool_id else others
 
     def name_of(self, member: int) -> str:
         """A namespace of the map, for people: its enclosure and its NGUID."""

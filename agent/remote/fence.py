@@ -6,23 +6,31 @@ acknowledged, it could later be undone by the first, which lands behind everythi
 it is never written again, and nothing else is written over the place that it was meant for, until it can no
 longer land: those writes are refused, and so is the put that they belong to (docs/multipath.md).
 
+A write that was given up may land for as long as it is neither answered nor its queue gone, however long that
+is: the worker that owns the queue may have nothing else to do there and not look at it. So `look`, which the
+supervisor calls again and again, has the controller reset where one is older than its bound.
+
 One fence is shared by all workers; a place is a range of bytes of a namespace.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from nvmeof.host.command import Command
 
 LOST_SECONDS = 12.0
 """A controller that has not heard from us is to end with its keep-alive time, 5 s; one that goes by traffic
 may take twice that (NVMe Base 2.0, 3.9.3), and it takes a moment to stop what it had begun."""
+COMMAND_SECONDS = 10.0
+"""A command that was given up and is older is cleared away by resetting the controller."""
 GIVEN_UP_SECONDS = 60.0
-"""A write that was given up may be answered for as long as its queue lives, 10 s at the most, and then is as
-one that was lost; with its answer the fence falls. The slot is shunned for as long as this
-(agent/pool/writing.py)."""
+"""Longer than `COMMAND_SECONDS`, a reset and `LOST_SECONDS` together: for what stands by time alone for the
+sake of writes that were given up. The slot is shunned for as long (agent/pool/writing.py)."""
 TIDY_SECONDS = 1.0
 """How often places that are free again are taken out, at the most."""
 GRAIN = 1 << 20
@@ -31,23 +39,71 @@ MOST_PLACES = 4096
 """More than the queues of all workers hold; with more, the namespace as a whole is fenced."""
 
 
+class Sessions(Protocol):
+    """The sessions to one enclosure by one path (agent/remote/fabric.py)."""
+
+    epoch: int
+
+    @property
+    def session(self) -> object | None: ...
+
+    def complain(self, epoch: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenUp:
+    """Commands of a write that nobody waits for any more, and the session that their queue belongs to."""
+
+    commands: Sequence[Command]
+    sessions: Sessions
+    epoch: int
+
+    @property
+    def answered(self) -> bool:
+        return all(command.answered_late for command in self.commands)
+
+    @property
+    def gone(self) -> bool:
+        """The queue has ended under those that are not answered, or the session that it belongs to."""
+        if self.sessions.session is None or self.sessions.epoch != self.epoch:
+            return True
+        return all(command.answered_late or command.orphaned for command in self.commands)
+
+    def is_older(self, than: float, now: float) -> bool:
+        return any(
+            now - command.submitted_at >= than for command in self.commands if not command.answered_late
+        )
+
+
 class _Place:
-    """How long it is left alone: until a moment, or until all the commands are answered, if there are any."""
+    """How long it is left alone: until a moment, and until all that was given up is answered or gone."""
 
-    __slots__ = ("_commands", "until")
+    __slots__ = ("given_up", "until")
 
-    def __init__(self, until: float, commands: Sequence[Command]) -> None:
+    def __init__(self, until: float, given_up: Sequence[GivenUp]) -> None:
         self.until = until
-        self._commands = commands
+        self.given_up = given_up
 
     def stands(self, now: float) -> bool:
-        commands = self._commands
-        return self.until > now and not (commands and all(command.answered_late for command in commands))
+        if self.given_up:
+            left = []
+            for each in self.given_up:
+                if each.answered:
+                    continue
+                if each.gone:
+                    # Seen to be gone, at the latest, now.
+                    self.until = max(self.until, now + LOST_SECONDS)
+                else:
+                    left.append(each)
+            self.given_up = left
+        return bool(self.given_up) or self.until > now
+
+    @property
+    def falls(self) -> float:
+        return math.inf if self.given_up else self.until
 
     def joined(self, other: _Place) -> _Place:
-        by_answers = self._commands and other._commands
-        commands = [*self._commands, *other._commands] if by_answers else ()
-        return _Place(max(self.until, other.until), commands)
+        return _Place(max(self.until, other.until), [*self.given_up, *other.given_up])
 
 
 class Fence:
@@ -66,26 +122,24 @@ class Fence:
         self.raised = 0
 
     def put_up(
-        self,
-        nguid: bytes,
-        offset: int,
-        size: int,
-        until: float,
-        now: float,
-        given_up: Sequence[Command] = (),
+        self, nguid: bytes, offset: int, size: int, until: float, now: float, given_up: GivenUp | None = None
     ) -> None:
-        """Let nobody write there until then, or until all of `given_up` were answered after all."""
-        where, place = (nguid, offset, offset + size), _Place(until, given_up)
+        """Let nobody write there until then; or until what was `given_up` is answered, or gone for
+        `LOST_SECONDS`."""
+        where = (nguid, offset, offset + size)
+        place = _Place(until, ()) if given_up is None else _Place(now, (given_up,))
         with self._lock:
             if len(self._places) >= MOST_PLACES or now >= self._tidy_at:
                 self._tidy(now)
             if (before := self._places.get(where)) is not None and before.stands(now):
-                self._set(where, before.joined(place))
+                place = before.joined(place)
+                self._set(where, place)
             elif len(self._places) < MOST_PLACES or before is not None:
                 self._set(where, place)
             else:
                 self._namespaces[nguid] = max(until, self._namespaces.get(nguid, 0.0))
-            self._until = max(self._until, until)
+                self._until = max(self._until, until)
+            self._until = max(self._until, place.falls)
             self.raised += 1
 
     def stands(self, nguid: bytes, offset: int, size: int, now: float) -> bool:
@@ -101,6 +155,21 @@ class Fence:
                 for (first, end), place in self._grains.get((nguid, grain), {}).items()
             )
 
+    def look(self, now: float) -> None:
+        """Have every controller reset that a write was given up at which is older than `COMMAND_SECONDS`."""
+        if now >= self._until:
+            return
+        with self._lock:
+            self._tidy(now)
+            overdue = [
+                each
+                for place in self._places.values()
+                for each in place.given_up
+                if each.is_older(COMMAND_SECONDS, now)
+            ]
+        for sessions, epoch in {(each.sessions, each.epoch) for each in overdue}:
+            sessions.complain(epoch)
+
     def _set(self, where: tuple[bytes, int, int], place: _Place) -> None:
         nguid, first, end = where
         self._places[where] = place
@@ -114,6 +183,9 @@ class Fence:
             self._places, self._grains = {}, {}
             for where, place in standing.items():
                 self._set(where, place)
+        self._namespaces = {nguid: until for nguid, until in self._namespaces.items() if until > now}
+        falls = [place.falls for place in standing.values()]
+        self._until = max([0.0, *falls, *self._namespaces.values()])
 
 
 def _grains(offset: int, size: int) -> range:

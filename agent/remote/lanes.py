@@ -20,13 +20,14 @@ from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Buffer, Pending, Steps
 from agent.pool.tally import Tally
 from agent.remote.asked import CLOCK_SLACK, NOT_ANSWERING, Asked
+from agent.remote.block_commands import block_commands
 from agent.remote.connecting import Connecting
 from agent.remote.fabric import Enclosure, Fabric, Route
+from agent.remote.fence import COMMAND_SECONDS
 from agent.remote.kv_lanes import KvCommands, KvLanePending
 from agent.remote.lane_pending import LanePending
 from agent.remote.paths import Build, Request, in_order, left_by_its_path, path_failed
 from nvmeof.errors import NvmeofError
-from nvmeof.host import commands
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue, connect_io_queue
 
@@ -41,8 +42,6 @@ CONNECT_SECONDS = 1.0
 CONNECT_WAIT_SECONDS = 0.04
 """How long the request that first wants a queue waits for it to be connected; then it is a miss."""
 RETRY_CONNECT_SECONDS = 0.5
-COMMAND_SECONDS = 10.0
-"""An abandoned command that is older has to be cleared away by resetting the controller."""
 WARM_SECONDS = 0.25
 """How often the queues of paths that are not in use are looked after."""
 FENCED = "a write that was not answered may still land there"
@@ -95,10 +94,19 @@ class WorkerLanes(KvCommands):
     ) -> LanePending:
         size = sum(map(len, parts))
         self.tallies[""].flash_bytes_written += size
-        return self._start(namespace, offset, size, None, parts, more)
+        pending = self._start(namespace, offset, size, None, parts, more)
+        if pending.queue is not None:
+            self._fabric.unflushed.wrote(self._fabric.nguids[namespace], pending)
+        return pending
 
     def flush(self, namespace: int) -> LanePending:
         return self._start(namespace, 0, 0, None, ())
+
+    def unflushed(self, namespace: int) -> int | None:
+        return self._fabric.unflushed.mark(self._fabric.nguids[namespace])
+
+    def flushed(self, namespace: int, mark: int) -> None:
+        self._fabric.unflushed.flushed(self._fabric.nguids[namespace], mark)
 
     def abandon(self, pending: Pending) -> None:
         assert isinstance(pending, LanePending)
@@ -114,7 +122,8 @@ class WorkerLanes(KvCommands):
         return self._send[:size]
 
     def trusts(self, namespace: int) -> bool:
-        return self._fabric.health[namespace].trusted
+        fabric = self._fabric
+        return fabric.health[namespace].trusted and fabric.nguids[namespace] not in fabric.taken
 
     def tally(self, volume: str) -> Tally:
         tally = self.tallies.get(volume)
@@ -141,7 +150,7 @@ class WorkerLanes(KvCommands):
     ) -> LanePending:
         def build(route: Route, queue: HostQueue, base: int) -> Sequence[Command]:
             left = into[base:] if into is not None else None
-            return _commands(
+            return block_commands(
                 route.nsid, route.lba_bytes, offset + base, size - base, left, parts, queue.max_transfer
             )
 
@@ -179,6 +188,8 @@ class WorkerLanes(KvCommands):
             pending.fail("there is no way to the namespace")
         elif not fabric.health[namespace].may_ask(now):
             pending.fail(NOT_ANSWERING)
+        elif not is_read and fabric.nguids[namespace] in fabric.taken:
+            pending.fail(f"the namespace carries pool {fabric.taken[fabric.nguids[namespace]]} now")
         elif not is_read and fabric.fence.stands(fabric.nguids[namespace], at, size, now):
             pending.fail(FENCED)
         elif size and (ways[0].kv is not None) is not of_keys:
@@ -220,6 +231,7 @@ class WorkerLanes(KvCommands):
                 continue
             if request is not None:
                 request.tried.append(way.enclosure)
+                request.epoch = self._lanes[id(way.enclosure)].epoch
             built = build(way, queue, base)
             failed = self._submit(way, queue, built, more)
             if failed is None:
@@ -444,54 +456,3 @@ class WorkerLanes(KvCommands):
 def _again(queue: HostQueue) -> HostQueue:
     queue.reconnect()
     return queue
-
-
-def _commands(
-    nsid: int,
-    lba_bytes: int,
-    offset: int,
-    size: int,
-    into: memoryview | None,
-    parts: Sequence[Buffer],
-    max_transfer: int,
-) -> Sequence[Command]:
-    """The commands of one request: one, unless it is longer than the controller takes at a time."""
-    if not size:
-        return (commands.flush(nsid),)
-    first = offset // lba_bytes
-    if size <= max_transfer:
-        if into is not None:
-            return (commands.read(nsid, first, size // lba_bytes, into),)
-        return (commands.write(nsid, first, size // lba_bytes, parts),)
-    step = max_transfer // lba_bytes * lba_bytes
-    if into is not None:
-        return [
-            commands.read(
-                nsid,
-                first + at // lba_bytes,
-                len(into[at : at + step]) // lba_bytes,
-                into[at : at + step],
-            )
-            for at in range(0, size, step)
-        ]
-    return [
-        commands.write(nsid, first + at // lba_bytes, sum(map(len, piece)) // lba_bytes, piece)
-        for at, piece in _pieces(parts, step)
-    ]
-
-
-def _pieces(parts: Sequence[Buffer], step: int) -> list[tuple[int, list[memoryview]]]:
-    """Buffers cut into pieces of `step` bytes, without copying: (offset of the piece, its buffers)."""
-    pieces: list[tuple[int, list[memoryview]]] = [(0, [])]
-    room = step
-    for part in parts:
-        view = memoryview(part)
-        while len(view):
-            if not room:
-                pieces.append((pieces[-1][0] + step, []))
-                room = step
-            taken = view[:room]
-            pieces[-1][1].append(taken)
-            room -= len(taken)
-            view = view[len(taken) :]
-    return pieces

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from agent.remote.fabric import Enclosure, Route
-from agent.remote.fence import GIVEN_UP_SECONDS, LOST_SECONDS, Fence
+from agent.remote.fence import GIVEN_UP_SECONDS, LOST_SECONDS, Fence, GivenUp
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue
 from nvmeof.wire.status import Status
@@ -44,7 +44,7 @@ Build: TypeAlias = Callable[[Route, HostQueue, int], Sequence[Command]]
 class Request:
     """A write, or a read that can go by another path: how to build it anew, and where it was sent."""
 
-    __slots__ = ("_at", "build", "is_read", "lba_bytes", "namespace", "nguid", "size", "tried")
+    __slots__ = ("_at", "build", "epoch", "is_read", "lba_bytes", "namespace", "nguid", "size", "tried")
 
     # `lba_bytes` 0: its bytes come all together, as those of a key.
 
@@ -59,6 +59,8 @@ class Request:
         self.build = build
         self.is_read = is_read
         self.tried: list[Enclosure] = []
+        self.epoch = -1
+        """Of the session whose queue it was sent by last."""
 
     def has_another(self, ways: Sequence[Route]) -> bool:
         """Whether one of the ways has not been tried."""
@@ -91,7 +93,8 @@ class Request:
         if any(command.lost for command in commands):
             fence.put_up(self.nguid, self._at, self.size, now + LOST_SECONDS, now)
         elif given_up := [command for command in commands if command.cid >= 0 and not command.done]:
-            fence.put_up(self.nguid, self._at, self.size, now + GIVEN_UP_SECONDS, now, given_up)
+            at_its_queue = GivenUp(given_up, self.tried[-1], self.epoch)
+            fence.put_up(self.nguid, self._at, self.size, now + GIVEN_UP_SECONDS, now, at_its_queue)
 
 
 def in_order(ways: Sequence[Route], now: float) -> Sequence[Route]:

@@ -81,6 +81,8 @@ class Supervisor:
         self.newcomers_level = logging.WARNING
         """Of the line that names newcomers; less where they join by themselves."""
         self._reported: set[str] = set()
+        self._shown_or_said: set[str] = set()
+        """Namespaces of the pool (as hex) that an enclosure has shown, or were said to be shown by none."""
         self._contested: dict[str, str] = {}
         """What was said of namespaces that several enclosures claim."""
         self.fabric = Fabric([Enclosure(section.name, nqn=section.nqn) for section in sections])
@@ -96,9 +98,10 @@ class Supervisor:
                 nursery.start_soon(self._keep, section, enclosure)
 
     async def _look_around(self) -> None:
-        """Look for gray failure; say what was found."""
+        """Look for gray failure, and say what was found; and for writes that stay without an answer."""
         while True:
             await trio.sleep(LOOK_SECONDS)
+            self.fabric.fence.look(time.monotonic())
             for change in self.fabric.look(time.monotonic()):
                 name = self.fabric.name_of(change.member)
                 if change.verdict is Verdict.SUSPECT:
@@ -108,6 +111,7 @@ class Supervisor:
             self.discovered.forget_gone(lambda enclosure: enclosure.session is not None)
             self._report_newcomers()
             self._report_contested()
+            self._report_unseen()
 
     def _report_newcomers(self) -> None:
         """Say of the namespaces that the pool map does not name that they are there, once."""
@@ -135,6 +139,23 @@ class Supervisor:
                     said,
                 )
         self._contested = contested
+
+    def _report_unseen(self) -> None:
+        """Say of the namespaces of the pool that nobody has ever shown, all enclosures being there, once."""
+        fabric = self.fabric
+        served = list(zip(fabric.nguids, fabric.ways, strict=False))
+        self._shown_or_said |= {nguid.hex() for nguid, ways in served if ways} | fabric.contested.keys()
+        if any(enclosure.session is None for enclosure in fabric.enclosures):
+            return
+        if fresh := sorted({nguid.hex() for nguid, ways in served if not ways} - self._shown_or_said):
+            log.warning(
+                "%d namespace(s) of the pool are shown by no enclosure that this agent knows, and what lies "
+                "there is missed: add the enclosure to the configuration, and start the agent again: %s%s",
+                len(fresh),
+                ", ".join(fresh[:NAMED_MAX]),
+                " and more" if len(fresh) > NAMED_MAX else "",
+            )
+        self._shown_or_said.update(fresh)
 
     # -- discovery ------------------------------------------------------------------------------
 
@@ -277,7 +298,10 @@ class Supervisor:
             await trio.sleep(COMPLAINTS_EVERY)
             if enclosure.complaints and keeper.controller is not None:
                 enclosure.complaints = 0
-                log.info("enclosure %s: a worker lost its queue; resetting the controller", enclosure.name)
+                log.info(
+                    "enclosure %s: a queue was lost or does not answer; resetting the controller",
+                    enclosure.name,
+                )
                 await keeper.reset()
 
 

@@ -6,7 +6,8 @@ the one thread that there is, for scrapes are few. A connection has SECONDS for 
 CONNECTIONS_MAX of them, and where one more comes the oldest goes, so that a scrape, which asks as soon as it
 is connected, gets through between any number of idle ones.
 
-HTTP is h11's, one request for each connection; what is answered is a WSGI application's.
+HTTP is h11's, one request for each connection; what is answered is a WSGI application's. Whatever goes wrong
+with one request ends that one, and the log says so now and then, however many there are.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
 
 import h11
+
+from agent.telemetry.formats import Application
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ HEAD_BYTES_MAX = 8 << 10
 RECEIVE_BYTES = 4096
 RESTING_SECONDS = 0.1
 """Until we try again where no connection can be taken, for instance because there is no descriptor left."""
-
-Application: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+FAULT_SECONDS = 60.0
+"""Between two log lines that say that a request could not be answered."""
 
 
 class _Connection:
@@ -80,6 +81,9 @@ class Listener:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._connections: dict[socket.socket, _Connection] = {}
         """In the order in which they came."""
+        self._quiet_until = 0.0
+        self._not_said = 0
+        """Requests that could not be answered since the log was told of one."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
@@ -154,6 +158,11 @@ class Listener:
         except OSError:
             self._close(connection)
             return
+        except Exception:
+            # What the application has answered cannot be sent: no header of HTTP, or none to this request.
+            self._say_fault("a request for the metrics could not be answered")
+            self._close(connection)
+            return
         if connection.to_send:
             self._send(connection)
 
@@ -175,7 +184,9 @@ class Listener:
             "QUERY_STRING": query,
         }
         for name, value in request.headers:
-            environ["HTTP_" + name.decode("latin-1").upper().replace("-", "_")] = value.decode("latin-1")
+            if value.isascii():
+                key = "HTTP_" + name.decode("ascii").upper().replace("-", "_")
+                environ[key] = value.decode("ascii")
         told: list[tuple[str, list[tuple[str, str]]]] = []
 
         def start_response(status: str, headers: list[tuple[str, str]]) -> None:
@@ -186,8 +197,17 @@ class Listener:
             status, headers = told[0]
             return int(status.split()[0]), headers, body
         except Exception:
-            log.exception("the metrics could not be taken")
+            self._say_fault("the metrics could not be taken")
             return 500, [], b""
+
+    def _say_fault(self, what: str) -> None:
+        """Tell the log of the exception at hand, unless it was told of one just now: anybody may ask."""
+        now = time.monotonic()
+        if now < self._quiet_until:
+            self._not_said += 1
+            return
+        log.exception("%s; nor could %d others since the last line like this", what, self._not_said)
+        self._quiet_until, self._not_said = now + FAULT_SECONDS, 0
 
     def _send(self, connection: _Connection) -> None:
         try:

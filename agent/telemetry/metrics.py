@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from agent.errors import ConfigError
+from agent.telemetry.formats import with_formats_we_know
 from agent.telemetry.listen_address import parse_listen_address
 from agent.telemetry.listener import Listener
 
@@ -228,7 +229,7 @@ def _membership(pool: Mapping[str, Any]) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "g35_pool_contested",
-        "Namespaces of the pool that several enclosures claim.",
+        "Namespaces of the pool that several enclosures claim, or that carry another pool.",
         value=len(pool.get("contested", ())),
     )
     yield CounterMetricFamily(
@@ -284,7 +285,7 @@ def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[
     registry = CollectorRegistry()
     registry.register(Collector(snapshot))
     try:
-        listener = Listener(host, number, make_wsgi_app(registry))
+        listener = Listener(host, number, with_formats_we_know(make_wsgi_app(registry)))
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error.strerror}", "choose another port") from None
     listener.start()

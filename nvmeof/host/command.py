@@ -40,6 +40,7 @@ class Command:
         "name",
         "nsid",
         "opcode",
+        "orphaned",
         "out_bytes",
         "out_end",
         "received",
@@ -110,6 +111,9 @@ class Command:
         self.abandoned = False
         self.answered_late = False
         """It was abandoned, and the controller has answered it since: nothing of it is to come."""
+        self.orphaned = False
+        """It was abandoned, and its queue has ended since: it is never answered, and may still be carried out
+        for as long as the controller takes to find out."""
 
         # The transport's bookkeeping.
         self.transferred = 0

@@ -194,7 +194,9 @@ class RdmaQueue:
         for flight in flights:
             if flight.loan is not None:
                 self._buffers.give_back(flight.loan)
-            if not flight.command.abandoned:
+            if flight.command.abandoned:
+                flight.command.orphaned = True
+            else:
                 flight.command.lose(reason)
                 ended.append(flight.command)
         self._buffers.give_back(self._capsules)

@@ -165,6 +165,7 @@ class TcpQueue:
         for command in self._commands.values():
             if command.abandoned:
                 command.data_out = ()
+                command.orphaned = True
             else:
                 command.lose(reason)
                 ended.append(command)

@@ -31,7 +31,11 @@ MOST_BUFFERS = 256
 
 
 class TcpAdminLink:
-    """`controller.AdminLink` over a connected stream, which it owns."""
+    """`controller.AdminLink` over a connected stream, which it owns.
+
+    It is not closed hard, as an I/O queue is (tcp_queue.py): nothing that it carries writes to a medium, and
+    its end, which the kernel repeats until it is heard, has the controller end before its keep-alive time.
+    """
 
     def __init__(self, address: Address, stream: trio.SocketStream, digests: Digests) -> None:
         self._address = address

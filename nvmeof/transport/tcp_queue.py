@@ -7,6 +7,11 @@ time left differs from what is set by more than `SLACK_S`, so that on the hot pa
 
 Sending never blocks in the socket: what the kernel does not take at once waits in the queue's `output` and
 goes out while we wait, in turn with receiving. Two ends that both only send would wait for each other.
+
+What was sent ends with the queue. A kernel goes on repeating what lies in the send queue of a socket that is
+gone, for as long as the network loses it: a write of a process that was killed would land behind those of the
+one that took its place. So the socket is closed hard (SO_LINGER of 0 s: the send queue is dropped and the
+controller gets a reset), by the kernel too when the process dies; but where nothing is in flight.
 """
 
 from __future__ import annotations
@@ -42,14 +47,18 @@ DRAIN_CALLS = 64
 """Receives in one look for what has arrived already; each takes at most what the socket holds."""
 
 _TIMEVAL = struct.Struct("@ll")
+_LINGER = struct.Struct("@ii")
+END_HARD, END_IN_ORDER = _LINGER.pack(1, 0), _LINGER.pack(0, 0)
+"""SO_LINGER: on for 0 s, and off (socket(7))."""
 
 
 def open_socket(host: str, port: int, timeout_s: float) -> socket.socket:
-    """A blocking TCP connection without Nagle's delay; raises `ConnectionLost`."""
+    """A blocking TCP connection without Nagle's delay, which is closed hard; raises `ConnectionLost`."""
     try:
         sock = socket.create_connection((host, port), timeout=timeout_s)
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, END_HARD)
     except OSError as error:
         raise ConnectionLost(f"cannot connect to {host} port {port}: {error}") from error
     return sock
@@ -230,16 +239,21 @@ class TcpHostQueue:
         """Tell the controller what it did wrong, and hang up."""
         request = self._queue.termination(error)
         # Amid a PDU of ours the request would be taken for its payload.
-        if request is not None and not self._queue.output:
+        tell = request is not None and not self._queue.output
+        if request is not None and tell:
             with suppress(OSError):
                 self._sock.send(request, socket.MSG_DONTWAIT)
-        self._die(error.reason)
+        self._die(error.reason, in_order=tell)
 
-    def _die(self, reason: str) -> None:
+    def _die(self, reason: str, *, in_order: bool = False) -> None:
+        """`in_order`: what was sent last is still to arrive, whatever is in flight."""
         if not self.alive:
             return
         self.alive = False
         self._why = reason
+        if in_order or not self._queue.in_flight:
+            with suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, END_IN_ORDER)
         self._queue.fail(reason)
         self._sock.close()
 

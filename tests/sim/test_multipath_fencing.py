@@ -70,6 +70,7 @@ class Trial:
             path = self.dice.choice(rig.paths)
             path.refusal = 0 if path.refusal else Status.ANA_INACCESSIBLE
         rig.clock.now += self.dice.random() * 1.5
+        rig.supervise()
         self.check()
 
 
@@ -118,6 +119,22 @@ def test_a_lost_write_is_not_sent_again_and_its_place_is_left_alone(monkeypatch:
     assert lanes.run(waited(lanes, lanes.write(0, 0, [b"b" * BLOCK]), rig.clock.now + 5)), "its neighbour"
     rig.clock.now += LOST_SECONDS
     assert lanes.run(waited(lanes, lanes.write(0, BLOCK, [b"c" * BLOCK]), rig.clock.now + 5))
+    lanes.close()
+
+
+def test_nothing_is_written_where_another_pool_lies_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = TwoPaths(monkeypatch, 1)
+    lanes, nguid, into = rig.lanes, rig.fabric.nguids[0], memoryview(bytearray(BLOCK))
+    assert lanes.trusts(0)
+    rig.fabric.note_taken(nguid, "ab" * 16)
+    refused = lanes.write(0, 0, [b"a" * BLOCK])
+    assert refused.done
+    assert "carries pool abab" in str(refused.fault)
+    assert not lanes.trusts(0)
+    assert lanes.run(waited(lanes, lanes.read(0, 0, into), rig.clock.now + 5))
+    rig.fabric.note_taken(nguid, "")
+    assert lanes.run(waited(lanes, lanes.write(0, 0, [b"a" * BLOCK]), rig.clock.now + 5))
+    assert lanes.trusts(0)
     lanes.close()
 
 

@@ -20,6 +20,7 @@ from emulator.lab.accelerator import choose_accelerator
 from emulator.lab.errors import last_lines
 from emulator.lab.image import prepare
 from emulator.lab.machine import EXCHANGE_IN_GUEST, Follower, Guest
+from tests.support.compiling import compile_all
 from tests.support.guest_reporter import REPORTS
 
 # A test in the guest is ended there after so many seconds; the whole guest, some time after that.
@@ -36,6 +37,7 @@ class GuestTests:
 
     def __init__(self, config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         self._config = config
+        compile_all()
         image = prepare(self._tell)
         self._guest = Guest(
             [

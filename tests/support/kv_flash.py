@@ -257,6 +257,11 @@ class SimKvLanes:
     def send_buffer(self, size: int) -> memoryview:
         return self._send.take(size)
 
+    def unflushed(self, namespace: int) -> int | None:
+        return None
+
+    def flushed(self, namespace: int, mark: int) -> None: ...
+
     def trusts(self, namespace: int) -> bool:
         return True
 

@@ -8,7 +8,7 @@ after a put took effect and before its caller knows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from agent.fs.files.block_store import BLOCK_ID_BYTES, StoreFull, StoreUnavailable
 from agent.pool.steps import Steps
@@ -72,7 +72,7 @@ class MemoryBlockStore:
         with self._lock:
             self.blocks.pop(block_id, None)
 
-    def flush(self) -> Steps[None]:
+    def flush(self, blocks: Iterable[tuple[bytes, int]] | None = None) -> Steps[None]:
         yield from ()
         self._step("flush")
         self.flushes += 1

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from agent.pool.steps import Acquire, Buffer, Steps
 from agent.pool.tally import Tally
+from agent.pool.unflushed import Unflushed
 
 T = TypeVar("T")
 
@@ -27,9 +28,12 @@ class MemoryNamespace:
     """Blocks, by byte offset, whose reads end with Unrecovered Read Error until they are written."""
     unwritable: set[int] = field(default_factory=set)
     """Blocks whose writes end with Write Fault."""
+    unflushable: bool = False
     suspect: bool = False
     reads: int = 0
     writes: int = 0
+    flushes: int = 0
+    unflushed: Unflushed = field(default_factory=Unflushed)
     bytes_written: int = 0
 
     def load(self, offset: int, into: memoryview) -> None:
@@ -111,10 +115,22 @@ class MemoryLanes:
             pending.fault = pending.fault or "Write Fault"
         if pending.done and pending.fault is None:
             target.store(offset, parts)
+        target.unflushed.wrote(b"", pending)
         return pending
 
     def flush(self, namespace: int) -> MemoryPending:
-        return self._start(self.namespaces[namespace])
+        target = self.namespaces[namespace]
+        target.flushes += 1
+        pending = self._start(target)
+        if target.unflushable:
+            pending.done, pending.fault = True, pending.fault or "Internal Error"
+        return pending
+
+    def unflushed(self, namespace: int) -> int | None:
+        return self.namespaces[namespace].unflushed.mark(b"")
+
+    def flushed(self, namespace: int, mark: int) -> None:
+        self.namespaces[namespace].unflushed.flushed(b"", mark)
 
     def _start(self, target: MemoryNamespace) -> MemoryPending:
         if target.down:

@@ -262,6 +262,11 @@ class SimLanes:
     def send_buffer(self, size: int) -> memoryview:
         return self._send.take(size)
 
+    def unflushed(self, namespace: int) -> int | None:
+        return 0
+
+    def flushed(self, namespace: int, mark: int) -> None: ...
+
     def trusts(self, namespace: int) -> bool:
         if self._health is not None:
             return self._health[namespace].trusted

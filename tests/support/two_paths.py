@@ -1,7 +1,8 @@
 """Flash behind two paths, in memory and virtual time: lanes send to it, a test breaks the paths.
 
 A path that is lost or stopped keeps the writes that were under way and carries them out when its controller
-gets round to it, which is what a fence has to be right about.
+gets round to it, which is what a fence has to be right about. What a queue that only stalls holds may come
+much later, until a supervisor ends the session (`supervise`).
 """
 
 from __future__ import annotations
@@ -36,19 +37,29 @@ class Clock:
 
 
 @dataclass
+class Late:
+    """A block of a write that nobody waits for any more: when it lands, unless its queue ends before."""
+
+    at: float
+    block: int
+    content: bytes
+    queue: PathQueue
+
+
+@dataclass
 class Flash:
     """One namespace; `late` are writes that nobody waits for any more, and when they land."""
 
     clock: Clock
     blocks: dict[int, bytes] = field(default_factory=dict)
-    late: list[tuple[float, int, bytes]] = field(default_factory=list)
+    late: list[Late] = field(default_factory=list)
     landed_late: int = 0
 
     def catch_up(self) -> None:
-        due = sorted(entry for entry in self.late if entry[0] <= self.clock.now)
-        self.late = [entry for entry in self.late if entry[0] > self.clock.now]
-        for _, block, content in due:
-            self.blocks[block] = content
+        due = sorted((entry for entry in self.late if entry.at <= self.clock.now), key=lambda entry: entry.at)
+        self.late = [entry for entry in self.late if entry.at > self.clock.now]
+        for entry in due:
+            self.blocks[entry.block] = entry.content
             self.landed_late += 1
 
     def carry_out(self, command: Command) -> None:
@@ -84,7 +95,9 @@ class PathInfo:
         self.refusal = 0
         """The ANA status that commands are answered with."""
         self.lands_within = 10.0
-        """How much later a write that was under way may be carried out, in seconds."""
+        """How much later a write that was under way may be carried out after its queue ended, in seconds."""
+        self.stalls_for = 100.0
+        """And how much later after it was given up, while its queue stands."""
         self.queues: list[PathQueue] = []
 
     def lose(self) -> None:
@@ -115,6 +128,7 @@ class PathQueue:
     def submit(self, command: Command, *, more: bool = False) -> None:
         self.sent += 1
         command.cid = self.sent
+        command.submitted_at = self.path.flash.clock.now
         self.in_flight.append(command)
 
     def wait(self, command: Command, deadline: float, at_least: int | None = None) -> bool:
@@ -137,19 +151,23 @@ class PathQueue:
     def abandon(self, command: Command) -> None:
         if command in self.in_flight:
             self.in_flight.remove(command)
-            self._may_land(command)
+            self._may_land(command, self.path.stalls_for)
             command.abandoned = True
 
-    def _may_land(self, command: Command) -> None:
+    def _may_land(self, command: Command, within: float) -> None:
         path = self.path
         if command.opcode == IoOpcode.WRITE and path.dice.random() < 0.7:
-            at = path.flash.clock.now + path.dice.random() * path.lands_within
-            path.flash.late += [(at, block, content) for block, content in pieces(command)]
+            at = path.flash.clock.now + path.dice.random() * within
+            path.flash.late += [Late(at, block, content, self) for block, content in pieces(command)]
 
     def die(self, reason: str) -> None:
         self.alive = False
+        path, now = self.path, self.path.flash.clock.now
+        for entry in path.flash.late:
+            if entry.queue is self:
+                entry.at = min(entry.at, now + path.dice.random() * path.lands_within)
         for command in self.in_flight:
-            self._may_land(command)
+            self._may_land(command, path.lands_within)
             command.lose(reason)
         self.in_flight.clear()
 
@@ -190,6 +208,14 @@ class TwoPaths:
         self.fabric = Fabric(self.enclosures)
         self.fabric.adopt([NGUID])
         self.lanes = WorkerLanes(self.fabric, 1)
+
+    def supervise(self) -> None:
+        """What the supervisor does now and then: it ends the sessions that somebody complained of."""
+        self.fabric.fence.look(self.clock.now)
+        for path, enclosure in zip(self.paths, self.enclosures, strict=True):
+            if enclosure.complaints:
+                path.lose()
+                enclosure.epoch, enclosure.complaints = enclosure.epoch + 1, 0
 
     @staticmethod
     def _seen() -> tuple[NamespaceInfo, ...]:

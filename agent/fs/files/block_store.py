@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from agent.pool.steps import Steps
@@ -61,8 +61,9 @@ class BlockStore(Protocol):
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
         """Free the slot. Deleting what is not there is no error. Raises `StoreUnavailable`."""
 
-    def flush(self) -> Steps[None]:
-        """Everything that was put before is durable on the enclosures. Raises `StoreUnavailable`."""
+    def flush(self, blocks: Iterable[tuple[bytes, int]] | None = None) -> Steps[None]:
+        """What was put before is durable on the enclosures, of all blocks or of `blocks` alone (identifier
+        and capacity; asked for only where an enclosure does not flush). Raises `StoreUnavailable`."""
 
     def usage(self) -> tuple[int, int]:
         """Bytes that the slots can hold in all, and bytes that free slots can hold."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Iterator
 
 from agent.fs.files import block_rows
 from agent.fs.files.block_rows import SealedBlock
@@ -369,15 +370,17 @@ class Content:
     def sync(self, file: OpenFile) -> Steps[None]:
         """fsync(2): as `flush`, and durable against loss of power, blocks first, then what points at them."""
         yield from self.flush(file)
-        yield from self.sync_store()
-
-    def sync_store(self) -> Steps[None]:
-        """The enclosures have flushed, then the metadata is on this machine's disk."""
         try:
-            yield from self._store.flush()
+            yield from self._store.flush(self._blocks_of(file))
         except StoreUnavailable as fault:
             raise FsError(errno.EIO, f"enclosure did not flush: {fault}") from fault
         self._database.sync()
+
+    def _blocks_of(self, file: OpenFile) -> Iterator[tuple[bytes, int]]:
+        """Identifier and capacity of each block that the file has now."""
+        of = self._database.file_system_id
+        for position, block in block_rows.sealed_range(self._database, file.ino, 0, POSITION_MAX).items():
+            yield block_id(of, file.ino, position, block.version), block.capacity
 
     def _is_unlinked(self, file: OpenFile) -> bool:
         rows = self._database.query("SELECT nlink FROM inodes WHERE ino = ?", file.ino)

@@ -80,16 +80,14 @@ class Sealer:
         Where the place that the block's name leads to cannot be written just now, because of its enclosure or
         of a write there whose fate is unknown, it gets another name, and with it most likely another place.
         """
-        for _ in range(PLACES_TRIED - 1):
+        fault: StoreUnavailable | None = None
+        for _ in range(PLACES_TRIED):
             try:
                 return (yield from self._put_once(file, position, capacity, data))
-            except StoreUnavailable:
-                continue
-        try:
-            return (yield from self._put_once(file, position, capacity, data))
-        except StoreUnavailable as fault:
-            self._counters.seals_failed += 1
-            raise FsError(errno.EIO, f"block not stored: {fault}") from fault
+            except StoreUnavailable as refusal:
+                fault = refusal
+        self._counters.seals_failed += 1
+        raise FsError(errno.EIO, f"block not stored: {fault}") from fault
 
     def _put_once(self, file: OpenFile, position: int, capacity: int, data: memoryview) -> Steps[bool]:
         version = next(self._versions)

@@ -131,6 +131,68 @@ def test_what_is_no_request_is_hung_up_on(port: int, nonsense: bytes) -> None:
     assert asked(port, "HEAD")[0] == 405
 
 
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+)
+"""As Prometheus 3 asks."""
+OPENMETRICS, PLAIN = "application/openmetrics-text; version=1.0.0", "text/plain; version=0.0.4"
+
+
+@pytest.mark.parametrize(
+    ("accept", "format_of_it"),
+    [
+        (PROMETHEUS.encode(), OPENMETRICS),
+        (b"application/openmetrics-text", OPENMETRICS),
+        (b"application/openmetrics-text; version=2.0\xe9", PLAIN),
+        (b"application/openmetrics-text; version=2.0", PLAIN),
+        (b"text/plain; version=x", PLAIN),
+        (b"text/plain; version=x, application/openmetrics-text; version=1.0.0", OPENMETRICS),
+        (b"text/plain; version=1.0.0, " * 200, PLAIN),
+        (b"application/openmetrics-text; escaping=\x80", PLAIN),
+        (b",;=,;", PLAIN),
+    ],
+)
+def test_what_a_scrape_wants_that_nobody_knows_is_answered_in_the_plain_format(
+    port: int, accept: bytes, format_of_it: str
+) -> None:
+    """None of it ends the thread, or writes to the log."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: " + accept + b"\r\n\r\n")
+        head = b""
+        while (piece := client.recv(65536)) and b"\r\n\r\n" not in head:
+            head += piece
+    assert head.startswith(b"HTTP/1.1 200")
+    assert f"Content-Type: {format_of_it}".encode().lower() in head.lower()
+
+
+@pytest.mark.expects_log("a request for the metrics could not be answered; nor could 0 others")
+def test_an_answer_that_cannot_be_sent_ends_its_request_alone_and_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Headers that are none of HTTP's, and a request to which nobody answers 200."""
+    headers = [("Content-Type", "text/\xe9")]
+
+    def application(_: dict[str, Any], start_response: Any) -> list[bytes]:
+        start_response("200 OK", headers)
+        return [b"numbers"]
+
+    served = listener.Listener("127.0.0.1", 0, application)
+    served.start()
+    try:
+        for asks in (b"GET / HTTP/1.1", b"GET / HTTP/1.1", b"CONNECT a:1 HTTP/1.1"):
+            if asks.startswith(b"CONNECT"):
+                headers.clear()
+            with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
+                client.sendall(asks + b"\r\nHost: a\r\n\r\n")
+                assert client.recv(1) == b""
+        assert asked(served.port, "GET")[0] == 200
+    finally:
+        served.stop()
+    assert len([each for each in caplog.records if "could not be answered" in each.message]) == 1
+
+
 @pytest.mark.expects_log("the metrics could not be taken")
 def test_metrics_that_cannot_be_taken_are_an_error_of_ours() -> None:
     def application(_: dict[str, Any], start_response: Any) -> list[bytes]:

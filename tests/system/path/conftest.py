@@ -39,6 +39,24 @@ def pool_up(make_pool: Callable[..., PoolUp]) -> PoolUp:
     return make_pool("--drives", "1")
 
 
+@pytest.fixture(scope="module")
+def options() -> tuple[str, ...]:
+    """Of `whole_pool`, beside the small ones; a module has its own where it wants others."""
+    return ()
+
+
+@pytest.fixture(scope="module")
+def whole_pool(tmp_path_factory: pytest.TempPathFactory, options: tuple[str, ...]) -> Iterator[PoolUp]:
+    """One like `pool_up`, for those tests of a module that break nothing of it; each has keys of its own."""
+    processes = Processes(tmp_path_factory.mktemp("processes"))
+    try:
+        pool = PoolUp(processes, tmp_path_factory.mktemp("state"), *SMALL, "--drives", "1", *options)
+        yield pool
+        assert pool.down() == 0
+    finally:
+        processes.end_all()
+
+
 @pytest.fixture
 def two_tenants(processes: Processes, tmp_path: Path) -> Iterator[TwoTenants]:
     with ExitStack() as stack:

@@ -105,3 +105,25 @@ def test_files_outlive_a_meeting_with_another_pool(processes: Processes, tmp_pat
         assert (machine.status()["pool"]["id"], machine.status()["not_served"]) == (pool_id, {})
         assert machine.files() == FILES
         assert agent.stop(30) == 0
+
+
+def test_a_namespace_is_not_added_elsewhere_under_its_agent(processes: Processes, tmp_path: Path) -> None:
+    machine = Machine(processes, tmp_path)
+    own, other = (
+        Enclosure(EnclosureSettings(name=name, drives=1, drive_bytes=24 << 20)) for name in ("own", "other")
+    )
+    with own, other:
+        machine.format(own, "state")
+        machine.format(other, "state-of-another")
+        agent = machine.serve(enclosure(own))
+        add = ("pool", "add", own.drives[0].nguid.hex(), "--force")
+        both = enclosure(other) + enclosure(own).replace('"shelf"', '"shelf-2"')
+        refused = machine.g35(*add, of=both, state="state-of-another")
+        assert refused.process.wait(60) == 1
+        assert f"is being served, by process {agent.pid}; it was not touched" in refused.output
+        with Pool(machine.mount) as pool:
+            assert pool.volume("kv").put(KEY, b"served as ever")
+        assert agent.stop(30) == 0
+        added = machine.g35(*add, of=both, state="state-of-another")
+        assert added.process.wait(60) == 0, added.output
+        assert "1 namespace(s) more, 2 in all" in added.output

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.cli import doctor_verb
 from agent.cli.hung_agent import AgentHangs, answers, asked
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
@@ -269,6 +270,8 @@ def test_an_agent_that_is_stopped_is_named_and_goes_on_when_it_is_let(pool_up: P
         with pytest.raises(AgentHangs, match="stopped or it hangs"):
             asked(pool_up.mount, status.read_text, 0.3)
         assert not answers(pool_up.mount, pool_up.answers, 0.3)
+        finding = doctor_verb._mounts_that_fail(seconds=0.3)
+        assert finding.detail == f"no answer within 0.3 s: {pool_up.mount}"
     finally:
         os.kill(agent, signal.SIGCONT)
     assert asked(pool_up.mount, status.read_text)

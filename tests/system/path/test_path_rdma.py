@@ -30,26 +30,31 @@ __all__ = [
 ]
 
 
+@pytest.fixture(scope="module")
+def options() -> tuple[str, ...]:
+    return ("--transport", "rdma")
+
+
 @pytest.fixture
 def make_pool(make_pool: Callable[..., PoolUp]) -> Callable[..., PoolUp]:
     """Pools whose enclosures are reached by RDMA; what `pool_up` is made by, too."""
-    return lambda *options: make_pool(*options, "--transport", "rdma")
+    return lambda *words: make_pool(*words, "--transport", "rdma")
 
 
-def test_a_second_program_looks_at_the_pool(pool_up: PoolUp) -> None:
+def test_a_second_program_looks_at_the_pool(whole_pool: PoolUp) -> None:
     """Each process has a device of its own, at an address that is free."""
     import subprocess
     import sys
 
     shown = subprocess.run(
-        [sys.executable, "-m", "agent.cli", "pool", "show", "--config", str(pool_up.state / "agent.toml")],
+        [sys.executable, "-m", "agent.cli", "pool", "show", "--config", str(whole_pool.state / "agent.toml")],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert shown.returncode == 0, shown.stderr
-    assert 'transport = "rdma"' in (pool_up.state / "agent.toml").read_text()
+    assert 'transport = "rdma"' in (whole_pool.state / "agent.toml").read_text()
 
 
 def test_a_capture_holds_the_packets_of_a_put_and_a_get(

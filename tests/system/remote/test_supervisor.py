@@ -1,8 +1,9 @@
-"""Sessions to a real enclosure that refuses us, or grants less than we ask for."""
+"""Sessions to a real enclosure that refuses us, grants less than we ask for, or leaves a write unanswered."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +11,11 @@ import trio
 
 from agent.agent import EXTRA_QUEUES, granted_workers
 from agent.config import EnclosureSection
+from agent.remote.fence import COMMAND_SECONDS, GivenUp
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.settings import ControllerSettings
+from nvmeof.host import commands
 
 HOST, HOST_ID = "nqn.2026-01.io.g35:tester", b"tester-host-id-0"
 DRIVES = {"drives": 1, "drive_bytes": 1 << 20}
@@ -80,3 +83,47 @@ def test_the_workers_are_as_many_as_the_poorest_enclosure_has_queues_for(
     trio.run(main)
     assert "of the 8 that are needed" in caplog.messages[0]
     assert "of the 8 in use" in caplog.messages[1]
+
+
+def test_a_session_ends_for_a_write_that_nobody_looks_after() -> None:
+    """The worker that gave it up has nothing more to ask of the enclosure."""
+
+    async def main() -> None:
+        with Enclosure(EnclosureSettings(**DRIVES)) as shelf:
+            supervisor = Supervisor([section(shelf)], HOST, HOST_ID, 2)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.run)
+                await supervisor.all_tried(10)
+                [ours] = supervisor.fabric.enclosures
+                fence, write, epoch = supervisor.fabric.fence, commands.flush(1), ours.epoch
+                write.submitted_at = time.monotonic() - COMMAND_SECONDS + 0.2
+                fence.put_up(bytes(16), 0, 4096, 0.0, time.monotonic(), GivenUp([write], ours, epoch))
+                await until(lambda: ours.epoch > epoch and ours.session is not None, "another session")
+                assert fence.stands(bytes(16), 0, 4096, time.monotonic()), "it may have been under way"
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+@pytest.mark.expects_log("shown by no enclosure that this agent knows")
+def test_namespaces_of_the_pool_that_nobody_shows_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with Enclosure(EnclosureSettings(**DRIVES)) as shelf:
+            supervisor = Supervisor([section(shelf)], HOST, HOST_ID, 2)
+            fabric = supervisor.fabric
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.run)
+                await supervisor.all_tried(10)
+                await until(lambda: fabric.enclosures[0].namespaces, "its namespaces")
+                shown = [each.nguid for each in fabric.enclosures[0].namespaces]
+                fabric.adopt([*shown, b"\xee" * 16])
+                await until(lambda: caplog.messages, "the line")
+                # Two more looks say nothing new.
+                fabric.grow([*shown, b"\xee" * 16, b"\xdd" * 16])
+                await until(lambda: len(caplog.messages) == 2, "the line of the other")
+                nursery.cancel_scope.cancel()
+
+    caplog.set_level(logging.WARNING)
+    trio.run(main)
+    assert "ee" * 16 in caplog.messages[0]
+    assert "ee" * 16 not in caplog.messages[1]

@@ -22,6 +22,8 @@ from tests.support.processes import Processes, Started
 from tests.support.waiting import wait_until
 
 UP = ("--drive-size", "512M", "--value-size", "64K", "--media", "files", "--read-deadline-ms", "500")
+QUICK = ("--media", "memory", "--drives", "1", "--drive-size", "512M", "--value-size", "64K")
+"""For a pool that only has to come up: nothing that is stored there matters."""
 REPLAY = ("--bytes-per-token", "128", "--json")
 
 pytestmark = [
@@ -196,7 +198,7 @@ def test_the_agent_killed_during_a_replay_comes_back_with_what_was_stored(bench:
 def test_an_agent_that_stays_dead_ends_a_replay_with_1(
     tmp_path: Path, trace: Path, processes: Processes
 ) -> None:
-    up = processes.g35("up", "--state", tmp_path / "state", *UP, "--no-restart")
+    up = processes.g35("up", "--state", tmp_path / "state", *QUICK, "--no-restart")
     up.wait_for_line("ready", 60)
     bench = Bench(tmp_path / "state", processes, up)
     playing = bench.replay(trace, "--time-scale", "20", "--agent-wait", "0.5")
@@ -213,7 +215,7 @@ def test_an_agent_that_stays_dead_ends_a_replay_with_1(
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, processes: Processes) -> None:
-    up = processes.g35("up", "--state", tmp_path / "state", *UP)
+    up = processes.g35("up", "--state", tmp_path / "state", *QUICK)
     up.wait_for_line("ready", 60)
     assert mounts_below(tmp_path)
     assert up.stop(60, signal.SIGINT) == 0
@@ -231,7 +233,7 @@ def test_detached_and_down(tmp_path: Path) -> None:
             check=False,
         )
 
-    up = g35("up", "--detach", *UP)
+    up = g35("up", "--detach", *QUICK)
     assert (up.returncode, up.stdout.splitlines()[-1:]) == (0, ["ready"]), up.stderr
     assert mounts_below(tmp_path)
     status = g35("status", "--json")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -21,12 +20,13 @@ from agent.pool.key_epochs import with_new_data_keys, without_earlier_keys
 from agent.pool.kv_room import RESERVED_KEY
 from agent.pool.opening import inspect, newest_map, write_superblock
 from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.steps import Buffer, Lanes, Steps, Wait
+from agent.pool.steps import Lanes, Steps
 from agent.pool.tenants import with_limits, with_tenant, without_key
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
+from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 from tests.support.step_scheduler import StepScheduler
+from tests.support.stepped_programs import Program, SteppedLanes
 
 SIZE = 64 << 20
 ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
@@ -45,65 +45,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changing, "PAUSE_SECONDS", 0.0)
 
 
-class SlowLanes(MemoryLanes):
-    """Each read and write happens when its program is next resumed, and not when it is asked for."""
-
-    def __init__(self, namespaces: Sequence[MemoryNamespace]) -> None:
-        super().__init__(namespaces)
-        self.asked: list[tuple[MemoryPending, Callable[[], MemoryPending]]] = []
-
-    def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
-        return self._later(lambda: super(SlowLanes, self).read(namespace, offset, into))
-
-    def write(
-        self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
-    ) -> MemoryPending:
-        return self._later(lambda: super(SlowLanes, self).write(namespace, offset, parts))
-
-    def _later(self, happens: Callable[[], MemoryPending]) -> MemoryPending:
-        self.asked.append((pending := MemoryPending(), happens))
-        return pending
-
-    def happen(self) -> None:
-        for pending, happens in self.asked:
-            done = happens()
-            pending.done, pending.received, pending.fault = True, done.received, done.fault
-        self.asked.clear()
-
-
-@dataclass
-class Program:
-    """Something that changes the map, step by step: one read, write or batch of them in each."""
-
-    lanes: SlowLanes
-    steps: Steps[Any]
-    ended: bool = False
-    result: Any = None
-    error: G35Error | None = None
-    taken: int = 0
-    wrote_at: list[int] = field(default_factory=list)
-    """Numbers of the steps that wrote."""
-
-    def step(self) -> None:
-        writes = sum(each.writes for each in self.lanes.namespaces)
-        self.lanes.happen()
-        if sum(each.writes for each in self.lanes.namespaces) != writes:
-            self.wrote_at.append(self.taken)
-        self.taken += 1
-        try:
-            wanted = next(self.steps) if self.taken == 1 else self.steps.send(True)
-            assert isinstance(wanted, Wait)
-        except StopIteration as end:
-            self.ended, self.result = True, end.value
-        except G35Error as error:
-            self.ended, self.error = True, error
-
-    def run(self, steps: int = 1 << 30) -> None:
-        while not self.ended and steps:
-            self.step()
-            steps -= 1
-
-
 class Media:
     """Two namespaces of a pool and a blank one."""
 
@@ -114,7 +55,7 @@ class Media:
             self.lanes.run(write_superblock(self.lanes, number, nguid_of(number), FORMATTED))
 
     def program(self, name: str) -> Program:
-        lanes = SlowLanes(self.namespaces)
+        lanes = SteppedLanes(self.namespaces)
         return Program(lanes, PROGRAMS[name](lanes))
 
     def found(self) -> PoolMap:

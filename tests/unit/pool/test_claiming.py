@@ -16,10 +16,11 @@ from agent.pool.joining import Seen, complete_map, join, numbers_of
 from agent.pool.newcomers import newcomers_in, why_not
 from agent.pool.opening import Content, Inspection, inspect, newest_map, write_superblock
 from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.steps import Steps, Wait
+from agent.pool.steps import Steps
 from agent.pool.superblock import COPY_OFFSETS
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
+from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
+from tests.support.stepped_programs import Program, SteppedLanes
 
 SIZE = 16 << 20
 ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
@@ -32,30 +33,6 @@ FORMATTED = {number: plan_pool([(nguid_of(number), SIZE)], WISHES, ROOT) for num
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changing, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(claiming, "PAUSE_SECONDS", 0.0)
-
-
-class LateLanes(MemoryLanes):
-    """What is asked for happens when its program is next resumed."""
-
-    def __init__(self, namespaces: list[MemoryNamespace]) -> None:
-        super().__init__(namespaces)
-        self.asked: list[tuple[MemoryPending, Any]] = []
-
-    def read(self, namespace: int, offset: int, into: memoryview) -> MemoryPending:
-        return self._later(lambda: super(LateLanes, self).read(namespace, offset, into))
-
-    def write(self, namespace: int, offset: int, parts: Any, *, more: bool = False) -> MemoryPending:
-        return self._later(lambda: super(LateLanes, self).write(namespace, offset, parts))
-
-    def _later(self, happens: Any) -> MemoryPending:
-        self.asked.append((pending := MemoryPending(), happens))
-        return pending
-
-    def happen(self) -> None:
-        for pending, happens in self.asked:
-            done = happens()
-            pending.done, pending.received, pending.fault = True, done.received, done.fault
-        self.asked.clear()
 
 
 class Pool:
@@ -98,33 +75,13 @@ class Pool:
         return len(self.found().namespaces) == 2
 
 
-class Adding:
+class Adding(Program):
     """An add that goes on when it is told to, a read or write at a time."""
 
     def __init__(self, pool: Pool) -> None:
+        lanes = SteppedLanes(pool.namespaces)
+        super().__init__(lanes, pool.joining(lanes))
         self.pool = pool
-        self.lanes = LateLanes(pool.namespaces)
-        self.steps = pool.joining(self.lanes)
-        self.ended, self.error, self.taken = False, None, 0
-        self.writes_at: list[int] = []
-
-    def step(self) -> None:
-        writes = sum(each.writes for each in self.lanes.namespaces)
-        self.lanes.happen()
-        if sum(each.writes for each in self.lanes.namespaces) != writes:
-            self.writes_at.append(self.taken)
-        self.taken += 1
-        try:
-            assert isinstance(next(self.steps) if self.taken == 1 else self.steps.send(True), Wait)
-        except StopIteration:
-            self.ended = True
-        except G35Error as error:
-            self.ended, self.error = True, error
-
-    def run(self, steps: int = 1 << 30) -> None:
-        while not self.ended and steps:
-            self.step()
-            steps -= 1
 
 
 def two_pools() -> tuple[Pool, Pool]:
@@ -137,7 +94,7 @@ def places_to_stop() -> list[int]:
     alone = two_pools()[0].program()
     alone.run()
     assert alone.error is None
-    return sorted({*range(12), *alone.writes_at[::2], alone.taken - 1})
+    return sorted({*range(12), *alone.wrote_at[::2], alone.taken - 1})
 
 
 def check(*programs: Adding) -> None:

@@ -404,15 +404,36 @@ def test_an_agent_whose_upkeep_is_held_up_names_nothing_for_an_erased_tenant() -
     flash.put("red", key_of(1))
 
 
+@pytest.mark.expects_log("carries pool")
+@pytest.mark.expects_log("carries this pool again")
 def test_a_foreign_or_older_map_is_not_followed() -> None:
     flash = Flash()
-    watch = MapWatch(flash.pool_map, list(flash.volumes.values()), PrestageCache(1 << 20))
+    told: list[tuple[bytes, str]] = []
+    watch = MapWatch(
+        flash.pool_map,
+        list(flash.volumes.values()),
+        PrestageCache(1 << 20),
+        taken=lambda nguid, pool_id: told.append((nguid, pool_id)),
+    )
+
+    def look(times: int) -> None:
+        for _ in range(times):
+            flash.lanes.clock += EVERY_SECONDS
+            flash.lanes.run(watch.look(flash.lanes))
+
+    look(len(NUMBERS))
+    assert told == []
     stranger = planned().model_copy(update={"version": 9})
     flash.replace(without_key(stranger, "blue"))
-    for _ in range(4):
-        flash.lanes.clock += EVERY_SECONDS
-        flash.lanes.run(watch.look(flash.lanes))
+    look(2 * len(NUMBERS))
     assert not any(volume.erased for volume in flash.volumes.values())
+    assert told == [(bytes.fromhex(nguid), stranger.pool_id) for nguid in NUMBERS], "once each"
+    with pytest.raises(PutRefused):
+        flash.put("red", key_of(1))
+    told.clear()
+    flash.replace(flash.pool_map)
+    look(len(NUMBERS))
+    assert told == [(bytes.fromhex(nguid), "") for nguid in NUMBERS]
     for fault in ("down", "hung", "broken"):
         setattr(flash.namespaces[0], fault, True)
         flash.lanes.clock += 2 * EVERY_SECONDS

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.reading import Reading
 from agent.pool.tally import MissCause
-from agent.pool.writing import BadPut, PutRefused, TooLong, Writing
+from agent.pool.writing import TIME_MAX, BadPut, PutRefused, TooLong, Writing
+from host_shim.pool import Pool
 from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
+from tests.support.session_door import SessionDoor
 
 CAPACITY = 5 * 65536 + 4096
 UNITS = [1 << 16, 1 << 17, 1 << 18, 1 << 20]
@@ -202,3 +205,24 @@ def test_an_empty_value_stores_nothing() -> None:
     writing = Writing(agent.volume, key_of(1))
     agent.lanes.run(writing.finish(agent.lanes, agent.deadline()))
     assert agent.get(key_of(1)) is MissCause.NEVER_STORED
+
+
+@pytest.mark.parametrize(("volume_ttl", "ttl", "seconds"), [(0, None, None), (900, None, 900), (900, 60, 60)])
+def test_a_pin_without_a_time_lasts_as_long_as_the_volume_keeps_values(
+    volume_ttl: int, ttl: float | None, seconds: int | None
+) -> None:
+    """Full twice over, the volume gives up values, and not the pinned one."""
+    agent = MemoryPool((1, 1), suite="plain+crc64", ttl_seconds=volume_ttl).agent()
+    with Pool("", sessions=1, parallel=1, files=SessionDoor(agent)) as pool:
+        kv = pool.volume("v")
+        assert kv.put(key_of(0), b"wanted")
+        began = int(agent.lanes.wall())
+        assert kv.pin([key_of(0), key_of(1)], ttl) == [True, False]
+        pseudonym = agent.volume.placement.pseudonym(key_of(0))
+        (found,) = agent.volume.find(agent.volume.borrow_sets(pseudonym), pseudonym)
+        until = found.entry.pinned_until
+        assert until == TIME_MAX if seconds is None else began + seconds <= until <= began + seconds + 60
+        for number in range(1, 4 * SLOTS_PER_SET):
+            assert kv.put(key_of(number), b"another")
+        assert agent.tally.evictions
+        assert kv.get(key_of(0)) == b"wanted"

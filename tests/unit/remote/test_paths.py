@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,11 @@ from agent.cli.status_verb import _state
 from agent.config import EnclosureSection, parse_configuration, parse_path
 from agent.errors import ConfigError
 from agent.remote.fabric import AVOID_MOST_SECONDS, Enclosure, Fabric, Route
-from agent.remote.fence import GRAIN, MOST_PLACES, Fence
+from agent.remote.fence import COMMAND_SECONDS, GRAIN, LOST_SECONDS, MOST_PLACES, Fence, GivenUp
 from agent.remote.paths import in_order, path_failed
 from agent.telemetry.snapshot import _enclosures
 from nvmeof.host import commands
-from nvmeof.transport.base import NamespaceInfo
+from nvmeof.transport.base import ControllerInfo, NamespaceInfo
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.status import Status
 
@@ -68,18 +70,57 @@ def test_a_fence_stands_around_its_place_for_its_time() -> None:
     assert not fence.stands(NGUID, 8192, 4096, 12.0)
 
 
+def session() -> Enclosure:
+    return Enclosure("shelf", cast(ControllerInfo, object()), epoch=3)
+
+
 def test_a_fence_falls_with_the_answers_of_what_was_given_up() -> None:
-    fence, given_up = Fence(), [commands.flush(1), commands.flush(1)]
-    fence.put_up(NGUID, 0, 4096, 60.0, 0.0, given_up[:1])
-    fence.put_up(NGUID, 0, 4096, 60.0, 0.0, given_up[1:])
+    fence, given_up, shelf = Fence(), [commands.flush(1), commands.flush(1)], session()
+    fence.put_up(NGUID, 0, 4096, 60.0, 0.0, GivenUp(given_up[:1], shelf, 3))
+    fence.put_up(NGUID, 0, 4096, 60.0, 0.0, GivenUp(given_up[1:], shelf, 3))
     given_up[0].answered_late = True
     assert fence.stands(NGUID, 0, 1, 1.0), "the other may still land"
     given_up[1].answered_late = True
     assert not fence.stands(NGUID, 0, 1, 1.0)
     fence.put_up(NGUID, 0, 4096, 13.0, 1.0)
     assert fence.stands(NGUID, 0, 1, 2.0), "one that was lost is never answered"
-    fence.put_up(NGUID, 0, 4096, 60.0, 2.0, given_up)
-    assert fence.stands(NGUID, 0, 1, 59.0)
+    fence.put_up(NGUID, 0, 4096, 60.0, 2.0, GivenUp(given_up, shelf, 3))
+    assert fence.stands(NGUID, 0, 1, 12.9)
+    assert not fence.stands(NGUID, 0, 1, 13.0)
+
+
+@pytest.mark.parametrize("ended", ["queue", "session", "next session"])
+def test_a_fence_stands_until_the_queue_of_what_was_given_up_is_gone(ended: str) -> None:
+    fence, write, shelf = Fence(), commands.flush(1), session()
+    fence.put_up(NGUID, 0, 4096, 60.0, 0.0, GivenUp([write], shelf, 3))
+    assert fence.stands(NGUID, 0, 1, 3600.0), "its queue stalls, and whoever owns it has nothing to do there"
+    if ended == "queue":
+        write.orphaned = True
+    elif ended == "session":
+        shelf.session = None
+    else:
+        shelf.epoch = 4
+    assert fence.stands(NGUID, 0, 1, 4000.0)
+    assert fence.stands(NGUID, 0, 1, 4000.0 + LOST_SECONDS - 0.1)
+    assert not fence.stands(NGUID, 0, 1, 4000.0 + LOST_SECONDS)
+
+
+def test_a_session_is_ended_for_a_write_that_is_given_up_for_long() -> None:
+    fence, write, other, shelf = Fence(), commands.flush(1), commands.flush(1), session()
+    write.submitted_at = other.submitted_at = 5.0
+    fence.put_up(NGUID, 0, 4096, 66.0, 6.0, GivenUp([write], shelf, 3))
+    fence.put_up(NGUID, 8192, 4096, 66.0, 6.0, GivenUp([other], shelf, 3))
+    fence.look(5.0 + COMMAND_SECONDS - 0.1)
+    assert shelf.complaints == 0
+    write.answered_late = True
+    fence.look(5.0 + COMMAND_SECONDS)
+    assert shelf.complaints == 1
+    other.answered_late = True
+    fence.look(6.0 + COMMAND_SECONDS)
+    assert shelf.complaints == 1, "all is answered"
+    fence.put_up(OTHER, 0, 4096, 100.0, 40.0, GivenUp([commands.flush(1)], shelf, 2))
+    fence.look(60.0)
+    assert shelf.complaints == 1, "of a session that is over"
 
 
 @pytest.mark.parametrize("paths", [("10.0.1.7:4420",), ("10.0.1.8:1", "10.0.1.8:1")])

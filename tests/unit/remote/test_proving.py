@@ -15,10 +15,11 @@ from agent.pool.superblock import BLOCK_BYTES, PROOF_OFFSET
 from agent.remote import proving
 from agent.remote.fabric import Enclosure, Fabric
 from agent.remote.lanes import WorkerLanes
-from agent.remote.proving import TRIES, Prover, shows
+from agent.remote.proving import TRIES, Prover, ProvingThread, shows
 from nvmeof.transport.base import NamespaceInfo
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
 from tests.support.memory_pool import nguid_of
+from tests.support.waiting import wait_until
 
 NGUID, SIZE = nguid_of(1), 16 << 20
 ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
@@ -28,6 +29,7 @@ POOL = plan_pool([(NGUID, SIZE)], [VolumeWish(name="v", value_bytes=65536, share
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proving, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(proving, "EVERY_SECONDS", 0.01)
 
 
 class Paths(MemoryLanes):
@@ -77,13 +79,57 @@ def test_two_ways_to_one_medium_are_one_and_two_media_are_two() -> None:
     assert paths.run(superblock_copies_are(paths, 0, NGUID, POOL)), "the superblock is as it was"
 
 
-def test_other_agents_that_write_there_too_do_not_make_two_of_one() -> None:
+def test_other_agents_that_write_there_too_do_not_make_two_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     medium = MemoryNamespace(SIZE)
     paths = Paths(medium, medium)
     paths.others = TRIES - 1
     assert paths.ask() is True
     paths.others = TRIES
+    assert paths.ask() is None, "nothing was found out"
+    # It is no mismatch, is said of nobody, and is tried again later.
+    paths.others = TRIES
+    prover = Prover(paths.fabric)
+    prover.turn(cast(WorkerLanes, paths))
+    assert paths.fabric.contested == {}
+    assert len(paths.fabric.unproven()) == 1
+    monkeypatch.setattr(proving, "AGAIN_SECONDS", 0.0)
+    paths.others = TRIES
+    prover = Prover(paths.fabric)
+    prover.turn(cast(WorkerLanes, paths))
+    prover.turn(cast(WorkerLanes, paths))
+    assert [way.enclosure.name for way in paths.fabric.ways[0]] == ["own", "pod"]
+
+
+def test_other_agents_that_write_there_too_do_not_make_one_of_two() -> None:
+    copy = MemoryNamespace(SIZE)
+    paths = Paths(MemoryNamespace(SIZE), copy)
+    paths.others = TRIES - 1
     assert paths.ask() is False
+    paths.others = TRIES
+    assert paths.ask() is None
+    assert copy.writes == 0
+
+
+def test_a_proof_ends_where_the_agent_does() -> None:
+    medium = MemoryNamespace(SIZE)
+    paths = Paths(medium, medium)
+    paths.others = TRIES
+    [unproven] = paths.fabric.unproven()
+    assert shows(cast(WorkerLanes, paths), unproven, lambda _: True) is None
+    assert medium.writes == 1
+    Prover(paths.fabric).turn(cast(WorkerLanes, paths), pause=lambda _: True)
+    assert medium.writes == 1, "no other is begun"
+
+
+def test_a_thread_of_its_own_finds_it_out() -> None:
+    medium = MemoryNamespace(SIZE)
+    paths = Paths(medium, medium)
+    thread = ProvingThread(paths.fabric, lambda: cast(WorkerLanes, paths))
+    thread.start()
+    try:
+        wait_until(lambda: len(paths.fabric.ways[0]) == 2)
+    finally:
+        thread.stop()
 
 
 def test_where_nothing_of_ours_lies_nothing_is_written() -> None:

@@ -274,6 +274,13 @@ def test_an_agent_that_dies_at_the_very_end_makes_a_replay_fail(tmp_path: Path) 
     assert report.troubles() == ["no agent answers behind the mount any more"]
 
 
+class ImpatientPool(Pool):
+    """One that does not wait for calls under way when it is closed."""
+
+    def close(self, seconds: float = 0.1) -> bool:
+        return super().close(seconds)
+
+
 @pytest.mark.parametrize("when", ["at the start", "amid a call"])
 def test_an_agent_that_hangs_ends_a_replay_and_is_named(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,7 +299,10 @@ def test_an_agent_that_hangs_ends_a_replay_and_is_named(
     lines = [encode_line(request) for request in made_trace(1, 100)]
     try:
         with pytest.raises(AgentHangs, match="stopped or it hangs"):
-            run_replay(_options(tmp_path, lines, hung_seconds=0.2), _opener(agent))
+            run_replay(
+                _options(tmp_path, lines, hung_seconds=0.2),
+                lambda options: ImpatientPool(options.mount, sessions=options.concurrency + 1, files=agent),
+            )
     finally:
         goes_on.set()
         wait_until(lambda: not any(one.name.startswith(("player", "asks")) for one in threading.enumerate()))
