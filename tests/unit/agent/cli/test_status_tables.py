@@ -85,7 +85,7 @@ def test_nothing_is_cut_off(width: int) -> None:
     whole = " ".join(text.split())
     for said in (
         "30 namespaces", "by itself: " + "f" * 32, "wait for: the pool to be settled",
-        "several enclosures: " + "e" * 32, "not settled",
+        "contested: " + "e" * 32, "not settled",
         f"values moved: {LARGE + 28}; left to move: not known",
         f"not served: /fs: {NAME[:10]}", "blocks of another pool", "not served: S3 of tenant blue: ",
         f"S3 at https://127.0.0.1:9036, https://[::1]:9036: {LARGE + 29} objects, {LARGE + 1} requests",
