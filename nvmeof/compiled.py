@@ -19,6 +19,7 @@ import importlib.util
 import json
 import os
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -71,6 +72,14 @@ def is_unchanged(source: Path, noted: Mapping[str, object]) -> bool:
 def source_of(module: str) -> Path:
     """Where a module's source is."""
     return CHECKOUT / (module.replace(".", "/") + ".py")
+
+
+def wanted_modules() -> list[str]:
+    """The modules that pyproject.toml of the checkout names, in its order. For who compiles them."""
+    rooms: dict[str, list[str]] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["g35"][
+        "compiled"
+    ]
+    return [f"{room}.{name}" for room, names in rooms.items() for name in names]
 
 
 def use() -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 
 import pytest
 
 from nvmeof import compiled
 
-with (compiled.CHECKOUT / "pyproject.toml").open("rb") as file:
-    ROOMS: dict[str, list[str]] = tomllib.load(file)["tool"]["g35"]["compiled"]
-MODULES = [f"{room}.{name}" for room, names in ROOMS.items() for name in names]
+MODULES = compiled.wanted_modules()
 
 
 def test_each_is_named_once_and_is_there() -> None:

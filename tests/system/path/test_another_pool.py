@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,18 @@ class Machine:
         agent.wait_for_line("ready", 60)
         return agent
 
+    @contextmanager
+    def two_pools(self) -> Iterator[tuple[Enclosure, Enclosure]]:
+        """Two enclosures, each with a pool of its own; the first is that of the state folder `state`."""
+        own, other = (
+            Enclosure(EnclosureSettings(name=name, drives=1, drive_bytes=24 << 20))
+            for name in ("own", "other")
+        )
+        with own, other:
+            self.format(own, "state")
+            self.format(other, "state-of-another")
+            yield own, other
+
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.mount / ".g35/status.json").read_text())
         return found
@@ -71,12 +85,7 @@ class Machine:
 
 def test_files_outlive_a_meeting_with_another_pool(processes: Processes, tmp_path: Path) -> None:
     machine = Machine(processes, tmp_path)
-    own, other = (
-        Enclosure(EnclosureSettings(name=name, drives=1, drive_bytes=24 << 20)) for name in ("own", "other")
-    )
-    with own, other:
-        machine.format(own, "state")
-        machine.format(other, "state-of-another")
+    with machine.two_pools() as (own, other):
         agent = machine.serve(enclosure(own))
         pool_id = machine.status()["pool"]["id"]
         for name, data in FILES.items():
@@ -109,12 +118,7 @@ def test_files_outlive_a_meeting_with_another_pool(processes: Processes, tmp_pat
 
 def test_a_namespace_is_not_added_elsewhere_under_its_agent(processes: Processes, tmp_path: Path) -> None:
     machine = Machine(processes, tmp_path)
-    own, other = (
-        Enclosure(EnclosureSettings(name=name, drives=1, drive_bytes=24 << 20)) for name in ("own", "other")
-    )
-    with own, other:
-        machine.format(own, "state")
-        machine.format(other, "state-of-another")
+    with machine.two_pools() as (own, other):
         agent = machine.serve(enclosure(own))
         add = ("pool", "add", own.drives[0].nguid.hex(), "--force")
         both = enclosure(other) + enclosure(own).replace('"shelf"', '"shelf-2"')
