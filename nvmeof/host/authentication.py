@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.host_side import HostAuthentication
-from nvmeof.errors import AuthenticationFailed, CommandFailed
+from nvmeof.errors import AuthenticationFailed, CommandFailed, ConnectionLost
 from nvmeof.host import commands
 from nvmeof.host.procedure import Procedure, done
 
 
 def authenticate(credentials: Credentials, host_nqn: str, subsystem_nqn: str) -> Procedure[None]:
-    """Prove ourselves on this queue, and let the controller do so. Raises `AuthenticationFailed`."""
+    """Prove ourselves on this queue, and let the controller do so.
+
+    Raises `AuthenticationFailed`, and `ConnectionLost`, which says so: Linux's target may hang up on a wrong
+    secret before its verdict is on the wire, and then nobody can tell that from a link that failed.
+    """
     exchange = HostAuthentication(credentials, host_nqn, subsystem_nqn)
     try:
         yield from done(commands.authentication_send(exchange.negotiate()))
@@ -30,6 +34,10 @@ def authenticate(credentials: Credentials, host_nqn: str, subsystem_nqn: str) ->
         raise
     except CommandFailed as error:
         raise AuthenticationFailed(f"the controller breaks the authentication off: {error}") from error
+    except ConnectionLost as error:
+        raise ConnectionLost(
+            f"{error}, amid the authentication; if it does so every time, compare the secrets of both sides"
+        ) from error
 
 
 def _receive() -> Procedure[memoryview]:

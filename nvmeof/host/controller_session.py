@@ -164,6 +164,8 @@ class ControllerSession:
 
     def connection_lost(self, error: NvmeofError) -> None:
         """The transport has failed. Ends the session; its commands end by the queue's hand."""
+        for running in self._running:
+            error = running.lose(error)
         self._end(error)
 
     def take_commands(self) -> list[Command]:

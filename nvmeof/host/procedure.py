@@ -78,6 +78,17 @@ class Running:
         self.waiting_for = wanted
         return wanted
 
+    def lose(self, error: NvmeofError) -> NvmeofError:
+        """The connection is lost, which ends it without calling anybody; the error, in its own words."""
+        try:
+            self._procedure.throw(error)
+        except NvmeofError as told:
+            return told
+        except StopIteration:
+            pass
+        self.cancel()
+        return error
+
     def cancel(self) -> None:
         """Stop it without calling anybody."""
         self._procedure.close()

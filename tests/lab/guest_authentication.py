@@ -16,7 +16,7 @@ import trio
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.secret import DhchapSecret, new_secret
-from nvmeof.errors import AuthenticationFailed
+from nvmeof.errors import AuthenticationFailed, ConnectionLost
 from nvmeof.host import commands
 from nvmeof.transport.rdma import VerbsChoice
 from nvmeof.transport.rdma import open_controller as open_over_rdma
@@ -203,7 +203,9 @@ def test_we_with_a_wrong_secret_are_refused(target: KernelTarget) -> None:
         (Credentials(host, new_secret()), "could not prove itself"),
         (None, "no secret"),
     ):
-        with pytest.raises(AuthenticationFailed, match=said):
+        # Linux's target ends the controller as soon as its verdict is queued: on a slow machine the
+        # connection closes before the verdict is sent, and there is none to be read.
+        with pytest.raises((AuthenticationFailed, ConnectionLost), match=f"{said}|amid the authentication"):
             through(target, wrong)
     through(target, Credentials(host, own))
 

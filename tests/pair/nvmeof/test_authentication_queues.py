@@ -9,7 +9,7 @@ import pytest
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.secret import DhchapSecret, new_secret
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.errors import AuthenticationFailed, NvmeofError
+from nvmeof.errors import AuthenticationFailed, ConnectionLost, NvmeofError
 from nvmeof.host import commands
 from nvmeof.host.authentication import authenticate
 from nvmeof.host.bring_up import SessionConfig, connect_command, join
@@ -153,6 +153,27 @@ def test_wrong_credentials_end_the_session_and_say_whose_fault_it_is(
     # No storm: never connected and refused for good, a keeper gives it up at once; an agent waits longer.
     assert next_try(ReconnectPolicy(), History(0.0, 1, False, error), 0.1) is None
     assert next_try(ReconnectPolicy(), History(0.0, 8, True, error), 0.1) == ReconnectPolicy().most_s
+
+
+@pytest.mark.parametrize("credentials", [Credentials(SECRET, OWN), None], ids=["proving", "without"])
+def test_a_connection_that_is_lost_says_so_where_it_was_amid_the_authentication(
+    credentials: Credentials | None,
+) -> None:
+    place = bench(theirs=THEIRS if credentials else None)
+    admin = AdminHost(place, config(credentials))
+    admin.session.start(place.now)
+    for issued in range(1, 4):
+        (command,) = admin.session.take_commands()
+        if issued == 3:
+            break
+        run(place, admin.queue, command)
+        admin.session.ended(command, place.now)
+    admin.session.connection_lost(ConnectionLost("the far end closed it"))
+    admin.events += admin.session.take_events()
+    assert isinstance(why(admin), ConnectionLost)
+    assert str(why(admin)).startswith("the far end closed it")
+    assert ("compare the secrets" in str(why(admin))) is (credentials is not None)
+    assert admin.session.state is SessionState.ENDED
 
 
 def test_a_controller_that_skips_authentication_is_refused_by_who_wants_both_ways() -> None:
