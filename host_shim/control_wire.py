@@ -14,6 +14,11 @@ So a get is two requests to the kernel and one round trip on the fabric, many ge
 more than values, and nothing but read and write has to cross FUSE or virtio-fs. What this replaced:
 ioctl(2), which FUSE limits to 16 KiB and virtio-fs does not carry everywhere.
 
+A value of up to `AT_ONCE_BYTES` can be had by one request: fgetxattr(2) on the session's file with the name
+`value_xattr(volume, key)` fills the caller's buffer. ENODATA is a miss, ERANGE a value that is longer than
+the buffer; EOPNOTSUPP comes from an agent that wants gets to go through the session, because it learns from
+their order. Nothing of it is listed, cached or settable.
+
 Layout of a request, little-endian:
      0  4  magic "g35q"
      4  2  version
@@ -66,6 +71,8 @@ TICKETS_MAX = 4096
 ANSWERS_MAX = 64
 TICKET_SHIFT = 32
 VALUE_BYTES_MAX = 1 << 24
+AT_ONCE_BYTES = 1 << 16
+"""What Linux lets the value of an extended attribute have (XATTR_SIZE_MAX)."""
 FLAG_NO_ANSWER = 0x0001
 
 _REQUEST = struct.Struct("<4sHHIIIIHHI")
@@ -179,6 +186,25 @@ def key_of_name(name: str | bytes) -> bytes:
     if _HEX_KEY.fullmatch(raw):
         return bytes.fromhex(raw.decode())
     return hashlib.blake2b(raw, digest_size=KEY_BYTES, person=_KEY_PERSONALITY).digest()
+
+
+_VALUE_XATTR = b"user.g35."
+
+
+def value_xattr(volume: str, key: bytes) -> bytes:
+    """The extended attribute of the session's file that is a key's value: the key in hex, then the volume."""
+    return b"%b%b.%b" % (_VALUE_XATTR, key.hex().encode(), volume.encode())
+
+
+def decode_value_xattr_untrusted(name: bytes) -> tuple[str, bytes]:
+    """Volume and key of such a name. Raises MalformedControl for any other."""
+    digits, dot, volume = name[len(_VALUE_XATTR) :].partition(b".")
+    if not name.startswith(_VALUE_XATTR) or not dot or not _HEX_KEY.fullmatch(digits):
+        raise MalformedControl("not the name of a value")
+    try:
+        return volume.decode(), bytes.fromhex(digits.decode())
+    except UnicodeDecodeError:
+        raise MalformedControl("the volume's name is not UTF-8") from None
 
 
 def data_offset(ticket: int) -> int:

@@ -194,8 +194,8 @@ class Volume:
     def get_into(self, key: bytes, buffer: Buffer) -> int | None:
         """Read a value into `buffer`; its length, or None for a miss.
 
-        Raises BufferTooSmall where the value is longer. A buffer as long as the volume's slots never is, and
-        costs nothing to check; a shorter one that comes back full costs one more read.
+        Raises BufferTooSmall where the value is longer. Buffers of up to 64 KiB are filled by one request. A
+        longer one that comes back full costs one more read, unless it is as long as the volume's slots.
         """
         view = _writable(buffer)
         with self._pool._lender.lend() as session:
@@ -203,7 +203,10 @@ class Volume:
                 checked_key(key)
                 return None
             try:
-                session.bind_reads(self.name, (checked_key(key),))
+                length = session.read_at_once(self.name, checked_key(key), view)
+                if length is not None:
+                    return length or None
+                session.bind_reads(self.name, (key,))
                 length = session.read(0, view)
                 if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
                     return None  # it broke off in the middle
@@ -212,16 +215,21 @@ class Volume:
             except SessionDead:
                 return None
             except OSError as refused:
+                if refused.errno == errno.ERANGE:
+                    raise self._too_small(session, key, len(view)) from None
                 raise _wrong_use(refused, self.name) from None
         return length or None
 
     def _refuse_cut_off(self, session: Session, ticket: int, key: bytes, room: int) -> None:
         """Raise BufferTooSmall where the value of a ticket goes on behind a full buffer of `room` bytes."""
         if room < session.value_bytes_max(self.name) and session.read(ticket, memoryview(bytearray(1)), room):
-            raise BufferTooSmall(
-                f"the value of key {key.hex()} is longer than the buffer of {room} bytes; "
-                f"a value of volume {self.name!r} has up to {session.value_bytes_max(self.name)}"
-            )
+            raise self._too_small(session, key, room)
+
+    def _too_small(self, session: Session, key: bytes, room: int) -> BufferTooSmall:
+        return BufferTooSmall(
+            f"the value of key {key.hex()} is longer than the buffer of {room} bytes; "
+            f"a value of volume {self.name!r} has up to {session.value_bytes_max(self.name)}"
+        )
 
     def get(self, key: bytes) -> bytes | None:
         """A value, or None for a miss. Copies once more than `get_into`."""

@@ -8,6 +8,7 @@ session alive and is an `OSError` with the agent's errno.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Protocol, runtime_checkable
 
 from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
+    AT_ONCE_BYTES,
     FLAG_NO_ANSWER,
     HEADER_BYTES,
     SESSION_FILE_BYTES,
@@ -29,6 +31,7 @@ from host_shim.control_wire import (
     data_offset,
     decode_answer_untrusted,
     outcomes,
+    value_xattr,
 )
 
 AGENT_GONE = frozenset(
@@ -78,6 +81,18 @@ class PartFiles(Files, Protocol):
     def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int: ...
 
 
+@runtime_checkable
+class AtOnceFiles(Files, Protocol):
+    """`Files` that have a whole value by one call."""
+
+    def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int: ...
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fgetxattr.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t)
+_libc.fgetxattr.restype = ctypes.c_ssize_t
+
+
 class RealFiles:
     """The operating system's."""
 
@@ -108,6 +123,17 @@ class RealFiles:
     def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         return os.preadv(descriptor, parts, offset)
 
+    def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
+        """`os.getxattr` into the caller's memory, which that one cannot: it asks twice, and copies."""
+        start = ctypes.byref(ctypes.c_char.from_buffer(into))
+        while True:
+            length: int = _libc.fgetxattr(descriptor, name, start, len(into))
+            if length >= 0:
+                return length
+            code = ctypes.get_errno()
+            if code != errno.EINTR:
+                raise OSError(code, os.strerror(code))
+
 
 class Session:
     """Requests, answers and values through one open file. Not thread-safe, except `read` and `write`."""
@@ -115,6 +141,7 @@ class Session:
     def __init__(self, path: str, files: Files) -> None:
         self._files = files
         self._part_files = files if isinstance(files, PartFiles) else None
+        self._at_once = files if isinstance(files, AtOnceFiles) else None
         self._next_id = 0
         self._room: dict[str, int] | None = None
         self.dead = False
@@ -183,6 +210,27 @@ class Session:
             if error.errno == errno.EIO:
                 return 0  # this value cannot be had; `outcomes` may know why
             raise self._seen(error) from None
+
+    def read_at_once(self, volume: str, key: bytes, into: memoryview) -> int | None:
+        """A key's value by one request, `AT_ONCE_BYTES` at most; 0 for a miss.
+
+        None where this agent, this kernel or this mount does not give it so. ERANGE: it is longer.
+        """
+        files, name = self._at_once, value_xattr(volume, key)
+        if files is None or len(into) > AT_ONCE_BYTES or b"\0" in name:
+            return None
+        try:
+            return files.fgetxattr(self._descriptor, name, into)
+        except OSError as error:
+            if error.errno in (errno.ENODATA, errno.EIO):
+                return 0
+            if error.errno in (errno.ERANGE, errno.ENOENT):
+                raise
+            seen = self._seen(error)
+            if self.dead:
+                raise seen from None
+            self._at_once = None
+            return None
 
     def read_parts(self, ticket: int, parts: Sequence[memoryview]) -> int:
         """Bytes of the ticket's value that came into the parts, one after another; 0 for a miss."""

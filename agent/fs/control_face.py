@@ -31,6 +31,7 @@ from agent.fs.interface import (
     RefusesAll,
     SetAttributes,
     StatFs,
+    Xattr,
 )
 from agent.fs.kv_face import errno_of
 from agent.pool.continuing import INACTIVE, Continuer, Trail
@@ -59,6 +60,7 @@ from host_shim.control_wire import (
     Outcome,
     Request,
     decode_request_untrusted,
+    decode_value_xattr_untrusted,
     ticket_at,
 )
 
@@ -306,6 +308,38 @@ class ControlFace(RefusesAll):
             ticket.lock.release()
         return len(data)
 
+    # -- values by one request ------------------------------------------------------------------
+
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Settled[Xattr]:
+        """A value by its name on the session's file. The kernel asks whether the caller may read that one."""
+        # What followed what is learned of a session's gets, and this is of no session.
+        if ino != _SESSION_INO or self._continuer.active:
+            raise FsError(errno.EOPNOTSUPP)
+        try:
+            volume_name, key = decode_value_xattr_untrusted(name)
+        except MalformedControl as other:
+            raise FsError(errno.EOPNOTSUPP, str(other)) from None
+        return self._value(self._volume(volume_name), key, room)
+
+    def _value(self, volume: AnyVolume, key: bytes, room: memoryview) -> Steps[Xattr]:
+        reading = new_reading(volume, key, self._prestage)
+        try:
+            got = yield from self._get(reading, 0, room)
+            if reading.cause is None and reading.length is not None:
+                if reading.length > len(room):
+                    raise FsError(errno.ERANGE)
+                if got == reading.length:
+                    return room[:got]
+        finally:
+            reading.close()
+        raise FsError(errno.ENODATA)
+
+    def _volume(self, name: str) -> AnyVolume:
+        volume = self._volumes.get(name)
+        if volume is None or volume.erased:
+            raise FsError(errno.ENOENT, f"there is no volume {name}")
+        return volume
+
     # -- requests -------------------------------------------------------------------------------
 
     def _request(self, session: _Session, request: Request, size: int) -> Steps[int]:
@@ -331,9 +365,7 @@ class ControlFace(RefusesAll):
             numbers = range(request.first_ticket, request.first_ticket + len(request.keys))
             tickets = [session.tickets.get(number) for number in numbers]
             return bytes(Outcome.UNKNOWN if ticket is None else ticket.outcome() for ticket in tickets)
-        volume = self._volumes.get(request.volume)
-        if volume is None or volume.erased:
-            raise FsError(errno.ENOENT, f"there is no volume {request.volume}")
+        volume = self._volume(request.volume)
         if operation in (Operation.GET, Operation.PUT):
             return (yield from self._bind(session, volume, request))
         lanes = self._lanes()

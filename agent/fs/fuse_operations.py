@@ -12,7 +12,7 @@ import errno
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeVar, cast
 
 from agent.fs.fuse_abi import (
     FSYNC_DATA_ONLY,
@@ -27,12 +27,14 @@ from agent.fs.fuse_listing import pack_names, pack_names_looked_up
 from agent.fs.fuse_replies import (
     AttrOfFile,
     AttrOut,
+    Body,
     EntryOut,
-    GetxattrOut,
     OpenOut,
     StatfsOut,
+    sized,
 )
 from agent.fs.fuse_requests import (
+    XATTR_BYTES_MAX,
     CreateIn,
     FallocateIn,
     FlushIn,
@@ -66,8 +68,6 @@ from agent.fs.interface import (
 from agent.pool.steps import Outcome, Runner, settle
 
 T = TypeVar("T")
-
-Body: TypeAlias = bytes | memoryview
 
 OFFSET_MAX = (1 << 63) - 1
 """Offsets and sizes are unsigned on the wire and signed (loff_t) everywhere else."""
@@ -463,11 +463,15 @@ class FuseOperations:
         return b""
 
     def _getxattr(self, request: Request) -> Body:
-        room = GetxattrIn.decode_untrusted(request.arguments).size
+        size = GetxattrIn.decode_untrusted(request.arguments).size
         (name,), _ = decode_names_untrusted(request.arguments[GetxattrIn.LAYOUT.size :], 1)
         checked_xattr_name(name)
-        value = self._filesystem.getxattr(request.caller(), request.node, name)
-        return sized(request.settle(value), room)
+        wanted = min(size, XATTR_BYTES_MAX) or XATTR_BYTES_MAX
+        room = request.room[:wanted]
+        if len(room) < wanted:  # a guest lays it out as it likes
+            room = memoryview(bytearray(wanted))
+        found = self._filesystem.getxattr(request.caller(), request.node, name, room)
+        return sized(cast(Body, request.settle(found)), size)
 
     def _listxattr(self, request: Request) -> Body:
         room = GetxattrIn.decode_untrusted(request.arguments).size
@@ -487,12 +491,3 @@ class FuseOperations:
 def checked_xattr_name(name: bytes) -> None:
     if not name or len(name) > NAME_BYTES_MAX:
         raise FsError(errno.ERANGE, "the name of an extended attribute has 1 to 255 bytes")
-
-
-def sized(value: bytes, room: int) -> bytes:
-    """The answer to GETXATTR and LISTXATTR: how much there is, or all of it, or ERANGE."""
-    if room == 0:
-        return GetxattrOut.LAYOUT.pack(len(value))
-    if len(value) > room:
-        raise FsError(errno.ERANGE)
-    return value

@@ -87,9 +87,10 @@ GIVES_ENTRY = frozenset({Opcode.LOOKUP, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKD
 
 _OUT_HEADER = OutHeader.LAYOUT
 _NO_ROOM = memoryview(bytearray())
-_READ, _WRITE, _INIT, _DESTROY = (
+_READ, _WRITE, _GETXATTR, _INIT, _DESTROY = (
     Opcode.READ.value,
     Opcode.WRITE.value,
+    Opcode.GETXATTR.value,
     Opcode.INIT.value,
     Opcode.DESTROY.value,
 )
@@ -116,7 +117,7 @@ class Negotiated:
 
 @dataclass(slots=True)
 class Traffic:
-    """What one worker has moved: bytes that READ answered with and that WRITE brought."""
+    """What one worker has moved: bytes that READ and GETXATTR answered with and that WRITE brought."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -221,6 +222,8 @@ class FuseSession:
                 arguments = request[IN_HEADER_BYTES:end]
                 place = room if isinstance(room, memoryview) else _NO_ROOM
                 body = handler(Request(node, uid, gid, pid, arguments, place, runner))
+                if opcode == _GETXATTR:
+                    self._traffic_of(runner).bytes_read += len(body)
         except FsError as refusal:
             return self._refuse(opcode, unique, refusal.errno)
         except FuseFormatError as broken:

@@ -219,6 +219,10 @@ class SetxattrIn(WireRecord):
     flags: int
 
 
+XATTR_BYTES_MAX = 1 << 16
+"""XATTR_SIZE_MAX: how long the value of an extended attribute may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class GetxattrIn(WireRecord):
     """fuse_getxattr_in, for GETXATTR (a name follows) and LISTXATTR; a size of 0 asks how much there is."""

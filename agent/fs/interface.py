@@ -18,9 +18,12 @@ import errno as errno_codes
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from agent.pool.steps import Outcome
+
+Xattr: TypeAlias = bytes | memoryview
+"""The value of an extended attribute."""
 
 FACE_SHIFT = 56
 ROOT_INODE = 1
@@ -190,7 +193,8 @@ class FileSystem(Protocol):
 
     def setxattr(self, caller: Caller, ino: int, name: bytes, value: bytes, flags: int) -> Outcome[None]: ...
 
-    def getxattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[bytes]: ...
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[Xattr]:
+        """The value, which may lie in `room`. One that would be longer than that may be refused (ERANGE)."""
 
     def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]: ...
 
@@ -288,7 +292,7 @@ class RefusesAll:
     def setxattr(self, caller: Caller, ino: int, name: bytes, value: bytes, flags: int) -> Outcome[None]:
         raise FsError(errno_codes.EOPNOTSUPP)
 
-    def getxattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[bytes]:
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[Xattr]:
         raise FsError(errno_codes.EOPNOTSUPP)
 
     def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]:

@@ -441,7 +441,7 @@ class Handlers(pyfuse3.Operations):
         caller = caller_of(ctx)
         return await self._run(
             "GETXATTR",
-            lambda slot: bytes(slot.settle(self._filesystem.getxattr(caller, inode, name))),
+            lambda slot: bytes(slot.settle(self._filesystem.getxattr(caller, inode, name, slot.buffer))),
         )
 
     async def listxattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> Sequence[XAttrNameT]:

@@ -23,6 +23,7 @@ from agent.fs.interface import (
     RefusesAll,
     SetAttributes,
     StatFs,
+    Xattr,
 )
 from agent.pool.steps import Outcome
 
@@ -175,8 +176,8 @@ class RootFileSystem:
     def setxattr(self, caller: Caller, ino: int, name: bytes, value: bytes, flags: int) -> Outcome[None]:
         return self._face(ino).setxattr(caller, ino, name, value, flags)
 
-    def getxattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[bytes]:
-        return self._face(ino).getxattr(caller, ino, name)
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[Xattr]:
+        return self._face(ino).getxattr(caller, ino, name, room)
 
     def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]:
         return self._face(ino).listxattr(caller, ino)

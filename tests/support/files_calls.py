@@ -188,7 +188,7 @@ class FaceCalls:
 
     def getxattr(self, path: str, name: str) -> bytes:
         ino = self.ino(path)
-        return self.do(lambda: self.face.getxattr(CALLER, ino, name.encode()))
+        return self.do(lambda: self.face.getxattr(CALLER, ino, name.encode(), memoryview(bytearray())))
 
     def listxattr(self, path: str) -> list[str]:
         ino = self.ino(path)

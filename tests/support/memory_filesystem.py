@@ -458,7 +458,7 @@ class MemoryFileSystem:
                 raise FsError(errno.ENODATA)
             xattrs[name] = value
 
-    def getxattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[bytes]:
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[bytes]:
         with self._lock:
             value = self._node(ino).xattrs.get(name)
             if value is None:

@@ -21,6 +21,7 @@ from host_shim.control_wire import (
     Outcome,
     Request,
     decode_request_untrusted,
+    decode_value_xattr_untrusted,
     ticket_at,
 )
 
@@ -198,3 +199,29 @@ class ScriptedAgent:
 
     def _answer(self, file: _OpenFile, request: Request, body: bytes, code: int) -> None:
         file.answers.append(Answer(request.operation, request.request_id, code, body).encode())
+
+
+class AgentThatGivesAtOnce(ScriptedAgent):
+    """One with values by one request as well; `refuses` is the errno of one that has them no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = 0
+        self.refuses = 0
+
+    def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
+        with self._lock:
+            self._checked(descriptor)
+            if self.refuses:
+                raise OSError(self.refuses, "scripted")
+            self.at_once += 1
+            volume, key = decode_value_xattr_untrusted(name)
+            if volume not in self._volumes:
+                raise OSError(errno.ENOENT, "no such volume")
+            value = self.values.get((volume, key))
+            if value is None:
+                raise OSError(errno.ENODATA, "a miss")
+            if len(value) > len(into):
+                raise OSError(errno.ERANGE, "longer")
+            into[: len(value)] = value
+            return len(value)

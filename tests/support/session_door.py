@@ -54,6 +54,16 @@ class SessionDoor:
         except FsError as error:
             raise OSError(error.errno, str(error)) from None
 
+    def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
+        try:
+            with self._lock:
+                value = settle(self.face.getxattr(Caller(), _SESSION, name, into), self._lanes)
+        except FsError as error:
+            raise OSError(error.errno, str(error)) from None
+        assert isinstance(value, memoryview)
+        assert value.obj is into.obj
+        return len(value)
+
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
         try:
             with self._lock:

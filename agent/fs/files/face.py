@@ -489,7 +489,7 @@ class FilesFace(RefusesAll):
         extended_attributes.set_value(self._database, local_ino(ino), name, value, flags, self._wall_ns())
         return None
 
-    def getxattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[bytes]:
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[bytes]:
         return extended_attributes.get_value(self._database, local_ino(ino), name)
 
     def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]:

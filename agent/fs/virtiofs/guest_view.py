@@ -39,6 +39,7 @@ from agent.fs.interface import (
     Opened,
     SetAttributes,
     StatFs,
+    Xattr,
 )
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
 from agent.fs.virtiofs.left_open import LeftOpen, is_value
@@ -337,8 +338,8 @@ class GuestView:
     def setxattr(self, caller: Caller, ino: int, name: bytes, value: bytes, flags: int) -> Outcome[None]:
         return self._on(ino, lambda node: self._tree.setxattr(caller, node, name, value, flags))
 
-    def getxattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[bytes]:
-        return self._on(ino, lambda node: self._tree.getxattr(caller, node, name))
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Outcome[Xattr]:
+        return self._on(ino, lambda node: self._tree.getxattr(caller, node, name, room))
 
     def listxattr(self, caller: Caller, ino: int) -> Outcome[list[bytes]]:
         return self._on(ino, lambda node: self._tree.listxattr(caller, node))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from host_shim.pool import UnknownVolume
+from host_shim.control_wire import AT_ONCE_BYTES, SESSION_PATH, value_xattr
+from host_shim.pool import BufferTooSmall, UnknownVolume
 from tests.support.pool_up import PoolUp
 
 MIB = 1 << 20
@@ -39,6 +42,43 @@ def test_what_was_put_is_got_by_shim_and_by_path(whole_pool: PoolUp, seed: int) 
     assert totals["hits"] - before["hits"] == 2 * len(stored)
     assert totals["misses"] - before["misses"] == 1
     assert totals["miss_causes"]["never_stored"] - before["miss_causes"]["never_stored"] == 1
+
+
+def got_at_once(pool_up: PoolUp, stored: dict[bytes, bytes]) -> None:
+    """Short values by one request: through the shim, and as any program may ask for them."""
+    session = pool_up.mount / SESSION_PATH
+    with pool_up.pool() as pool:
+        kv, buffer = pool.volume("kv"), bytearray(AT_ONCE_BYTES)
+        for key, value in stored.items():
+            assert kv.put(key, value)
+            assert kv.get_into(key, buffer) == len(value)
+            assert buffer[: len(value)] == value
+            assert os.getxattr(session, value_xattr("kv", key)) == value
+        assert kv.get_into(bytes(16), buffer) is None
+        with kv._pool._lender.lend() as lent:
+            assert lent is not None
+            assert lent.read_at_once("kv", bytes(16), memoryview(buffer)) == 0, "the mount gives it so"
+        with pytest.raises(BufferTooSmall):
+            kv.get_into(key, buffer[: len(value) - 1])
+        with pytest.raises(UnknownVolume):
+            pool.volume("no").get_into(key, buffer)
+
+
+def test_short_values_by_one_request(whole_pool: PoolUp, seed: int) -> None:
+    stored = values(f"at once {seed}", 20, AT_ONCE_BYTES)
+    got_at_once(whole_pool, stored)
+    session = whole_pool.mount / SESSION_PATH
+    assert os.listxattr(session) == []
+    for name in ("user.g35.other", "user.x", "security.capability"):
+        with pytest.raises(OSError, match=os.strerror(errno.EOPNOTSUPP)):
+            os.getxattr(session, name)
+    # Who may not read the session's file may not read by this way, not even through one that root opened.
+    ask = f"import os; os.getxattr(0, {value_xattr('kv', next(iter(stored)))!r})"
+    with session.open("rb") as opened:
+        asked = subprocess.run(
+            [sys.executable, "-I", "-c", ask], stdin=opened, user=65534, capture_output=True, check=False
+        )
+    assert b"PermissionError" in asked.stderr
 
 
 def test_a_value_written_as_a_file_is_whole_at_its_first_close(whole_pool: PoolUp, seed: int) -> None:
@@ -187,6 +227,7 @@ def test_the_reference_door_serves_the_same(make_pool: Callable[..., PoolUp], se
             assert pool.volume("kv").put(key, value)
             assert pool.volume("kv").get(key) == value
             assert (pool_up.mount / "kv/kv" / key.hex()).read_bytes() == value
+    got_at_once(pool_up, values(seed + 1, 6, AT_ONCE_BYTES))
 
 
 def test_nothing_stored_is_readable_on_the_drives(make_pool: Callable[..., PoolUp]) -> None:

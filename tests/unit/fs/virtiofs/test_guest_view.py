@@ -75,7 +75,7 @@ class TestTwoGuests:
             lambda: other.open(ROOT, ino, 0),
             lambda: other.lookup(ROOT, ino, b"x"),
             lambda: other.link(ROOT, ino, 1, b"x"),
-            lambda: other.getxattr(ROOT, ino, b"user.x"),
+            lambda: other.getxattr(ROOT, ino, b"user.x", memoryview(b"")),
             lambda: other.rename(ROOT, 1, b"a", ino, b"b", 0),
         ):
             refused(errno.ESTALE, operation)
