@@ -5,8 +5,9 @@
     blocks.put(key_of("block 17"), data)
     length = blocks.get_into(key_of("block 17"), buffer)      # None: a miss
 
-A get is one write that names the key and one read that lands in the caller's buffer, or one request
-alone where the buffer has up to 64 KiB; many gets are one write more than values. Nothing about the state of the pool is an exception: a block that is not
+A get is one write that names the key and one read that lands in the caller's buffer, or one request alone
+where the buffer has up to 64 KiB; many gets are one write more than values.
+Nothing about the state of the pool is an exception: a block that is not
 there, an enclosure that is down, an agent that is being restarted and a mount that is gone are all
 misses, and a put that did not happen is False. What raises is wrong use: a key that is no key, a
 volume that the pool doesn't have, a value that no slot can hold, a buffer that does not hold the value.
