@@ -43,7 +43,7 @@ def measure(folder: Path) -> dict[str, Counted]:
     finally:
         site.stop()
     details = {
-        **{name: calling[name] for name in ("p99_ms", "over_1_ms", "ticks", "calls")},
+        **{name: calling[name] for name in ("p99_ms", "over_1_ms", "ticks", "calls", "before_others")},
         "value_bytes": VALUE_BYTES,
         "without_calls_ms": alone["longest_ms"],
         "without_calls_p99_ms": alone["p99_ms"],
