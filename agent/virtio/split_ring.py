@@ -74,6 +74,10 @@ class Descriptor:
         return cls(*cls.LAYOUT.unpack_from(buffer, index * DESCRIPTOR_BYTES))
 
 
+LENGTH_MASK = 0xFFFF_FFFF
+FLAGS_SHIFT, NEXT_SHIFT = 32, 48
+"""Where length, flags and next are in the second 64-bit word of a descriptor; the first is the address."""
+
 USED_ELEMENT = struct.Struct("<II")
 """Head of a chain, and how many bytes were written into it."""
 

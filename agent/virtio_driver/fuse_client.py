@@ -20,9 +20,10 @@ from typing import TypeAlias
 
 from agent.virtio.split_ring import DESCRIPTOR_BYTES, Descriptor, DescriptorFlag
 from agent.virtio_driver import fuse_wire as wire
+from agent.virtio_driver.faults import DeviceSilent
 from agent.virtio_driver.fuse_wire import Agreed, FuseReplyError, Listed, Node, Opcode
 from agent.virtio_driver.guest_memory import GuestMemory, Room, pages_of
-from agent.virtio_driver.request_queue import WAIT_SECONDS, DeviceSilent, RequestQueue, Waiter
+from agent.virtio_driver.request_queue import WAIT_SECONDS, RequestQueue, Waiter
 
 Data: TypeAlias = "Room | Sequence[Room]"
 """Where data lie: in one run, or in rooms that are scattered."""
@@ -74,7 +75,7 @@ class Call:
     __slots__ = ("_client", "desk", "opcode", "queue", "unique", "waiter")
 
     def __init__(
-        self, client: FuseClient, desk: _Desk, queue: RequestQueue, opcode: int, unique: int
+        self, client: FuseClient, desk: _Desk, queue: RequestQueue, opcode: Opcode, unique: int
     ) -> None:
         self._client = client
         self.desk = desk
@@ -104,7 +105,7 @@ class Call:
         view = self.desk.view
         header = wire.OUT_HEADER.unpack_from(view, _REPLY_AT)
         try:
-            length = wire.check_reply(header, self.unique, written, Opcode(self.opcode).name)
+            length = wire.check_reply(header, self.unique, written, self.opcode)
             return length, bytes(view[_BODY_AT : _BODY_AT + length]) if wanted else b""
         finally:
             self._client._desks.append(self.desk)  # from here on it is somebody else's

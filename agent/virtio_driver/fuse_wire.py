@@ -166,7 +166,7 @@ def decode_entries(body: bytes, plus: bool) -> Iterator[Listed]:
         at += _DIRENT.size + length + 7 & ~7
 
 
-def check_reply(header: tuple[int, int, int], unique: int, written: int, what: str) -> int:
+def check_reply(header: tuple[int, int, int], unique: int, written: int, asked: Opcode) -> int:
     """The length of a reply's body; OSError with the device's errno, FuseReplyError where it lies.
 
     `header` is (length, error, unique), `written` what the used ring says was written.
@@ -174,10 +174,10 @@ def check_reply(header: tuple[int, int, int], unique: int, written: int, what: s
     length, error, answered = header
     if answered != unique or length != written or written < OUT_HEADER_BYTES:
         raise FuseReplyError(
-            f"{what} {unique}: a reply to {answered} of {length} bytes, of which {written} were written"
+            f"{asked.name} {unique}: a reply to {answered} of {length} bytes, of which {written} were written"
         )
     if error:
         if not -512 < error < 0 or length != OUT_HEADER_BYTES:
-            raise FuseReplyError(f"{what}: error {error} with {length} bytes")
-        raise OSError(-error, f"{what}: {os.strerror(-error)}")
+            raise FuseReplyError(f"{asked.name}: error {error} with {length} bytes")
+        raise OSError(-error, f"{asked.name}: {os.strerror(-error)}")
     return length - OUT_HEADER_BYTES

@@ -17,16 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
+from agent.virtio_driver.faults import OutOfGuestMemory
+
 PAGE_BYTES = 4096
 GUEST_BASE = 0x4000_0000
 USER_BASE = 0x7F35_0000_0000
 GAP_BYTES = 1 << 20
 REGIONS_MAX = 8
 """What every back-end takes (VHOST_MEMORY_BASELINE_NREGIONS)."""
-
-
-class OutOfGuestMemory(MemoryError):
-    """Our own fault: the machine was made too small for what its driver wants to lay out."""
 
 
 @dataclass(frozen=True, slots=True)

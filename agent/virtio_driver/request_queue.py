@@ -10,21 +10,19 @@ that it had is answered by its successor (vhost-user's inflight area).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
 import time
 from collections.abc import Sequence
 
+from agent.virtio_driver.faults import DeviceSilent
 from agent.virtio_driver.guest_memory import GuestMemory
 from agent.virtio_driver.ring import DriverRing, Span
 
 WAIT_SECONDS = 30.0
 """How long a request may take before the driver gives up on the device."""
-
-
-class DeviceSilent(TimeoutError):
-    """The device's fault: a request was not answered in time. It is still the device's."""
 
 
 class Waiter:
@@ -124,22 +122,23 @@ class RequestQueue:
             os.close(descriptor)
 
     def _lead(self, waiter: Waiter, deadline: float) -> int:
-        while True:
-            with self._lock:
-                self._take()
-                if waiter.finished:
-                    return waiter.written
-                if self.ring.want_interrupts():
-                    continue
+        while not self._is_answered(waiter):
             left = deadline - time.monotonic()
             if left <= 0:
                 raise DeviceSilent(f"queue {self.index}: no answer in time")
             if self._sleep.poll(left * 1000):
                 self.interrupts += 1
-                try:
+                with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self.call)
-                except BlockingIOError:
-                    continue
+        return waiter.written
+
+    def _is_answered(self, waiter: Waiter) -> bool:
+        """Take what came back; False where the waiter's is not there, and the next will interrupt."""
+        with self._lock:
+            self._take()
+            while not waiter.finished and self.ring.want_interrupts():
+                self._take()
+            return waiter.finished
 
     def _lead_no_longer(self) -> None:
         with self._lock:

@@ -24,7 +24,8 @@ from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.guest_view import GuestView
 from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
 from agent.fs.virtiofs.request_buffers import RequestBuffers
-from agent.fs.virtiofs.served_again import acknowledged, as_done_before, is_given_back, refused_again
+from agent.fs.virtiofs.request_service import RequestService
+from agent.fs.virtiofs.served_again import is_given_back
 from agent.pool.steps import Runner, Steps
 from agent.virtio.memory_table import MemoryTable
 from agent.virtio.vhost_user import Feature
@@ -161,29 +162,7 @@ class Device:
     # -- requests -------------------------------------------------------------------------------
 
     def _requests(self, index: int) -> Serve:
-        session, buffers = self.session, self._buffers[index]
-        runner = self._make_runner(index - 1)
-        answer, take, put = session.answer, buffers.take, buffers.put
-
-        def serve(chain: Chain) -> int:
-            message, received, data, room = take(chain.readable, chain.writable)
-            if chain.again and is_given_back(message, received):
-                return put(acknowledged(message)) or 0
-            reply = refused_again(message, received) if chain.again else None
-            if reply is None:
-                reply = answer(message, received, data, room, runner)
-            if reply is None:
-                return 0
-            if chain.again:
-                reply = as_done_before(message, reply)
-            written = put(reply)
-            if written is None:
-                # The guest left too little room for what it asked, and will not hear of it.
-                session.reply_was_lost(message, reply, runner)
-                written = put(session.refusal_of(message))
-            return written or 0
-
-        return serve
+        return RequestService(self.session, self._buffers[index], self._make_runner(index - 1)).serve
 
     def _high_priority(self) -> Serve:
         session, buffers = self.session, self._buffers[HIGH_PRIORITY]

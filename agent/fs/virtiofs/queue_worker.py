@@ -52,16 +52,16 @@ class QueueWorker:
         self._complaints = complaints
         self._stopping = False
         self._stop_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._worker = threading.Thread(target=self._work, name=name, daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> int:
         """End it after the request that it is at; the available idx to go on from."""
         self._stopping = True
         signal(self._stop_event)
-        thread, since, told = self._thread, time.monotonic(), False
+        thread, since, told = self._worker, time.monotonic(), False
         while thread.is_alive():
             thread.join(FREE_SECONDS)
             self._call.free()
@@ -76,11 +76,11 @@ class QueueWorker:
             self._loop(self._make_serve())
         except BadRing as bad:
             self.broken = True
-            self._complaints.peer(f"the ring of {self._thread.name}", f"{bad}; the queue is stopped")
+            self._complaints.peer(f"the ring of {self._worker.name}", f"{bad}; the queue is stopped")
         except BaseException:
             # Not of a request: those stay within the session. The other queues go on.
             self.broken = True
-            log.exception("%s ended", self._thread.name)
+            log.exception("%s ended", self._worker.name)
 
     def _loop(self, serve: Serve) -> None:
         with select.epoll() as poller:

@@ -70,9 +70,9 @@ def test_folders() -> None:
 
 
 def test_answers() -> None:
-    assert wire.check_reply((20, 0, 7), 7, 20, "READ") == 4
+    assert wire.check_reply((20, 0, 7), 7, 20, wire.Opcode.READ) == 4
     with pytest.raises(FileNotFoundError):
-        wire.check_reply((16, -errno.ENOENT, 7), 7, 16, "LOOKUP")
+        wire.check_reply((16, -errno.ENOENT, 7), 7, 16, wire.Opcode.LOOKUP)
     for header, written in (
         ((20, 0, 8), 20),  # to another request
         ((20, 0, 7), 19),  # shorter than it says
@@ -82,4 +82,4 @@ def test_answers() -> None:
         ((16, -512, 7), 16),
     ):
         with pytest.raises(FuseReplyError):
-            wire.check_reply(header, 7, written, "READ")
+            wire.check_reply(header, 7, written, wire.Opcode.READ)
