@@ -67,7 +67,7 @@ class RdmaListener:
         self._by_cmid: dict[Any, RdmaConnection] = {}
         self._entries_used = 0
         self._close: list[Callable[[], None]] = []
-        self._thread = threading.Thread(target=self._serve, name="rdma", daemon=True)
+        self._serving = threading.Thread(target=self._serve, name="rdma", daemon=True)
 
     @property
     def connections(self) -> int:
@@ -107,7 +107,7 @@ class RdmaListener:
         except BaseException:
             self._give_back()
             raise
-        self._thread.start()
+        self._serving.start()
 
     def add_medium(self, view: memoryview) -> None:
         """A drive was put in whose memory is `view`."""
@@ -123,8 +123,8 @@ class RdmaListener:
     def close(self) -> None:
         """Stop serving and give everything back. Idempotent."""
         self._stopping = True
-        if self._thread.is_alive():
-            self._thread.join(STOP_S)
+        if self._serving.is_alive():
+            self._serving.join(STOP_S)
         self._give_back()
 
     def _give_back(self) -> None:

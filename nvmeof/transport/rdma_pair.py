@@ -118,6 +118,7 @@ class QueuePair:
     ) -> None:
         enums = verbs.enums
         self._verbs = verbs
+        self._refusal = verbs.error
         self._domain = domain
         self._sge, self._recv_wr = verbs.wr.SGE, verbs.wr.RecvWR
         self._bind_info = verbs.mr.MWBindInfo
@@ -155,11 +156,13 @@ class QueuePair:
 
     def post(self, receives: Sequence[Receive], work: Sequence[Work]) -> None:
         """Post, receives first. Raises `ConnectionLost`."""
-        with verbs_errors(self._verbs, "posting"):
+        try:
             for receive in receives:
                 self._qp.post_recv(self._receive_request(receive))
             if work:
                 self._post_work(work)
+        except self._refusal as error:
+            raise ConnectionLost(f"posting: {error}") from error
 
     def _receive_request(self, receive: Receive) -> Any:
         """The same place is posted again and again, so its request is kept. As many as there are receives."""
@@ -215,8 +218,10 @@ class QueuePair:
 
 def poll(verbs: Verbs, queue: Completions) -> list[tuple[int, Done]]:
     """What has completed: (number of the queue pair, completion)."""
-    with verbs_errors(verbs, "polling"):
+    try:
         count, completions = queue.take()
+    except verbs.error as error:
+        raise ConnectionLost(f"polling: {error}") from error
     if not count:
         return []
     found = []

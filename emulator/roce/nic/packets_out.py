@@ -197,3 +197,12 @@ class PacketWriter:
         if outer:
             layout.common = b""
         return Burst(view[: count * size], size, path.destination)
+
+    def with_last(self, row: Burst, mtu: int, last: Burst) -> Burst:
+        """A row of `rows`, as it was made last, with one packet behind it that is no longer than those of the
+        row, and for which the row's last burst has room: it goes out by the same call of the socket."""
+        layout, end = self._layouts[mtu], len(row.data)
+        longer = end + len(last.data)
+        layout.view[end:longer] = last.data
+        layout.common = b""
+        return Burst(layout.view[:longer], row.segment_size, row.destination)

@@ -27,11 +27,18 @@ from emulator.roce.nic.memory import Bytes, ProtectionFault
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
-from emulator.roce.nic.requests import atomic_packet, message_packet, read_packet
+from emulator.roce.nic.requests import atomic_packet, message_packet, prepare, read_packet
 from emulator.roce.nic.retry import Due, RetryClock
-from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, SendRequest, WcStatus
-from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, LOCAL_COMPLETION, SHAPES, Work, extended_psn
-from emulator.roce.wire.extended import AethKind, NakCode, read_packets
+from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendRequest, WcStatus
+from emulator.roce.nic.work import (
+    ATOMIC_BYTES,
+    ATOMICS,
+    MESSAGES,
+    NAK_STATUS,
+    Work,
+    extended_psn,
+)
+from emulator.roce.wire.extended import AethKind, NakCode
 from emulator.roce.wire.opcodes import Operation, class_of
 from emulator.roce.wire.packet import Packet
 
@@ -41,14 +48,8 @@ if TYPE_CHECKING:
 _FENCE: Final = int(SendFlags.FENCE)
 _SIGNALED: Final = int(SendFlags.SIGNALED)
 
-_MESSAGES: Final = frozenset({opcode for opcode, shape in SHAPES.items() if not shape.answered})
-
-_NAK_STATUS: Final = {
-    NakCode.INVALID_REQUEST: WcStatus.REM_INV_REQ_ERR,
-    NakCode.REMOTE_ACCESS_ERROR: WcStatus.REM_ACCESS_ERR,
-    NakCode.REMOTE_OPERATIONAL_ERROR: WcStatus.REM_OP_ERR,
-    NakCode.INVALID_RD_REQUEST: WcStatus.REM_INV_RD_REQ_ERR,
-}
+SMALL_BYTES: Final = 128
+"""A message of so much may travel in the burst of the one before: less than the smallest MTU."""
 
 
 class Requester:
@@ -120,7 +121,7 @@ class Requester:
             self._waiting.popleft()
             work = Work(request, qp.signal_all or int(request.flags) & _SIGNALED != 0, self._next)
             try:
-                self._prepare(work)
+                prepare(qp, work)
             except ProtectionFault:
                 work.failure = WcStatus.LOC_PROT_ERR
             self._open.append(work)
@@ -129,32 +130,6 @@ class Requester:
                 return True
             self._retire()
         return False
-
-    def _prepare(self, work: Work) -> None:
-        qp, request = self._qp, work.request
-        if request.opcode in LOCAL_COMPLETION:
-            try:
-                self._carry_out(request)
-            except ProtectionFault:
-                binding = request.opcode is SendOpcode.BIND_MW
-                work.failure = WcStatus.MW_BIND_ERR if binding else WcStatus.LOC_QP_OP_ERR
-            return
-        assert work.shape is not None
-        if work.shape.answered and not qp.attributes.max_rd_atomic:
-            work.failure = WcStatus.LOC_QP_OP_ERR
-            return
-        spans = qp.payload_of(request, write=work.shape.answered)
-        packets = 1 if request.opcode in ATOMICS else read_packets(spans.length, qp.mtu)
-        work.take_psns(spans, packets)
-
-    def _carry_out(self, request: SendRequest) -> None:
-        qp = self._qp
-        if request.opcode is SendOpcode.LOCAL_INV:
-            qp.keys.invalidate(qp.pd, qp.number, request.invalidate_rkey)
-        else:
-            assert request.window is not None
-            assert request.bind is not None
-            qp.keys.bind(request.window, qp.number, qp.pd, request.bind, request.window_rkey)
 
     # --- sending ------------------------------------------------------------------------------------------
 
@@ -211,7 +186,7 @@ class Requester:
             count = len(source) // mtu
             if count > 1:
                 ends = position + count > last
-                return device.writer.rows(
+                row = device.writer.rows(
                     qp.path,
                     mtu,
                     shape.middle,
@@ -222,9 +197,31 @@ class Requester:
                     last=shape.last if ends else None,
                     acknowledge=self._asks(work, count, room, ends),
                 )
+                # A volley of whole bursts has no room in the last of them.
+                if ends and count % rows and count < room and not qp.path.numbered and self._follows(work):
+                    return self._with_following(row, room - count)
+                return row
         psn = self._cursor
         acknowledge = self._asks(work, 1, room, position == last)
         return message_packet(qp, work, psn, acknowledge=acknowledge)
+
+    def _with_following(self, row: Burst, room: int) -> Burst:
+        """The end of a message, and with it the one that follows if that is a small packet: a completion
+        comes right behind its data, and by itself costs either side a call of the socket, and a wake-up."""
+        qp = self._qp
+        if not self._begin():
+            return row
+        work = self._open[-1]
+        if work.packets != 1 or work.length > SMALL_BYTES:
+            return row
+        psn = self._cursor
+        try:
+            packet = message_packet(qp, work, psn, acknowledge=self._asks(work, 1, room, True))
+        except ProtectionFault:
+            # Its own turn is next, and finds the same.
+            self._cursor = psn
+            return row
+        return qp.device.writer.with_last(row, qp.mtu, packet)
 
     def _asks(self, work: Work, count: int, room: int, ends: bool) -> bool:
         """`count` packets go out: does the last one ask for an acknowledgement? It moves the cursor.
@@ -252,7 +249,7 @@ class Requester:
         if work.signaled or self._open[-1] is not work or not self._waiting:
             return False
         following = self._waiting[0]
-        return following.opcode in _MESSAGES and not int(following.flags) & _FENCE
+        return following.opcode in MESSAGES and not int(following.flags) & _FENCE
 
     def _ask(self, work: Work, room: int) -> Burst | None:
         """The request of an atomic, or of the next piece of a READ; None while too many are under way."""
@@ -445,8 +442,8 @@ class Requester:
                 self._go_back(psn)
             else:
                 self._fail(self._oldest(), WcStatus.RETRY_EXC_ERR)
-        elif code in _NAK_STATUS:
-            self._fail(self._oldest(), _NAK_STATUS[NakCode(code)])
+        elif code in NAK_STATUS:
+            self._fail(self._oldest(), NAK_STATUS[NakCode(code)])
         else:
             self._count(Count.GHOST)
 

@@ -1,18 +1,49 @@
-"""The single packets of a requester: what is no part of a row, and the requests for data."""
+"""Requests of a requester by themselves: how they begin, and their single packets (what is no part of a row,
+and the requests for data)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from emulator.roce.nic.verbs import Burst, SendFlags, SendOpcode
-from emulator.roce.nic.work import Work
-from emulator.roce.wire.extended import ATOMIC_ETH, IMM_DT, RETH
+from emulator.roce.nic.memory import ProtectionFault
+from emulator.roce.nic.verbs import Burst, SendFlags, SendOpcode, SendRequest, WcStatus
+from emulator.roce.nic.work import ATOMICS, LOCAL_COMPLETION, Work
+from emulator.roce.wire.extended import ATOMIC_ETH, IMM_DT, RETH, read_packets
 from emulator.roce.wire.opcodes import Opcode, class_of
 
 if TYPE_CHECKING:
     from emulator.roce.nic.queue_pair import QueuePair
 
 _SOLICITED: Final = int(SendFlags.SOLICITED)
+
+
+def prepare(qp: QueuePair, work: Work) -> None:
+    """Carry a local request out, or find the memory of another and let it take its PSNs; `failure` where it
+    cannot be done. ProtectionFault where its memory may not be used so."""
+    request = work.request
+    if request.opcode in LOCAL_COMPLETION:
+        try:
+            _carry_out(qp, request)
+        except ProtectionFault:
+            binding = request.opcode is SendOpcode.BIND_MW
+            work.failure = WcStatus.MW_BIND_ERR if binding else WcStatus.LOC_QP_OP_ERR
+        return
+    assert work.shape is not None
+    if work.shape.answered and not qp.attributes.max_rd_atomic:
+        work.failure = WcStatus.LOC_QP_OP_ERR
+        return
+    spans = qp.payload_of(request, write=work.shape.answered)
+    packets = 1 if request.opcode in ATOMICS else read_packets(spans.length, qp.mtu)
+    work.take_psns(spans, packets)
+
+
+def _carry_out(qp: QueuePair, request: SendRequest) -> None:
+    if request.opcode is SendOpcode.LOCAL_INV:
+        qp.keys.invalidate(qp.pd, qp.number, request.invalidate_rkey)
+    else:
+        assert request.window is not None
+        assert request.bind is not None
+        qp.keys.bind(request.window, qp.number, qp.pd, request.bind, request.window_rkey)
 
 
 def message_packet(qp: QueuePair, work: Work, psn: int, *, acknowledge: bool) -> Burst:

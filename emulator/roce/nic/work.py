@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from emulator.roce.nic.memory import EMPTY, SpanList
 from emulator.roce.nic.verbs import SendOpcode, SendRequest, WcOpcode, WcStatus
 from emulator.roce.wire.bth import LOW_24_BITS, psn_difference
+from emulator.roce.wire.extended import NakCode
 from emulator.roce.wire.opcodes import Opcode
 
 _O = Opcode
@@ -70,6 +71,17 @@ SHAPES: Final[dict[SendOpcode, Shape]] = {
 
 LOCAL_COMPLETION: Final = {_S.LOCAL_INV: WcOpcode.LOCAL_INV, _S.BIND_MW: WcOpcode.BIND_MW}
 """Requests that send nothing."""
+
+MESSAGES: Final = frozenset({opcode for opcode, shape in SHAPES.items() if not shape.answered})
+"""Requests that an acknowledgement completes."""
+
+NAK_STATUS: Final = {
+    NakCode.INVALID_REQUEST: WcStatus.REM_INV_REQ_ERR,
+    NakCode.REMOTE_ACCESS_ERROR: WcStatus.REM_ACCESS_ERR,
+    NakCode.REMOTE_OPERATIONAL_ERROR: WcStatus.REM_OP_ERR,
+    NakCode.INVALID_RD_REQUEST: WcStatus.REM_INV_RD_REQ_ERR,
+}
+"""What a refusal is called in the completion."""
 
 ATOMICS: Final = frozenset({_S.ATOMIC_CMP_AND_SWP, _S.ATOMIC_FETCH_AND_ADD})
 ATOMIC_BYTES: Final = 8

@@ -15,7 +15,7 @@ from emulator.roce.link.base import LinkCounters, Received
 from emulator.roce.nic.verbs import Address, Burst
 from emulator.roce.runtime.grip import Grip
 from emulator.roce.runtime.seat import ROUND_BURSTS, Seat
-from emulator.roce.runtime.sleep import LINGER_S, PATIENCE, RARELY, Sleep
+from emulator.roce.runtime.sleep import DOUBT, LINGER_S, RARELY, TRUST, Sleep
 from tests.support.waiting import wait_until
 
 
@@ -279,14 +279,21 @@ def test_who_looks_in_vain_again_and_again_looks_rarely() -> None:
         return asked > before
 
     try:
-        assert [looked() for _ in range(PATIENCE + 3)] == [True] * PATIENCE + [False] * 3
+        assert [looked() for _ in range(DOUBT + 3)] == [True] * DOUBT + [False] * 3
         assert sum(looked() for _ in range(4 * RARELY)) == 4
         other.send(b"there it is")
         while not looked():
             pass
-        # It has paid, so it is tried each time again.
+        # It has paid, so it is tried again, for as often as one look in so many pays.
         link.receive()
-        assert [looked() for _ in range(PATIENCE)] == [True] * PATIENCE
+        assert [looked() for _ in range(TRUST + 1)] == [True] * TRUST + [False]
+        for _ in range(DOUBT // TRUST):
+            other.send(b"and again")
+            while not looked():
+                pass
+        while link.receive() is not None:
+            pass
+        assert [looked() for _ in range(DOUBT + 1)] == [True] * DOUBT + [False]
         before = asked
         sleep.sleep(grip, 0.0, 0.0, False, lively=False)
         assert asked == before
