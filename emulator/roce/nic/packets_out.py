@@ -17,6 +17,7 @@ from itertools import repeat
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emulator.roce.nic.memory import EMPTY, Bytes, SpanList
 from emulator.roce.nic.path import Path
@@ -51,6 +52,9 @@ ROW_OVERHEAD: Final = BTH_BYTES + ICRC_BYTES
 SAME_BYTES: Final = 8
 """The bytes of the BTH that are equal in a row: byte 8 has the acknowledge request, the PSN follows."""
 
+PSN_BLOCK: Final = 1 << 16
+"""PSNs whose words are made at once, and remembered: 256 KiB, of which a row looks at 300 bytes."""
+
 _ICRC = struct.Struct("<I")
 _COMMON = struct.Struct(">II")
 """The first two words of a BTH: what is equal in a row."""
@@ -62,6 +66,17 @@ _ZEROS: Final = bytes(3)
 def rows_of(mtu: int) -> int:
     """How many full packets one burst takes."""
     return min(MAX_SEGMENTS, MAX_BURST // (mtu + ROW_OVERHEAD))
+
+
+@lru_cache(maxsize=8)
+def psn_words(block: int) -> NDArray[np.uint32]:
+    """The last word of the BTH as it is sent, for each PSN of a block; nobody is asked to acknowledge."""
+    return np.arange(block * PSN_BLOCK, (block + 1) * PSN_BLOCK, dtype=">u4").view("<u4")
+
+
+@lru_cache(maxsize=4 * MAX_SEGMENTS)
+def _icrcs(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}I")
 
 
 class _Layout:
@@ -78,7 +93,7 @@ class _Layout:
         self.view = view
         self.table = table
         self.payload = table[:, BTH_BYTES : BTH_BYTES + mtu]
-        self.sequence = table[:, SAME_BYTES:BTH_BYTES].view(">u4")[:, 0]
+        self.sequence = table[:, SAME_BYTES:BTH_BYTES].view("<u4")[:, 0]
         self.icrc = table[:, BTH_BYTES + mtu :].view("<u4")[:, 0]
         self.steps = np.arange(rows, dtype=np.uint32)
         self.covered = [view[i * size + SAME_BYTES : (i + 1) * size - ICRC_BYTES] for i in range(rows)]
@@ -94,15 +109,19 @@ class _Layout:
     def write_psns(self, psn: int, count: int) -> None:
         """The rest of the headers; nobody is asked to acknowledge."""
         psn &= LOW_24_BITS
-        psns = self.steps[:count] + np.uint32(psn)
-        if psn + count > LOW_24_BITS:
-            psns &= LOW_24_BITS
-        self.sequence[:count] = psns
+        low = psn % PSN_BLOCK
+        if low + count <= PSN_BLOCK:
+            self.sequence[:count] = psn_words(psn // PSN_BLOCK)[low : low + count]
+        else:
+            psns = self.steps[:count] + np.uint32(psn) & np.uint32(LOW_24_BITS)
+            self.sequence[:count] = psns.astype(">u4").view("<u4")
 
     def write_icrcs(self, flow: Flow, count: int) -> None:
         """Of packets that differ in their PSN alone."""
         value = crc32(self.common, prefix_crc(flow, self.size))
-        self.icrc[:count] = np.fromiter(map(crc32, self.covered[:count], repeat(value)), np.uint32, count)
+        # By way of `struct`, which takes a third of the time that numpy needs for numbers one by one.
+        made = _icrcs(count).pack(*map(crc32, self.covered[:count], repeat(value)))
+        self.icrc[:count] = np.frombuffer(made, "<u4")
 
     def write_icrc(self, index: int, prefix: int) -> None:
         """Of a packet that differs in more."""
