@@ -6,8 +6,9 @@ those modules from there. It is all or nothing, because the translation lays out
 modules together: where one source is another than at that time, or the interpreter is, the sources are run
 as everywhere else, slower and with the same outcome.
 
-A source is the same where size and time of change are (what Python asks of its own bytecode), or else the
-SHA-256 of what it says. G35_COMPILED=no leaves everything interpreted; G35_COMPILED=FOLDER looks there.
+A source, or a file that was made of them, is the same where size and time of change are (what Python asks of
+its own bytecode), or else the SHA-256 of what it says. G35_COMPILED=no leaves everything interpreted;
+G35_COMPILED=FOLDER looks there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class CompiledFinder(importlib.abc.MetaPathFinder):
     """Finds the compiled modules, and the library that has the code of them all."""
 
     def __init__(self, folder: Path, library: str, modules: Sequence[str]) -> None:
-        self._paths = {name: folder / (name.replace(".", "/") + SUFFIX) for name in (library, *modules)}
+        self._paths = {name: folder / made_file(name) for name in (library, *modules)}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -49,22 +50,27 @@ class CompiledFinder(importlib.abc.MetaPathFinder):
         return None if found is None else importlib.util.spec_from_file_location(fullname, found)
 
 
-def fingerprint(source: Path) -> dict[str, int | str]:
-    """What the manifest notes of a source. Raises OSError."""
-    facts = source.stat()
-    digest = hashlib.sha256(source.read_bytes()).hexdigest()
+def made_file(name: str) -> str:
+    """Where in the folder the extension of that name is: a compiled module, or the library of them all."""
+    return name.replace(".", "/") + SUFFIX
+
+
+def fingerprint(file: Path) -> dict[str, int | str]:
+    """What the manifest notes of a source and of what was made of it. Raises OSError."""
+    facts = file.stat()
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "sha256": digest}
 
 
-def is_unchanged(source: Path, noted: Mapping[str, object]) -> bool:
-    """Whether a source is what was noted of it."""
+def is_unchanged(file: Path, noted: Mapping[str, object]) -> bool:
+    """Whether a file is what was noted of it."""
     try:
-        facts = source.stat()
+        facts = file.stat()
         if facts.st_size != noted["size"]:
             return False
         if facts.st_mtime_ns == noted["mtime_ns"]:
             return True
-        return hashlib.sha256(source.read_bytes()).hexdigest() == noted["sha256"]
+        return hashlib.sha256(file.read_bytes()).hexdigest() == noted["sha256"]
     except OSError:
         return False
 
@@ -95,6 +101,7 @@ def _use(wanted: str) -> str:
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         library, sources = str(manifest["library"]), dict(manifest["sources"])
+        made = {name: dict(manifest["made"][name]) for name in (library, *sources)}
         if manifest["suffix"] != SUFFIX:
             return "interpreted: what was compiled is for another Python"
     except FileNotFoundError:
@@ -106,7 +113,8 @@ def _use(wanted: str) -> str:
             return f"interpreted: {module} is not what was compiled (make compiled)"
     if already := [module for module in sources if module in sys.modules]:
         return f"interpreted: {already[0]} was imported before"
-    if not (folder / (library + SUFFIX)).exists():
-        return f"interpreted: {folder} is not whole (make compiled)"
+    for name, noted in made.items():
+        if not is_unchanged(folder / made_file(name), noted):
+            return f"interpreted: {folder / made_file(name)} is damaged (make compiled)"
     sys.meta_path.insert(0, CompiledFinder(folder, library, list(sources)))
     return COMPILED

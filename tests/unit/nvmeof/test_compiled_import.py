@@ -12,7 +12,7 @@ import pytest
 
 from nvmeof import compiled
 
-MODULE = "agent.pool.a_hot_one"
+MODULE, LIBRARY = "agent.pool.a_hot_one", "a1__mypyc"
 
 
 @pytest.fixture
@@ -23,17 +23,20 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     source = compiled.source_of(MODULE)
     source.parent.mkdir(parents=True)
     source.write_text("COLOUR = 'red'\n")
-    library = compiled.FOLDER / f"a1__mypyc{compiled.SUFFIX}"
-    library.parent.mkdir(parents=True)
-    library.write_bytes(b"")
-    manifest(sources={MODULE: compiled.fingerprint(source)})
+    made = {}
+    for name in (LIBRARY, MODULE):
+        file = compiled.FOLDER / compiled.made_file(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"code")
+        made[name] = compiled.fingerprint(file)
+    manifest(sources={MODULE: compiled.fingerprint(source)}, made=made)
     finders = list(sys.meta_path)
     yield tmp_path
     sys.meta_path[:] = finders
 
 
 def manifest(**changes: object) -> None:
-    standard: dict[str, object] = {"suffix": compiled.SUFFIX, "library": "a1__mypyc", "sources": {}}
+    standard: dict[str, object] = {"suffix": compiled.SUFFIX, "library": LIBRARY, "sources": {}, "made": {}}
     (compiled.FOLDER / compiled.MANIFEST).write_text(json.dumps(standard | changes))
 
 
@@ -47,12 +50,12 @@ def outcome(wanted: str = "") -> str:
 @pytest.mark.usefixtures("checkout")
 def test_the_same_sources_are_compiled_ones() -> None:
     assert outcome() == compiled.COMPILED
-    spec = compiled.CompiledFinder(compiled.FOLDER, "a1__mypyc", [MODULE]).find_spec(MODULE, None)
+    spec = compiled.CompiledFinder(compiled.FOLDER, LIBRARY, [MODULE]).find_spec(MODULE, None)
     assert spec is not None
     assert spec.origin == f"{compiled.FOLDER}/agent/pool/a_hot_one{compiled.SUFFIX}"
     finder = sys.meta_path[0]
     assert isinstance(finder, compiled.CompiledFinder)
-    assert finder.find_spec("a1__mypyc", None) is not None
+    assert finder.find_spec(LIBRARY, None) is not None
     assert finder.find_spec("agent.pool.another", None) is None
 
 
@@ -78,7 +81,8 @@ def test_a_source_that_is_gone_is_no_error() -> None:
 
 @pytest.mark.usefixtures("checkout")
 def test_another_python_gets_the_sources() -> None:
-    manifest(suffix=".cpython-39-x86_64-linux-gnu.so")
+    said = json.loads((compiled.FOLDER / compiled.MANIFEST).read_text())
+    manifest(**said | {"suffix": ".cpython-39-x86_64-linux-gnu.so"})
     assert outcome() == "interpreted: what was compiled is for another Python"
 
 
@@ -96,9 +100,16 @@ def test_a_manifest_that_says_nothing_is_no_error(text: str) -> None:
 
 
 @pytest.mark.usefixtures("checkout")
-def test_a_folder_that_is_not_whole_is_not_used() -> None:
-    (compiled.FOLDER / f"a1__mypyc{compiled.SUFFIX}").unlink()
-    assert outcome() == f"interpreted: {compiled.FOLDER} is not whole (make compiled)"
+@pytest.mark.parametrize("name", [LIBRARY, MODULE])
+@pytest.mark.parametrize("damage", [b"", b"cod", b"mode", None])
+def test_what_was_damaged_is_not_used(name: str, damage: bytes | None) -> None:
+    file = compiled.FOLDER / compiled.made_file(name)
+    if damage is None:
+        file.unlink()
+    else:
+        file.write_bytes(damage)
+        os.utime(file, (1, 1))
+    assert outcome() == f"interpreted: {file} is damaged (make compiled)"
 
 
 def test_nothing_there_and_not_wanted(tmp_path: Path) -> None:
