@@ -81,5 +81,5 @@ wheels: set-up-to-test ## both wheels, g35 and g35-host-shim, into dist/
 
 clean: ## remove the virtual environment, caches and everything built (downloads in .cache/ stay)
 	rm -rf .venv build dist run *.egg-info host_shim/*.egg-info host_shim/build
-	rm -rf .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .cache/compiled .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find agent emulator host_shim nvmeof tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -97,7 +97,7 @@ def use() -> None:
 def _use(wanted: str) -> str:
     if wanted in ("no", "0"):
         return f"interpreted, as {SWITCH} says"
-    folder = Path(wanted) if wanted else FOLDER
+    folder = FOLDER if wanted in ("", "yes", "1") else Path(wanted)
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         library, sources = str(manifest["library"]), dict(manifest["sources"])

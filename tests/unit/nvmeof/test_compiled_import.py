@@ -48,8 +48,9 @@ def outcome(wanted: str = "") -> str:
 
 
 @pytest.mark.usefixtures("checkout")
-def test_the_same_sources_are_compiled_ones() -> None:
-    assert outcome() == compiled.COMPILED
+@pytest.mark.parametrize("wanted", ["", "yes", "1"])
+def test_the_same_sources_are_compiled_ones(wanted: str) -> None:
+    assert outcome(wanted) == compiled.COMPILED
     spec = compiled.CompiledFinder(compiled.FOLDER, LIBRARY, [MODULE]).find_spec(MODULE, None)
     assert spec is not None
     assert spec.origin == f"{compiled.FOLDER}/agent/pool/a_hot_one{compiled.SUFFIX}"
