@@ -231,7 +231,7 @@ def poll(verbs: Verbs, queue: Completions) -> list[tuple[int, Done]]:
         if completion.status:
             done = Done(work_id, int(completion.status))
         elif work_id >> 32 == _RECEIVED:
-            invalidated = completion.imm_data if completion.wc_flags & INVALIDATED else None
+            invalidated = completion.imm_data if int(completion.wc_flags) & INVALIDATED else None
             done = Done(work_id, 0, completion.byte_len, invalidated)
         else:
             done = Done(work_id)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 HUGE_PAGE_SIZE: Final = 0x200000
 
+_NOT_LOCAL_WRITE: Final = ~int(ibv_access_flags.IBV_ACCESS_LOCAL_WRITE)
+
 _CMID_ACCESS: Final[dict[int, Access]] = {
     ibv_access_flags.IBV_ACCESS_LOCAL_WRITE: Access.LOCAL_WRITE,
     ibv_access_flags.IBV_ACCESS_REMOTE_WRITE: Access.LOCAL_WRITE | Access.REMOTE_WRITE,
@@ -225,7 +227,7 @@ class MWBindInfo(PyverbsCM):
     def bind(self) -> Bind:
         """What the device takes. Not in pyverbs."""
         # That a window may be written locally says nothing: no local key is its own.
-        access = self.mw_access_flags & ~ibv_access_flags.IBV_ACCESS_LOCAL_WRITE
+        access = int(self.mw_access_flags) & _NOT_LOCAL_WRITE
         return Bind(self.mr.registered(), self.addr, self.length, Access(access))
 
     def __str__(self) -> str:

@@ -66,7 +66,7 @@ class WC(PyverbsObject):
 def immediate(completion: WorkCompletion) -> int:
     """The union of `ibv_wc`: big-endian immediate data, or a key as it is."""
     imm = completion.imm
-    return swapped(imm) if imm and not completion.flags & _WITH_INV else imm
+    return swapped(imm) if imm and not int(completion.flags) & _WITH_INV else imm
 
 
 def work_completion_of(completion: WorkCompletion) -> WC:

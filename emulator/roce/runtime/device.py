@@ -12,6 +12,7 @@ and do not call `turn()` themselves.
 
 from __future__ import annotations
 
+import ipaddress
 import random
 import threading
 import time
@@ -109,8 +110,7 @@ class Device:
             link.close()
             raise CannotOpen(f"{name}: no capture in {pcap}: {error}") from error
         self.link = link
-        numbered = link.numbers_segments("")
-        most = MAX_WINDOW if numbered else MAX_LOOPBACK_WINDOW
+        most = MAX_LOOPBACK_WINDOW if ipaddress.ip_address(ip).is_loopback else MAX_WINDOW
         self.nic = Nic(
             ip,
             rng=chance,
@@ -119,7 +119,7 @@ class Device:
             limits=limits,
             window_bytes=window_for(link.receive_buffer_bytes, most),
         )
-        self.nic.segments_numbered = numbered
+        self.nic.segments_numbered = link.numbers_segments("")
         # Peers in the kernel number their packets as they like; those on loopback are all our own kind.
         self.nic.solve_identification = self.nic.segments_numbered
         self.cm = ConnectionManager(ip, self.nic.guid, chance, mtu=self.mtu, times=times)
