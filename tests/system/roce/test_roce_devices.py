@@ -27,6 +27,7 @@ from emulator.roce.runtime import (
     remove_device,
 )
 from emulator.roce.runtime.channel import EventChannel
+from emulator.roce.runtime.device import MAX_LOOPBACK_WINDOW, MAX_WINDOW, MIN_WINDOW, window_for
 from tests.support.roce_devices import Program, connect, some_ip
 from tests.support.waiting import wait_until
 
@@ -199,6 +200,19 @@ def test_opening_and_closing_leaves_nothing() -> None:
         device.close()
     gc.collect()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+def test_the_window_suits_the_socket_and_the_way() -> None:
+    assert window_for(1 << 10) == MIN_WINDOW
+    assert window_for(3 << 18) == 1 << 18
+    assert window_for(1 << 30) == MAX_WINDOW
+    assert window_for(1 << 30, MAX_LOOPBACK_WINDOW) == MAX_LOOPBACK_WINDOW
+    device = Device("near", some_ip())
+    try:
+        room = device.link.receive_buffer_bytes
+        assert device.nic.window_bytes == window_for(room, MAX_LOOPBACK_WINDOW)
+    finally:
+        device.close()
 
 
 def test_an_address_that_cannot_be_had(pair: tuple[Program, Program]) -> None:
