@@ -18,11 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agent.virtio.split_ring import DESCRIPTOR_BYTES, Descriptor, DescriptorFlag
 from agent.virtio_driver import fuse_wire as wire
 from agent.virtio_driver.faults import DeviceSilent
 from agent.virtio_driver.fuse_wire import Agreed, FuseReplyError, Listed, Node, Opcode
-from agent.virtio_driver.guest_memory import GuestMemory, Room, pages_of
+from agent.virtio_driver.guest_memory import PAGE_BYTES, GuestMemory, Room, pages_of
 from agent.virtio_driver.request_queue import WAIT_SECONDS, RequestQueue, Waiter
 
 Data: TypeAlias = "Room | Sequence[Room]"
@@ -43,7 +46,8 @@ _REPLY_AT = 4096
 _ARGUMENTS_MAX = _REPLY_AT - _ARGUMENTS_AT
 _BODY_AT = _REPLY_AT + 64
 _DESK_BYTES = 2 * 4096 + BODY_BYTES
-_SPAN = Descriptor.LAYOUT
+_ROW = np.dtype([("address", "<u8"), ("length", "<u4"), ("flags", "<u2"), ("next", "<u2")])
+assert _ROW.itemsize == DESCRIPTOR_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +243,14 @@ class FuseClient:
         """The descriptors of a buffer; kept for a run, made anew for scattered rooms."""
         if not isinstance(data, Room):
             rooms = [page for room in data for page in pages_of(room)] if self._pages else data
-            return lay(rooms)
+            spans = np.array([(room.address, room.size) for room in rooms], np.uint64).reshape(-1, 2)
+            return _lay(spans[:, 0], spans[:, 1])
         key = (data.address, data.size)
         found = self._laid.get(key)
         if found is None:
             if len(self._laid) >= LAYOUTS_MAX:
                 self._laid.clear()
-            found = lay(list(pages_of(data)) if self._pages else [data])
+            found = lay_run(data.address, data.size, PAGE_BYTES if self._pages else data.size)
             self._laid[key] = found
         return found
 
@@ -327,17 +332,24 @@ class FuseClient:
             return _Desk(self._memory)
 
 
-def lay(rooms: Sequence[Room]) -> Laid:
-    """The descriptors of rooms that follow each other in a request, whichever way the data go."""
-    if not 1 <= len(rooms) <= DATA_SPANS_MAX:
-        raise ValueError(f"the data of a request lie in 1 to {DATA_SPANS_MAX} pieces, not {len(rooms)}")
-    last = len(rooms) - 1
-    readable, writable = bytearray(), bytearray()
-    for index, room in enumerate(rooms):
-        readable += _SPAN.pack(room.address, room.size, _NEXT, 3 + index)
-        following = 4 + index if index < last else 0
-        writable += _SPAN.pack(room.address, room.size, _WRITE | (_NEXT if index < last else 0), following)
-    return Laid(sum(room.size for room in rooms), len(rooms), bytes(readable), bytes(writable))
+def lay_run(address: int, size: int, step: int) -> Laid:
+    """The descriptors of `size` bytes that lie in a row, `step` bytes each."""
+    starts = np.arange(0, size, step, dtype=np.uint64)
+    return _lay(starts + np.uint64(address), np.minimum(np.uint64(step), np.uint64(size) - starts))
+
+
+def _lay(addresses: NDArray[np.uint64], sizes: NDArray[np.uint64]) -> Laid:
+    """The descriptors of pieces that follow each other in a request, whichever way the data go."""
+    count = len(addresses)
+    if not 1 <= count <= DATA_SPANS_MAX:
+        raise ValueError(f"the data of a request lie in 1 to {DATA_SPANS_MAX} pieces, not {count}")
+    rows = np.empty(count, _ROW)
+    rows["address"], rows["length"] = addresses, sizes
+    rows["flags"], rows["next"] = _NEXT, np.arange(3, 3 + count)
+    readable = rows.tobytes()
+    rows["flags"], rows["next"] = _NEXT | _WRITE, np.arange(4, 4 + count)
+    rows[-1] = (addresses[-1], sizes[-1], _WRITE, 0)
+    return Laid(int(sizes.sum()), count, readable, rows.tobytes())
 
 
 def _handle(body: bytes) -> int:
