@@ -46,7 +46,7 @@ class RingPair:
         self._place = [itertools.cycle(range(0, (1 << 19) - 8192, 8192)) for _ in self._buffers]
         self._numbers = itertools.count()
         self._table = table_of(self.memory)
-        self._piece = memoryview(bytearray(queue_bytes(size))) if inflight else None
+        self.inflight_piece = memoryview(bytearray(queue_bytes(size))) if inflight else None
         self.answered: dict[int, bytes] = {}
         self.kicks = self.calls = 0
         self.device = self._new_device(first)
@@ -59,7 +59,7 @@ class RingPair:
         ]
         return DeviceQueue(
             ring.size, base, *areas, self._table,
-            event_idx=ring.event_index, indirect=ring.indirect, inflight_piece=self._piece,
+            event_idx=ring.event_index, indirect=ring.indirect, inflight_piece=self.inflight_piece,
         )  # fmt: skip
 
     def device_dies(self) -> None:

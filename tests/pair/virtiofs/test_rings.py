@@ -142,11 +142,13 @@ def test_a_device_that_dies_around_the_step_of_the_used_index(place: str) -> Non
         first.writable[0][:] = bytes(first.readable[0])[::-1]
         taken = pair.device._taken
         assert taken is not None
-        if place == "after":  # the index moves, and it dies before it notes that
-            taken.completed = lambda head, used_idx: None  # type: ignore[method-assign]
+        piece = pair.inflight_piece
+        assert piece is not None
+        taken.completes(first.head)  # it has noted which one it completes, and dies before the index moves
+        if place == "after":  # or the index has moved, and it dies before it notes that
+            noted = bytes(piece)
             pair.device.push(first.head, 8)
-        else:  # it has noted which one it completes, and dies before the index moves
-            taken.completes(first.head)
+            piece[:] = noted
         del first, second
         pair.device_dies()
         assert pair.serve() == (1 if place == "after" else 2)
