@@ -1,10 +1,11 @@
 """The hot modules as machine code, where that was made of exactly these sources.
 
 `.ci/compile` has mypyc translate the modules that pyproject.toml names (`[tool.g35] compiled`) to C, has the
-C compiled into `.cache/compiled` of the checkout, and leaves a manifest there. `use` then has Python import
-those modules from there. It is all or nothing, because the translation lays out the classes of all those
-modules together: where one source is another than at that time, or the interpreter is, the sources are run
-as everywhere else, slower and with the same outcome.
+C compiled into a folder of its own in `.cache/compiled` of the checkout, and leaves a manifest there that
+names it. `use` then has Python import those modules from there, whatever is compiled while the process
+lives. It is all or nothing, because the translation lays out the classes of all those modules together:
+where one source is another than at that time, or the interpreter is, the sources are run as everywhere
+else, slower and with the same outcome.
 
 A source, or a file that was made of them, is the same where size and time of change are (what Python asks of
 its own bytecode), or else the SHA-256 of what it says. G35_COMPILED=no leaves everything interpreted;
@@ -100,6 +101,7 @@ def _use(wanted: str) -> str:
     folder = FOLDER if wanted in ("", "yes", "1") else Path(wanted)
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
+        build = folder / manifest["build"]
         library, sources = str(manifest["library"]), dict(manifest["sources"])
         made = {name: dict(manifest["made"][name]) for name in (library, *sources)}
         if manifest["suffix"] != SUFFIX:
@@ -114,7 +116,7 @@ def _use(wanted: str) -> str:
     if already := [module for module in sources if module in sys.modules]:
         return f"interpreted: {already[0]} was imported before"
     for name, noted in made.items():
-        if not is_unchanged(folder / made_file(name), noted):
-            return f"interpreted: {folder / made_file(name)} is damaged (make compiled)"
-    sys.meta_path.insert(0, CompiledFinder(folder, library, list(sources)))
+        if not is_unchanged(build / made_file(name), noted):
+            return f"interpreted: {build / made_file(name)} is damaged (make compiled)"
+    sys.meta_path.insert(0, CompiledFinder(build, library, list(sources)))
     return COMPILED

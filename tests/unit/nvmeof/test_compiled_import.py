@@ -25,7 +25,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     source.write_text("COLOUR = 'red'\n")
     made = {}
     for name in (LIBRARY, MODULE):
-        file = compiled.FOLDER / compiled.made_file(name)
+        file = made_file(name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"code")
         made[name] = compiled.fingerprint(file)
@@ -35,9 +35,21 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.meta_path[:] = finders
 
 
+def made_file(name: str) -> Path:
+    return compiled.FOLDER / "build.1" / compiled.made_file(name)
+
+
 def manifest(**changes: object) -> None:
-    standard: dict[str, object] = {"suffix": compiled.SUFFIX, "library": LIBRARY, "sources": {}, "made": {}}
-    (compiled.FOLDER / compiled.MANIFEST).write_text(json.dumps(standard | changes))
+    standard: dict[str, object] = {
+        "suffix": compiled.SUFFIX,
+        "build": "build.1",
+        "library": LIBRARY,
+        "sources": {},
+        "made": {},
+    }
+    (compiled.FOLDER / compiled.MANIFEST).write_text(
+        json.dumps(standard | {"sources": {}, "made": {}} | changes)
+    )
 
 
 def outcome(wanted: str = "") -> str:
@@ -104,7 +116,7 @@ def test_a_manifest_that_says_nothing_is_no_error(text: str) -> None:
 @pytest.mark.parametrize("name", [LIBRARY, MODULE])
 @pytest.mark.parametrize("damage", [b"", b"cod", b"mode", None])
 def test_what_was_damaged_is_not_used(name: str, damage: bytes | None) -> None:
-    file = compiled.FOLDER / compiled.made_file(name)
+    file = made_file(name)
     if damage is None:
         file.unlink()
     else:
