@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from agent.fs.interface import (
     FACE_CONTROL,
@@ -64,11 +64,11 @@ from host_shim.control_wire import (
     ticket_at,
 )
 
-CONTROL_ROOT = FACE_CONTROL << FACE_SHIFT | 1
-_SESSION_INO = CONTROL_ROOT + 1
-_STATUS_INO = CONTROL_ROOT + 2
-SESSIONS_MAX = 1024
-STATUS_FILE_BYTES = 64 << 10
+CONTROL_ROOT: Final = FACE_CONTROL << FACE_SHIFT | 1
+_SESSION_INO: Final = CONTROL_ROOT + 1
+_STATUS_INO: Final = CONTROL_ROOT + 2
+SESSIONS_MAX: Final = 1024
+STATUS_FILE_BYTES: Final = 64 << 10
 """The size that stat shows: a look at the attributes must not cost a snapshot. Reads end where it ends."""
 
 

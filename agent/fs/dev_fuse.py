@@ -21,6 +21,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Final
 
 from agent.fs import mounting
 from agent.fs.door import GRACE_SECONDS, START_SECONDS, MakeRunner
@@ -33,11 +34,11 @@ from agent.pool.steps import Runner
 
 log = logging.getLogger(__name__)
 
-WORKERS_MAX = 256
-STOP_SECONDS = 10.0
+WORKERS_MAX: Final = 256
+STOP_SECONDS: Final = 10.0
 """How long a worker may take to end its last operation; operations have shorter deadlines of their own."""
 
-GONE = frozenset({errno.ENODEV, errno.ECONNABORTED})
+GONE: Final = frozenset({errno.ENODEV, errno.ECONNABORTED})
 """What reading /dev/fuse says after the unmount, and after the connection was aborted."""
 
 

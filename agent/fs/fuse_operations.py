@@ -12,7 +12,7 @@ import errno
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from agent.fs.fuse_abi import (
     FSYNC_DATA_ONLY,
@@ -69,14 +69,14 @@ from agent.pool.steps import Outcome, Runner, settle
 
 T = TypeVar("T")
 
-OFFSET_MAX = (1 << 63) - 1
+OFFSET_MAX: Final = (1 << 63) - 1
 """Offsets and sizes are unsigned on the wire and signed (loff_t) everywhere else."""
-TARGET_BYTES_MAX = 4095
+TARGET_BYTES_MAX: Final = 4095
 """PATH_MAX less its NUL: how long the target of a symbolic link may be."""
-SECOND_NS = 1_000_000_000
-VALID_SECONDS_MAX = 1 << 31
+SECOND_NS: Final = 1_000_000_000
+VALID_SECONDS_MAX: Final = 1 << 31
 
-CAPABILITY_XATTR = b"security.capability"
+CAPABILITY_XATTR: Final = b"security.capability"
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from agent.fs.complaints import Complaints
 from agent.fs.fuse_abi import (
@@ -55,10 +55,10 @@ log = logging.getLogger(__name__)
 
 Reply: TypeAlias = "list[bytes | memoryview]"
 
-TRANSFER_BYTES = 1 << 20
+TRANSFER_BYTES: Final = 1 << 20
 """The largest READ and WRITE: 256 pages, which is what Linux allows (fs.fuse.max_pages_limit)."""
 
-WANTED = (
+WANTED: Final = (
     InitFlag.ASYNC_READ
     | InitFlag.ATOMIC_O_TRUNC
     | InitFlag.BIG_WRITES
@@ -78,15 +78,15 @@ umask), DO_READDIRPLUS (a listing has no attributes at hand, and a request costs
 SPLICE_* (a pipe's pages are 4 KiB each), POSIX_LOCKS and FLOCK_LOCKS (locks stay within one host's kernel).
 """
 
-WANTED_BY_GUESTS = WANTED | InitFlag.DO_READDIRPLUS | InitFlag.READDIRPLUS_AUTO
+WANTED_BY_GUESTS: Final = WANTED | InitFlag.DO_READDIRPLUS | InitFlag.READDIRPLUS_AUTO
 """What the virtio-fs door asks for: a guest pays an exit for every request, so a listing that will be
 followed by a stat of each name (which is what AUTO finds out) brings the attributes along."""
 
-NO_ANSWER = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.NOTIFY_REPLY})
-GIVES_ENTRY = frozenset({Opcode.LOOKUP, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.LINK})
+NO_ANSWER: Final = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.NOTIFY_REPLY})
+GIVES_ENTRY: Final = frozenset({Opcode.LOOKUP, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.LINK})
 
-_OUT_HEADER = OutHeader.LAYOUT
-_NO_ROOM = memoryview(bytearray())
+_OUT_HEADER: Final = OutHeader.LAYOUT
+_NO_ROOM: Final = memoryview(bytearray())
 _READ, _WRITE, _GETXATTR, _INIT, _DESTROY = (
     Opcode.READ.value,
     Opcode.WRITE.value,
@@ -94,7 +94,7 @@ _READ, _WRITE, _GETXATTR, _INIT, _DESTROY = (
     Opcode.INIT.value,
     Opcode.DESTROY.value,
 )
-ENTRY_BYTES = EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size
+ENTRY_BYTES: Final = EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size
 
 
 @dataclass(frozen=True, slots=True)

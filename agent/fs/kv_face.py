@@ -23,6 +23,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from agent.fs.interface import (
     FACE_KV,
@@ -53,17 +54,17 @@ from agent.pool.steps import Acquire, Lanes, Outcome, Steps
 from agent.pool.writing import BadPut, PutRefused, TooLong
 from host_shim.control_wire import key_of_name
 
-KV_ROOT = FACE_KV << FACE_SHIFT | 1
-_VOLUMES_FROM = KV_ROOT + 1
-_VALUES_FROM = KV_ROOT + (1 << 16)
+KV_ROOT: Final = FACE_KV << FACE_SHIFT | 1
+_VOLUMES_FROM: Final = KV_ROOT + 1
+_VALUES_FROM: Final = KV_ROOT + (1 << 16)
 
-OPEN_VALUES_MAX = 65536
+OPEN_VALUES_MAX: Final = 65536
 """Open files of this face; each is a few hundred bytes, and a writer at most one unit more."""
-WRITERS_MAX = 256
+WRITERS_MAX: Final = 256
 """Values being written through files at once; each may hold one unit, 256 KiB, that is not yet full."""
-TRAILS_MAX = 1024
+TRAILS_MAX: Final = 1024
 """Processes of which it is remembered which value they opened last, to learn what follows what."""
-READ_BYTES_HINT = 1 << 20
+READ_BYTES_HINT: Final = 1 << 20
 """st_blksize of a value. A program that reads in small pieces would open the same unit over and over."""
 
 

@@ -16,6 +16,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from agent.fs.files.block_store import StoreFull, StoreUnavailable
 from agent.fs.files.home import Home, noted_home
@@ -27,15 +28,15 @@ from agent.pool.upkeep import delete
 from agent.pool.volume import Volume
 from agent.pool.writing import PutRefused, Writing
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES: Final = 1 << 20
 """A block is sealed and sent in pieces of this size; a worker's buffer holds no more."""
-OPEN_BLOCKS_MAX = 1024
+OPEN_BLOCKS_MAX: Final = 1024
 """Blocks whose header is remembered, so that reading on in a block does not ask for it again."""
 
-MAP_CHANGES_MAX = 3
+MAP_CHANGES_MAX: Final = 3
 """So often a block is looked for by the newest map, where that becomes another meanwhile."""
 
-_MAY_COME_BACK = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
+_MAY_COME_BACK: Final = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 
 
 def store_for(

@@ -8,13 +8,13 @@ wheel. Which one is in use is `ENGINE`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Final, cast
 
 import crcmod
 
 from agent.pool.steps import Buffer
 
-_POLYNOMIAL = 0x1_AD93_D235_94C9_3659
+_POLYNOMIAL: Final = 0x1_AD93_D235_94C9_3659
 _reference = crcmod.mkCrcFun(_POLYNOMIAL, initCrc=0, rev=True, xorOut=0xFFFF_FFFF_FFFF_FFFF)
 
 

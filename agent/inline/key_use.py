@@ -12,20 +12,21 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import Final
 
 log = logging.getLogger(__name__)
 
-FILE = "key_use.json"
-CHUNK = 1 << 20
+FILE: Final = "key_use.json"
+CHUNK: Final = 1 << 20
 """Writes that are noted ahead at most: one write of the file for so many slots."""
-CHUNKS_OF_A_KEY = 1 << 10
+CHUNKS_OF_A_KEY: Final = 1 << 10
 """What is noted ahead is no more than this part of what the key may seal."""
-RETRY_WRITES = 1 << 10
+RETRY_WRITES: Final = 1 << 10
 """After a note that failed, for instance because the disk is full, so many slots pass before the next try."""
-GCM_WRITES_MAX = 1 << 42
-XTS_BLOCKS_MAX = 1 << 44
+GCM_WRITES_MAX: Final = 1 << 42
+XTS_BLOCKS_MAX: Final = 1 << 44
 """AES blocks, of 16 bytes, that one agent seals under one key."""
-AGENTS = 64
+AGENTS: Final = 64
 """The limits leave room for so many agents on one pool."""
 
 

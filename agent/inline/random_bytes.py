@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Final
 
-BULK_BYTES = 4096
+BULK_BYTES: Final = 4096
 
 
 class _Bulk(threading.local):

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -42,15 +42,15 @@ from agent.inline.scatter import Target
 from agent.inline.secrets import SecretKey
 from agent.pool.steps import Buffer
 
-PROOF_BYTES = 16
-SALT_BYTES = 24
-UNIT_BYTES_MAX = 1 << 20
-HEADER_UNIT = 0xFFFF_FFFF
+PROOF_BYTES: Final = 16
+SALT_BYTES: Final = 24
+UNIT_BYTES_MAX: Final = 1 << 20
+HEADER_UNIT: Final = 0xFFFF_FFFF
 """The number under which the header itself is sealed; a slot has far fewer units."""
 
-_HEADER_NUMBER = HEADER_UNIT.to_bytes(4, "little")
-_CRC_PROOF = struct.Struct("<Q8x")
-_TWEAK = struct.Struct("<QII")
+_HEADER_NUMBER: Final = HEADER_UNIT.to_bytes(4, "little")
+_CRC_PROOF: Final = struct.Struct("<Q8x")
+_TWEAK: Final = struct.Struct("<QII")
 
 
 class Place(NamedTuple):
@@ -247,6 +247,6 @@ class Plain:
         return self._slot
 
 
-SUITES: dict[str, type[AesGcm] | type[AesXts] | type[Plain]] = {
+SUITES: Final[dict[str, type[AesGcm] | type[AesXts] | type[Plain]]] = {
     suite.name: suite for suite in (AesGcm, AesXts, Plain)
 }

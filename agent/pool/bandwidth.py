@@ -9,10 +9,11 @@ together: whoever finds none is late at once, and the other threads are left to 
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from agent.pool.steps import Acquire, Lanes, Steps
 
-BURST_SECONDS = 0.25
+BURST_SECONDS: Final = 0.25
 """What a tenant that was quiet may move at once, in seconds of its bandwidth."""
 
 

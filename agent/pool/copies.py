@@ -22,6 +22,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from agent.pool.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
 from agent.pool.directory_cache import CachedSet
@@ -33,14 +34,14 @@ from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Found, Volume, wait_for
 
-PIECE_BYTES = 1 << 20
-FRESH_SECONDS = 0.02
+PIECE_BYTES: Final = 1 << 20
+FRESH_SECONDS: Final = 0.02
 """Of directories: a copy is made right after its put."""
-SHUN_SECONDS = 60.0
+SHUN_SECONDS: Final = 60.0
 """As in agent/pool/writing.py."""
 
 
-DOUBT_SECONDS = 1.0
+DOUBT_SECONDS: Final = 1.0
 """Until a copy that could not be taken back is tried again."""
 
 

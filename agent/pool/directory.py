@@ -26,27 +26,27 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.pool.occupancy import Occupancy
 from agent.pool.placement import KEY_BYTES
 
-ENTRY = struct.Struct("<16sQQIIIHH8sII")
-ENTRY_BYTES = 64
-SLOTS_PER_SET = 64
-DIRECTORY_BYTES = 4096
+ENTRY: Final = struct.Struct("<16sQQIIIHH8sII")
+ENTRY_BYTES: Final = 64
+SLOTS_PER_SET: Final = 64
+DIRECTORY_BYTES: Final = 4096
 assert ENTRY.size == ENTRY_BYTES
 assert ENTRY_BYTES * SLOTS_PER_SET == DIRECTORY_BYTES
 
-_CHECKED_BYTES = 60
-_HITS_MAX = 0xFFFF
-_FREE = bytes(KEY_BYTES)
+_CHECKED_BYTES: Final = 60
+_HITS_MAX: Final = 0xFFFF
+_FREE: Final = bytes(KEY_BYTES)
 _GHOST_AT, _GHOST_BYTES = 48, 8
 _LAST_USE_AT, _HITS_AT, _PINNED_AT, _CRC_AT = 24, 44, 40, 60
 _U64, _U32, _U16 = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<H")
-_ENTRIES = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
-_PSEUDONYMS = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
-_EXPIRIES = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
+_ENTRIES: Final = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
+_PSEUDONYMS: Final = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
+_EXPIRIES: Final = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
 assert _ENTRIES.size == _PSEUDONYMS.size == _EXPIRIES.size == DIRECTORY_BYTES
 
 
@@ -261,7 +261,7 @@ class Directory:
                 self.pin(slot, known.pinned_until)
 
 
-_EVERY_SLOT = tuple(range(SLOTS_PER_SET))
+_EVERY_SLOT: Final = tuple(range(SLOTS_PER_SET))
 
 
 def taken_in(block: bytes | bytearray | memoryview) -> int:

@@ -17,17 +17,18 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Final
 
 from agent.pool.directory import Directory
 from agent.pool.occupancy import Occupancy, SetPlace
 
-ANSWER_SECONDS = 0.05
+ANSWER_SECONDS: Final = 0.05
 """How long a put that has failed waits for the answer of its directory write, which is under way: unanswered,
 the directory would be fenced (agent/remote/fence.py), and an answer that nobody fetches is none."""
-SHUN_SECONDS = 60.0
+SHUN_SECONDS: Final = 60.0
 """For how long a slot is left alone after a write of it failed: an abandoned write may land late, over
 whatever has been stored there meanwhile, and a medium that refused a write will refuse the next."""
-APPROXIMATE_BYTES = 4096 + 1024
+APPROXIMATE_BYTES: Final = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
 
 

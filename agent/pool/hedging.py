@@ -12,23 +12,24 @@ asked twice. Written by all workers without a lock: a lost count is one of many.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from agent.pool.steps import Lanes, Pending, Steps, Wait
 
-HEDGE_SHARE = 0.05
+HEDGE_SHARE: Final = 0.05
 """Of the gets, in the long run."""
-SAVED_MAX = 8.0
+SAVED_MAX: Final = 8.0
 """Hedges that may come one after the other, when there have been none for long."""
-QUANTILE = 0.95
-FIRST_DELAY = 0.01
+QUANTILE: Final = 0.95
+FIRST_DELAY: Final = 0.01
 """Seconds, until `SAMPLES_LEAST` reads say more."""
-DELAY_LEAST = 0.001
-SAMPLES_LEAST = 32
-SAMPLES_MAX = 1024
+DELAY_LEAST: Final = 0.001
+SAMPLES_LEAST: Final = 32
+SAMPLES_MAX: Final = 1024
 """Then all counts are halved, so that what was long ago is forgotten."""
-SLICE = 0.001
+SLICE: Final = 0.001
 """Two answers are waited for in turns, for so long each: steps wait for one thing at a time."""
-_BUCKETS = 24
+_BUCKETS: Final = 24
 
 
 class Hedge:

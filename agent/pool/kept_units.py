@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import Final
 
 from agent.pool.unit_buffers import UnitBuffers
 
-KEPT_UNITS_MAX = 32
+KEPT_UNITS_MAX: Final = 32
 """Of at most 1 MiB each: 32 MiB a volume, and only where hosts read into buffers that begin amid a page."""
 
 

@@ -11,21 +11,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from agent.pool.slot import SlotCodec
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 
-MAP_AGE_SECONDS = 2.0
+MAP_AGE_SECONDS: Final = 2.0
 """Who has not looked at the pool map for so long looks before it acknowledges."""
-SETTLE_SECONDS = 3.0
+SETTLE_SECONDS: Final = 3.0
 """For how long an agent that has seen a rotation begin seals with the earlier key still."""
-SLEEP_SECONDS_MIN = 0.25
+SLEEP_SECONDS_MIN: Final = 0.25
 """A shorter sleep of the machine counts as none; QUIET_SECONDS has room for it."""
-GRACE_SECONDS = 1.0
+GRACE_SECONDS: Final = 1.0
 """What was begun under the earlier key and is not on flash so long after that is refused."""
-QUIET_SECONDS = MAP_AGE_SECONDS + SETTLE_SECONDS + GRACE_SECONDS + 1.0
+QUIET_SECONDS: Final = MAP_AGE_SECONDS + SETTLE_SECONDS + GRACE_SECONDS + 1.0
 """Between the two counts. No agent acknowledges a value under the earlier key so long after the map with the
 new one is on every namespace; a second is left for clocks that run unlike."""
 

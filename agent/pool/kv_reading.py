@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from typing import Final
 
 from agent.inline.scatter import Target
 from agent.pool.kept_units import KeptUnits
@@ -20,7 +21,7 @@ from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 
 _numbers = itertools.count(1)
-_DAMAGED = (MissCause.CORRUPT, MissCause.WRONG_KEY, MissCause.EVICTED)
+_DAMAGED: Final = (MissCause.CORRUPT, MissCause.WRONG_KEY, MissCause.EVICTED)
 
 
 class KvReading:

@@ -10,6 +10,8 @@ value, its header is looked at, and one that proves nothing or has expired is st
 
 from __future__ import annotations
 
+from typing import Final
+
 from agent.pool.kv_room import make_room
 from agent.pool.kv_steps import KvPending, kv_lanes
 from agent.pool.kv_volume import KvVolume, room_of, wait_for_key
@@ -18,7 +20,7 @@ from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.writing import TIME_MAX, BadPut, PutRefused, TooLong, new_generation
 
-STORE_TRIES = 4
+STORE_TRIES: Final = 4
 """With room made before each but the first; between the two others may take it."""
 
 

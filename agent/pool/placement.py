@@ -22,7 +22,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from agent.inline.block_cipher import BlockCipher
 from agent.inline.secrets import SecretKey
 
-KEY_BYTES = 16
-FEW_MEMBERS = 12
+KEY_BYTES: Final = 16
+FEW_MEMBERS: Final = 12
 """Up to so many namespaces are ranked one by one. It is part of the placement: all agents do alike."""
-_WORDS = struct.Struct("<QQ")
-_MASK = (1 << 64) - 1
+_WORDS: Final = struct.Struct("<QQ")
+_MASK: Final = (1 << 64) - 1
 
 
 class Candidate(NamedTuple):

@@ -18,15 +18,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from agent.pool.open_waiting import OpenValue
 
-MAX_AGE_SECONDS = 60.0
+MAX_AGE_SECONDS: Final = 60.0
 """Counted from the read off flash. A prefix that is announced is asked for within seconds."""
 
-SWEEP_SECONDS = 5.0
+SWEEP_SECONDS: Final = 5.0
 """How long what is too old may still be held, where nobody asks for it."""
 
 _Place = tuple[bytes, bytes]

@@ -14,22 +14,23 @@ length is not known.
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from agent.inline.scatter import Target
 from agent.pool.reading import Reading, remembered_length
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 
-BUSY_SECONDS = 0.5
+BUSY_SECONDS: Final = 0.5
 """Over so much time with gets under way the bandwidth is measured; what is older counts half, and so on."""
-TRUSTED_BYTES = 1 << 20
+TRUSTED_BYTES: Final = 1 << 20
 """Before so much was fetched there is no measurement, and nothing is refused."""
-AGE_SECONDS = 1.0
+AGE_SECONDS: Final = 1.0
 """After so long, busy or not, what was measured counts half: after an outage the few gets that are let
 through are to be believed within seconds."""
-BUSY_LEAST_SECONDS = 1e-9
+BUSY_LEAST_SECONDS: Final = 1e-9
 """Time that has faded to less says nothing."""
-PROBE_SECONDS = 0.5
+PROBE_SECONDS: Final = 0.5
 """So long after the last get that was let through, one is let through whatever the measurement says."""
 
 

@@ -11,7 +11,7 @@ scrub is to look at it, and whoever keeps their names (leftovers.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.pool.directory import DIRECTORY_BYTES, ENTRY, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
@@ -21,14 +21,14 @@ from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
 
-EPOCH_SHIFT = 8
+EPOCH_SHIFT: Final = 8
 """The upper half of an entry's flags."""
-SECONDS = 5.0
-UNOPENED_MAX = 256
-READERS_SECONDS = 0.5
+SECONDS: Final = 5.0
+UNOPENED_MAX: Final = 256
+READERS_SECONDS: Final = 0.5
 """For how long nothing is written to a slot that a value has left."""
-_FREE = bytes(16)
-MAY_COME_BACK = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
+_FREE: Final = bytes(16)
+MAY_COME_BACK: Final = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 
 
 def flags_of(epoch: int) -> int:

@@ -12,13 +12,14 @@ values, or fewer that are used again. So what is kept is the least that can be: 
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from agent.pool.directory import Choice
 from agent.pool.directory_cache import CachedSet
 from agent.pool.steps import Lanes, Steps
 from agent.pool.writing import Writing
 
-SEEN_MAX = 1 << 18
+SEEN_MAX: Final = 1 << 18
 """Keys of all volumes that are remembered by their pseudonyms, in two generations of half as many: 25 MiB at
 the most."""
 

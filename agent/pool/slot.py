@@ -29,7 +29,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.inline.key_use import KeyUse
 from agent.inline.random_bytes import random_bytes
@@ -47,16 +47,16 @@ from agent.pool.placement import KEY_BYTES
 from agent.pool.steps import Buffer
 from agent.pool.tally import MissCause
 
-HEADER_BYTES = 4096
-MAGIC = b"g35slot1"
-UNITS_MAX = 64
-UNIT_BYTES_MIN = 1 << 16
+HEADER_BYTES: Final = 4096
+MAGIC: Final = b"g35slot1"
+UNITS_MAX: Final = 64
+UNIT_BYTES_MIN: Final = 1 << 16
 
-_PRELUDE = struct.Struct("<8sBB6s8s24s16s")
-_SEALED = struct.Struct("<16s16s16sQQIIH6s")
-_SEALED_AT = _PRELUDE.size
-_SEALED_BYTES = HEADER_BYTES - _SEALED_AT - PROOF_BYTES
-_PROOF_AT = HEADER_BYTES - PROOF_BYTES
+_PRELUDE: Final = struct.Struct("<8sBB6s8s24s16s")
+_SEALED: Final = struct.Struct("<16s16s16sQQIIH6s")
+_SEALED_AT: Final = _PRELUDE.size
+_SEALED_BYTES: Final = HEADER_BYTES - _SEALED_AT - PROOF_BYTES
+_PROOF_AT: Final = HEADER_BYTES - PROOF_BYTES
 assert _PRELUDE.size == 64
 assert _SEALED.size == 80
 assert _SEALED.size + UNITS_MAX * PROOF_BYTES <= _SEALED_BYTES

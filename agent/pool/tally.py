@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from typing import Final
 
 
 class MissCause(enum.IntEnum):
@@ -24,7 +25,7 @@ class MissCause(enum.IntEnum):
     ENCLOSURE_DOWN = 7
 
 
-CAUSES = tuple(MissCause)
+CAUSES: Final = tuple(MissCause)
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class Tally:
         return sum(self.misses.values())
 
 
-_PLAIN_FIELDS = tuple(each.name for each in fields(Tally) if each.name != "misses")
+_PLAIN_FIELDS: Final = tuple(each.name for each in fields(Tally) if each.name != "misses")
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

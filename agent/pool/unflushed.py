@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from typing import Final
 
 from agent.pool.steps import Lanes, Pending, Steps
 from agent.pool.volume import wait_for
 
-FLUSH_SECONDS = 5.0
+FLUSH_SECONDS: Final = 5.0
 """For all the namespaces together."""
 
 

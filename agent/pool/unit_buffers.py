@@ -8,10 +8,11 @@ the rule for the others.
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from agent.payload_memory import payload_memory
 
-SPARE_MAX = 16
+SPARE_MAX: Final = 16
 """Buffers that wait for their next use; one unit each."""
 
 

@@ -9,14 +9,14 @@ the agent that sent it knows.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
 
 if TYPE_CHECKING:
     from agent.pool.directory import Entry
 
-KEYS_MAX = 4096
+KEYS_MAX: Final = 4096
 """Of one volume. With more, no key of it is deleted until the last of them is settled."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.directory_cache import CachedSet
 from agent.pool.freeing import Freeing
@@ -11,7 +13,7 @@ from agent.pool.tally import MissCause
 from agent.pool.volume import Volume
 from agent.pool.writing import TIME_MAX, PutRefused
 
-PINNED_SLOTS_MAX = SLOTS_PER_SET // 2
+PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
 """Of one set. Pins must not be able to stop a volume from taking new values."""
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from agent.pool.second_use import SecondUse
     from agent.pool.write_back import WriteBack
 
-LOADS_IN_FLIGHT = 16
+LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
 
 

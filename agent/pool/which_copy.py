@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from agent.pool.damage import SlotAt
 from agent.pool.steps import Lanes
 from agent.pool.tally import MissCause
 from agent.pool.volume import Found, Volume
 
-DOUBTFUL = (MissCause.EVICTED, MissCause.CORRUPT, MissCause.WRONG_KEY)
+DOUBTFUL: Final = (MissCause.EVICTED, MissCause.CORRUPT, MissCause.WRONG_KEY)
 """Causes that say that the entry was wrong, or the slot is; anything else says nothing of either."""
 
 

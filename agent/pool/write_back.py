@@ -21,6 +21,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Final
 
 from agent.inline.scatter import Target
 from agent.pool.steps import Acquire, Lanes, Runner, Steps
@@ -31,12 +32,12 @@ from agent.pool.writing import TIME_MAX, BadPut, PutRefused, TooLong, Writing
 
 log = logging.getLogger(__name__)
 
-KEEP_SECONDS = 30.0
-PIECE_BYTES = 1 << 20
+KEEP_SECONDS: Final = 30.0
+PIECE_BYTES: Final = 1 << 20
 """A value is sealed and sent in pieces of this size; a worker's buffer holds no more."""
-RETRY_SECONDS = 0.2
-LOOK_SECONDS = 1.0
-TELL_SECONDS = 10.0
+RETRY_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 1.0
+TELL_SECONDS: Final = 10.0
 """How often the log tells of values that were lost, at the most."""
 
 

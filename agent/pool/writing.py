@@ -4,10 +4,10 @@ A `Writing` is one value on its way. Its units are sealed and sent as they come,
 as they are whole units, so that a value of any size needs at most one unit of memory here. The header
 goes last, and where the value came in one piece it goes with it in a single write.
 
-What a crash leaves, at whatever moment: a slot whose header does not open, or one that opens as a
-value that no directory names. Both are free slots to everybody else. The entry goes out beside the
-slot's own write when nobody else is writing that directory, because an entry without its slot is only
-a hint that turns out wrong; the put is acknowledged when both are on flash.
+What a crash leaves, at whatever moment: a slot whose header does not open, or one that opens as a value that
+no directory names. Both are free slots to everybody else. The entry goes out beside the slot's own write when
+nobody else is writing that directory, because an entry without its slot is only a hint that turns out wrong;
+the put is acknowledged when both are on flash.
 
 Of several puts of one key through one agent the first to be named stays. A value that comes in one piece
 keeps its key's turn (agent/pool/turns.py) from the look to the end, so that a second put waits and then
@@ -18,6 +18,7 @@ when it begins and again when it ends, and looks once more then.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from agent.inline.random_bytes import random_bytes
 from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
@@ -31,12 +32,12 @@ from agent.pool.tally import MissCause
 from agent.pool.unit_buffers import Tail
 from agent.pool.volume import Found, Volume, wait_for
 
-PUT_FRESH_SECONDS = 0.02
+PUT_FRESH_SECONDS: Final = 0.02
 """A put right after the lookup that missed does not read the directories again. What another agent wrote
 into the same set in between may be lost to it: a hit, in the worst case."""
-RESERVE_TRIES = 4
+RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
-TIME_MAX = (1 << 32) - 1
+TIME_MAX: Final = (1 << 32) - 1
 """Seconds since the epoch, in the 32 bits that header and entry have for it."""
 
 

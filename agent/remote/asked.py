@@ -7,12 +7,13 @@ the simulation shows of gray failure holds for the agent. Without I/O; times in 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from agent.remote.health import Health
 
-NOT_ANSWERING = "the namespace has not been answering"
+NOT_ANSWERING: Final = "the namespace has not been answering"
 """Why a request was not sent: `Health.may_ask` said no."""
-CLOCK_SLACK = 0.001
+CLOCK_SLACK: Final = 0.001
 """A wait may end this much before its deadline, by the rounding of a poll."""
 
 

@@ -19,23 +19,23 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from nvmeof.host.command import Command
 
-LOST_SECONDS = 12.0
+LOST_SECONDS: Final = 12.0
 """A controller that has not heard from us is to end with its keep-alive time, 5 s; one that goes by traffic
 may take twice that (NVMe Base 2.0, 3.9.3), and it takes a moment to stop what it had begun."""
-COMMAND_SECONDS = 10.0
+COMMAND_SECONDS: Final = 10.0
 """A command that was given up and is older is cleared away by resetting the controller."""
-GIVEN_UP_SECONDS = 60.0
+GIVEN_UP_SECONDS: Final = 60.0
 """Longer than `COMMAND_SECONDS`, a reset and `LOST_SECONDS` together: for what stands by time alone for the
 sake of writes that were given up. The slot is shunned for as long (agent/pool/writing.py)."""
-TIDY_SECONDS = 1.0
+TIDY_SECONDS: Final = 1.0
 """How often places that are free again are taken out, at the most."""
-GRAIN = 1 << 20
+GRAIN: Final = 1 << 20
 """Places are found by the range of so many bytes that they lie in, few of them in each."""
-MOST_PLACES = 4096
+MOST_PLACES: Final = 4096
 """More than the queues of all workers hold; with more, the namespace as a whole is fenced."""
 
 

@@ -15,15 +15,16 @@ is one of many that a judgement is made of.
 from __future__ import annotations
 
 import math
+from typing import Final
 
-LATE_BEFORE_PAUSE = 5
+LATE_BEFORE_PAUSE: Final = 5
 PAUSE_FIRST, PAUSE_MAX = 0.1, 2.0
 """Seconds. Two seconds is how long a namespace that came back may go unnoticed."""
 
-LATENCY_BUCKETS = 24
+LATENCY_BUCKETS: Final = 24
 """Bucket n counts reads that took 2^n to 2^(n+1) microseconds; the last one also all that took longer."""
 
-_LONGEST = (1 << LATENCY_BUCKETS) - 1
+_LONGEST: Final = (1 << LATENCY_BUCKETS) - 1
 
 
 class Health:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from agent.pool.steps import Buffer
 from agent.pool.tally import Tally
@@ -14,7 +14,7 @@ from nvmeof.host.command import Command
 from nvmeof.wire.kv import StoreOption
 from nvmeof.wire.status import Status
 
-_OF_THE_NAMESPACE = frozenset(
+_OF_THE_NAMESPACE: Final = frozenset(
     {
         Status.CAPACITY_EXCEEDED,
         Status.INVALID_VALUE_SIZE,
@@ -26,7 +26,7 @@ _OF_THE_NAMESPACE = frozenset(
 )
 """Generic statuses that a KV namespace gives of itself: the way to it is fine."""
 
-_ANSWERS = frozenset({Status.KEY_NOT_FOUND, Status.KEY_EXISTS, Status.CAPACITY_EXCEEDED})
+_ANSWERS: Final = frozenset({Status.KEY_NOT_FOUND, Status.KEY_EXISTS, Status.CAPACITY_EXCEEDED})
 """And those that say nothing against it."""
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from agent.payload_memory import payload_memory
 from agent.pool.slot import HEADER_BYTES
@@ -33,18 +33,18 @@ from nvmeof.transport import HostQueue, connect_io_queue
 
 T = TypeVar("T")
 
-TRANSFER_MAX = 1 << 20
+TRANSFER_MAX: Final = 1 << 20
 """The longest range that one request of the host asks for."""
-BUFFER_BYTES = HEADER_BYTES + TRANSFER_MAX + (2 << 20)
+BUFFER_BYTES: Final = HEADER_BYTES + TRANSFER_MAX + (2 << 20)
 """Header, range, and the units (1 MiB at most) that the range begins and ends in."""
-QUEUE_DEPTH = 64
-CONNECT_SECONDS = 1.0
-CONNECT_WAIT_SECONDS = 0.04
+QUEUE_DEPTH: Final = 64
+CONNECT_SECONDS: Final = 1.0
+CONNECT_WAIT_SECONDS: Final = 0.04
 """How long the request that first wants a queue waits for it to be connected; then it is a miss."""
-RETRY_CONNECT_SECONDS = 0.5
-WARM_SECONDS = 0.25
+RETRY_CONNECT_SECONDS: Final = 0.5
+WARM_SECONDS: Final = 0.25
 """How often the queues of paths that are not in use are looked after."""
-FENCED = "a write that was not answered may still land there"
+FENCED: Final = "a write that was not answered may still land there"
 
 
 _current = threading.local()

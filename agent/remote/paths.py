@@ -9,7 +9,7 @@ A path that left a request alone goes behind the others for a while. Without I/O
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from agent.remote.fabric import Enclosure, Route
 from agent.remote.fence import GIVEN_UP_SECONDS, LOST_SECONDS, Fence, GivenUp
@@ -17,7 +17,7 @@ from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue
 from nvmeof.wire.status import Status
 
-PATH_STATUSES = frozenset(
+PATH_STATUSES: Final = frozenset(
     {
         Status.COMMAND_SEQUENCE_ERROR,
         Status.ABORTED_SQ_DELETION,
@@ -33,7 +33,7 @@ PATH_STATUSES = frozenset(
 
 The first three are what a controller says that is being reset or shut down (3.6 and 3.7 there, and 4.2.3.1).
 """
-SHARE = 0.5
+SHARE: Final = 0.5
 """Of the time that is left, what a path gets to answer a read that has another."""
 SHARE_LEAST_SECONDS, SHARE_MOST_SECONDS = 0.01, 0.5
 

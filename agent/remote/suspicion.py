@@ -38,23 +38,24 @@ import math
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from agent.remote.health import LATENCY_BUCKETS, Health
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS: Final = 0.25
 READS_DECAY, ERRORS_DECAY = 0.7, 0.97
 """What a look keeps of the counts before it: half of the reads for half a second, of the errors for six."""
-READS_LEAST = 10
+READS_LEAST: Final = 10
 """A quantile of fewer reads than this says nothing."""
 LATE_LEAST, LATE_SHARE = 3, 0.2
 ERRORS_LEAST, ERRORS_SHARE = 3, 0.005
 SLOWER_THAN_PEERS, SLOW_LEAST_SECONDS = 4.0, 0.004
-BAD_LOOKS = 2
-PATIENCE_LEAST_SECONDS = 0.002
+BAD_LOOKS: Final = 2
+PATIENCE_LEAST_SECONDS: Final = 0.002
 HOLD_FIRST_SECONDS, HOLD_MAX_SECONDS = 5.0, 300.0
-PROBATION_SECONDS = 30.0
-_SCALE_LEAST = 1e-6
-_FORGOTTEN = 0.05
+PROBATION_SECONDS: Final = 30.0
+_SCALE_LEAST: Final = 1e-6
+_FORGOTTEN: Final = 0.05
 
 
 class Verdict(enum.Enum):

@@ -13,10 +13,11 @@ import ctypes
 import platform
 import threading
 from collections.abc import Callable
+from typing import Final
 
-_SYS_MEMBARRIER = {"aarch64": 283, "riscv64": 283}
-_PRIVATE_EXPEDITED = 1 << 3
-_REGISTER_PRIVATE_EXPEDITED = 1 << 4
+_SYS_MEMBARRIER: Final = {"aarch64": 283, "riscv64": 283}
+_PRIVATE_EXPEDITED: Final = 1 << 3
+_REGISTER_PRIVATE_EXPEDITED: Final = 1 << 4
 
 
 def _by_lock() -> Callable[[], object]:

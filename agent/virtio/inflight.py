@@ -20,23 +20,24 @@ served again, in the order of the counters.
 from __future__ import annotations
 
 import struct
+from typing import Final
 
-ALIGNMENT = 64
-VERSION = 1
+ALIGNMENT: Final = 64
+VERSION: Final = 1
 
-HEAD = struct.Struct("<QHHHH")
+HEAD: Final = struct.Struct("<QHHHH")
 """features, version, queue size, last batch head, used idx."""
-ENTRY = struct.Struct("<B5xHQ")
+ENTRY: Final = struct.Struct("<B5xHQ")
 """in flight, next, counter."""
 
-HEAD_BYTES = HEAD.size
-ENTRY_BYTES = ENTRY.size
+HEAD_BYTES: Final = HEAD.size
+ENTRY_BYTES: Final = ENTRY.size
 assert HEAD_BYTES == ENTRY_BYTES == 16
 
-VERSION_WORD = 4
-SIZE_WORD = 5
-LAST_BATCH_HEAD_WORD = 6
-USED_IDX_WORD = 7
+VERSION_WORD: Final = 4
+SIZE_WORD: Final = 5
+LAST_BATCH_HEAD_WORD: Final = 6
+USED_IDX_WORD: Final = 7
 """Places of 16-bit words in a queue's piece."""
 
 

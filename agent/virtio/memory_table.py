@@ -10,11 +10,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from agent.virtio.vhost_user import Region
 
-ADDRESS_END = 1 << 64
-REGIONS_MAX = 32
+ADDRESS_END: Final = 1 << 64
+REGIONS_MAX: Final = 32
 """Regions of one table (GET_MAX_MEM_SLOTS)."""
 
 

@@ -19,29 +19,29 @@ import struct
 import sys
 from dataclasses import dataclass
 from enum import IntFlag
-from typing import ClassVar, Self
+from typing import ClassVar, Final, Self
 
 assert sys.byteorder == "little", "rings of VERSION_1 are little-endian, and words are read as they lie"
 
-QUEUE_SIZE_MAX = 32768
-INDEX_MASK = 0xFFFF
+QUEUE_SIZE_MAX: Final = 32768
+INDEX_MASK: Final = 0xFFFF
 
-DESCRIPTOR_BYTES = 16
-DESCRIPTOR_ALIGNMENT = 16
-AVAILABLE_ALIGNMENT = 2
-USED_ALIGNMENT = 4
-USED_ELEMENT_BYTES = 8
+DESCRIPTOR_BYTES: Final = 16
+DESCRIPTOR_ALIGNMENT: Final = 16
+AVAILABLE_ALIGNMENT: Final = 2
+USED_ALIGNMENT: Final = 4
+USED_ELEMENT_BYTES: Final = 8
 
-AVAILABLE_NO_INTERRUPT = 1
+AVAILABLE_NO_INTERRUPT: Final = 1
 """VIRTQ_AVAIL_F_NO_INTERRUPT: the driver need not be called."""
-USED_NO_NOTIFY = 1
+USED_NO_NOTIFY: Final = 1
 """VIRTQ_USED_F_NO_NOTIFY: the device need not be kicked."""
 
-FLAGS_WORD = 0
-IDX_WORD = 1
-RING_WORD = 2
+FLAGS_WORD: Final = 0
+IDX_WORD: Final = 1
+RING_WORD: Final = 2
 """Places of 16-bit words in the available ring, and of the first two in the used ring."""
-USED_RING_DWORD = 1
+USED_RING_DWORD: Final = 1
 """Place of the first element in the used ring, in 32-bit words: id, then length."""
 
 
@@ -74,11 +74,11 @@ class Descriptor:
         return cls(*cls.LAYOUT.unpack_from(buffer, index * DESCRIPTOR_BYTES))
 
 
-LENGTH_MASK = 0xFFFF_FFFF
+LENGTH_MASK: Final = 0xFFFF_FFFF
 FLAGS_SHIFT, NEXT_SHIFT = 32, 48
 """Where length, flags and next are in the second 64-bit word of a descriptor; the first is the address."""
 
-USED_ELEMENT = struct.Struct("<II")
+USED_ELEMENT: Final = struct.Struct("<II")
 """Head of a chain, and how many bytes were written into it."""
 
 assert Descriptor.LAYOUT.size == DESCRIPTOR_BYTES

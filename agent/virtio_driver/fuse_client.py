@@ -16,7 +16,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +31,22 @@ from agent.virtio_driver.request_queue import WAIT_SECONDS, RequestQueue, Waiter
 Data: TypeAlias = "Room | Sequence[Room]"
 """Where data lie: in one run, or in rooms that are scattered."""
 
-DESKS_MAX = 512
-DATA_SPANS_MAX = 1024
+DESKS_MAX: Final = 512
+DATA_SPANS_MAX: Final = 1024
 """Descriptors of the data of one request: 1 MiB is 256 pages, 257 where it begins within one."""
-BODY_BYTES = 4096
-LAYOUTS_MAX = 4096
+BODY_BYTES: Final = 4096
+LAYOUTS_MAX: Final = 4096
 """Buffers whose descriptors are kept; beyond that they are forgotten and made anew."""
 
 _NEXT, _WRITE = DescriptorFlag.NEXT.value, DescriptorFlag.WRITE.value
 _descriptor = Descriptor.LAYOUT.pack_into
 _READ_ARGUMENTS, _WRITE_ARGUMENTS = wire.READ_IN.size, wire.WRITE_IN.size
-_ARGUMENTS_AT = 64
-_REPLY_AT = 4096
-_ARGUMENTS_MAX = _REPLY_AT - _ARGUMENTS_AT
-_BODY_AT = _REPLY_AT + 64
-_DESK_BYTES = 2 * 4096 + BODY_BYTES
-_ROW = np.dtype([("address", "<u8"), ("length", "<u4"), ("flags", "<u2"), ("next", "<u2")])
+_ARGUMENTS_AT: Final = 64
+_REPLY_AT: Final = 4096
+_ARGUMENTS_MAX: Final = _REPLY_AT - _ARGUMENTS_AT
+_BODY_AT: Final = _REPLY_AT + 64
+_DESK_BYTES: Final = 2 * 4096 + BODY_BYTES
+_ROW: Final = np.dtype([("address", "<u8"), ("length", "<u4"), ("flags", "<u2"), ("next", "<u2")])
 assert _ROW.itemsize == DESCRIPTOR_BYTES
 
 

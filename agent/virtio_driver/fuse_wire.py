@@ -15,44 +15,45 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 MAJOR, MINOR = 7, 38
-ROOT_NODE = 1
+ROOT_NODE: Final = 1
 
-IN_HEADER = struct.Struct("<IIQQIIIHH")
-OUT_HEADER = struct.Struct("<IiQ")
-INIT_IN = struct.Struct("<IIIII44x")
-INIT_OUT = struct.Struct("<IIIIHHIIHHI28x")
-OPEN_IN = struct.Struct("<II")
-CREATE_IN = struct.Struct("<IIII")
-MKDIR_IN = struct.Struct("<II")
-READ_IN = struct.Struct("<QQIIQII")
-WRITE_IN = struct.Struct("<QQIIQII")
-RELEASE_IN = struct.Struct("<QIIQ")
-GETATTR_IN = struct.Struct("<IIQ")
-FORGET_IN = struct.Struct("<Q")
-BATCH_FORGET_IN = struct.Struct("<II")
-FORGET_ONE = struct.Struct("<QQ")
-INTERRUPT_IN = struct.Struct("<Q")
-OPEN_OUT = struct.Struct("<QII")
-WRITE_OUT = struct.Struct("<II")
-_ATTRIBUTES = struct.Struct("<QQQqqqIIIIIIIIII")
-_ENTRY_HEAD = struct.Struct("<QQQQII")
-_ATTR_HEAD = struct.Struct("<QII")
-_DIRENT = struct.Struct("<QQII")
+IN_HEADER: Final = struct.Struct("<IIQQIIIHH")
+OUT_HEADER: Final = struct.Struct("<IiQ")
+INIT_IN: Final = struct.Struct("<IIIII44x")
+INIT_OUT: Final = struct.Struct("<IIIIHHIIHHI28x")
+OPEN_IN: Final = struct.Struct("<II")
+CREATE_IN: Final = struct.Struct("<IIII")
+MKDIR_IN: Final = struct.Struct("<II")
+READ_IN: Final = struct.Struct("<QQIIQII")
+WRITE_IN: Final = struct.Struct("<QQIIQII")
+RELEASE_IN: Final = struct.Struct("<QIIQ")
+GETATTR_IN: Final = struct.Struct("<IIQ")
+FORGET_IN: Final = struct.Struct("<Q")
+BATCH_FORGET_IN: Final = struct.Struct("<II")
+FORGET_ONE: Final = struct.Struct("<QQ")
+INTERRUPT_IN: Final = struct.Struct("<Q")
+OPEN_OUT: Final = struct.Struct("<QII")
+WRITE_OUT: Final = struct.Struct("<II")
+_ATTRIBUTES: Final = struct.Struct("<QQQqqqIIIIIIIIII")
+_ENTRY_HEAD: Final = struct.Struct("<QQQQII")
+_ATTR_HEAD: Final = struct.Struct("<QII")
+_DIRENT: Final = struct.Struct("<QQII")
 
 IN_HEADER_BYTES, OUT_HEADER_BYTES = IN_HEADER.size, OUT_HEADER.size
-ENTRY_BYTES = _ENTRY_HEAD.size + _ATTRIBUTES.size
-ATTR_OUT_BYTES = _ATTR_HEAD.size + _ATTRIBUTES.size
+ENTRY_BYTES: Final = _ENTRY_HEAD.size + _ATTRIBUTES.size
+ATTR_OUT_BYTES: Final = _ATTR_HEAD.size + _ATTRIBUTES.size
 
 assert (IN_HEADER_BYTES, OUT_HEADER_BYTES) == (40, 16)
 assert (INIT_IN.size, INIT_OUT.size) == (64, 64)
 assert (READ_IN.size, WRITE_IN.size, RELEASE_IN.size) == (40, 40, 24)
 assert (ENTRY_BYTES, ATTR_OUT_BYTES) == (128, 104)
 
-INIT_FLAGS = 0x73FF_FFFB
+INIT_FLAGS: Final = 0x73FF_FFFB
 """What a guest's kernel of 7.38 offers, INIT_EXT (bit 30) and MAX_PAGES (bit 22) among it."""
-INIT_FLAGS2 = 0x0000_000D
+INIT_FLAGS2: Final = 0x0000_000D
 
 
 class Opcode(enum.IntEnum):

@@ -16,14 +16,15 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Final
 
 from agent.virtio_driver.faults import OutOfGuestMemory
 
-PAGE_BYTES = 4096
-GUEST_BASE = 0x4000_0000
-USER_BASE = 0x7F35_0000_0000
-GAP_BYTES = 1 << 20
-REGIONS_MAX = 8
+PAGE_BYTES: Final = 4096
+GUEST_BASE: Final = 0x4000_0000
+USER_BASE: Final = 0x7F35_0000_0000
+GAP_BYTES: Final = 1 << 20
+REGIONS_MAX: Final = 8
 """What every back-end takes (VHOST_MEMORY_BASELINE_NREGIONS)."""
 
 

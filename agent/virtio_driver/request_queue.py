@@ -16,12 +16,13 @@ import select
 import threading
 import time
 from collections.abc import Sequence
+from typing import Final
 
 from agent.virtio_driver.faults import DeviceSilent
 from agent.virtio_driver.guest_memory import GuestMemory
 from agent.virtio_driver.ring import DriverRing, Span
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS: Final = 30.0
 """How long a request may take before the driver gives up on the device."""
 
 

@@ -19,7 +19,7 @@ several threads brings a lock (request_queue.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from agent.virtio.fence import full_fence
 from agent.virtio.split_ring import (
@@ -52,7 +52,7 @@ Mark = TypeVar("Mark")
 Span: TypeAlias = "tuple[int, int]"
 """A buffer: its guest-physical address and its length."""
 
-CHAIN_BYTES_MAX = 1 << 32
+CHAIN_BYTES_MAX: Final = 1 << 32
 """All that a chain describes, by virtio 1.2, 2.7.5.2.1."""
 
 NEXT, WRITE, INDIRECT = (
@@ -60,8 +60,8 @@ NEXT, WRITE, INDIRECT = (
     DescriptorFlag.WRITE.value,
     DescriptorFlag.INDIRECT.value,
 )
-_DESCRIPTOR = Descriptor.LAYOUT
-_USED_HEAD = 4
+_DESCRIPTOR: Final = Descriptor.LAYOUT
+_USED_HEAD: Final = 4
 """Flags and index of the used ring, before its entries."""
 
 

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.rdma.send_queue import SIGNAL_EVERY
 from nvmeof.wire.rdma import ConnectRequest, RejectStatus, UnacceptableRequest
 
-WORK_FOR_A_COMMAND = 2
+WORK_FOR_A_COMMAND: Final = 2
 """A READ and later a SEND, or a WRITE and a SEND; no more than two are out at any time."""
 
 

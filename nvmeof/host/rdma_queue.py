@@ -32,6 +32,7 @@ answered, and the controller has posted its receive again when it answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from nvmeof.errors import LocalProtocolError, MalformedPdu, QueueFull, RemoteProtocolError
 from nvmeof.host.command import Command
@@ -56,19 +57,19 @@ from nvmeof.wire.cqe import CQE
 from nvmeof.wire.rdma import CAPSULE_BYTES, COMPLETION_BYTES, MAX_KEYED_LENGTH
 from nvmeof.wire.sqe import FLAGS_SGL, SQE
 
-SGL_IN_CAPSULE = 0x01 << 56
-SGL_KEYED = 0x40 << 56
-SGL_KEYED_INVALIDATE = 0x4F << 56
+SGL_IN_CAPSULE: Final = 0x01 << 56
+SGL_KEYED: Final = 0x40 << 56
+SGL_KEYED_INVALIDATE: Final = 0x4F << 56
 """The high halves of the descriptors, less key and length (`wire/sgl.py`)."""
 
-CID_COUNT = 0xFFFF
+CID_COUNT: Final = 0xFFFF
 """Ids are dealt in turn, so that an id comes again as late as it can."""
 
-CAPSULE_ALIGNMENT = 64
-SPARE_RECEIVES = 2
+CAPSULE_ALIGNMENT: Final = 64
+SPARE_RECEIVES: Final = 2
 """More receives than commands: the controller may answer before we have seen to the last answer."""
 
-WORK_FOR_A_COMMAND = 3
+WORK_FOR_A_COMMAND: Final = 3
 """Bind, SEND, invalidate."""
 
 BIND, INVALIDATE = work_id(WorkKind.BIND), work_id(WorkKind.INVALIDATE)

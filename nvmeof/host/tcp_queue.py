@@ -18,6 +18,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import Enum
+from typing import Final
 
 from nvmeof.errors import (
     FatalErrorStatus,
@@ -55,15 +56,15 @@ from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.sqe import FLAGS_SGL
 from nvmeof.wire.status import Status
 
-CAPSULE = struct.Struct("<BBBBIBBHIIIQQQ6I")
+CAPSULE: Final = struct.Struct("<BBBBIBBHIIIQQQ6I")
 """The common header and the submission entry in one, because this is packed for every command."""
 assert CAPSULE.size == 72
 
-SGL_IN_CAPSULE = 0x01 << 56
-SGL_TRANSPORT = 0x5A << 56
+SGL_IN_CAPSULE: Final = 0x01 << 56
+SGL_TRANSPORT: Final = 0x5A << 56
 """The high halves of the two descriptors that TCP uses, less their length (`wire/sgl.py`)."""
 
-CID_COUNT = 0xFFFF
+CID_COUNT: Final = 0xFFFF
 """Ids are dealt in turn from 0 to FFFEh, so that an id comes again as late as it can. FFFFh has a meaning
 of its own (the error log: no particular command)."""
 
@@ -77,7 +78,7 @@ class QueueState(Enum):
     FAILED = "failed"
 
 
-LEGAL = {
+LEGAL: Final = {
     (QueueState.NEW, QueueState.INITIALIZING),
     (QueueState.INITIALIZING, QueueState.READY),
     (QueueState.NEW, QueueState.FAILED),

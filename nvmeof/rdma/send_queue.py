@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from nvmeof.rdma.work import Work
 
-SIGNAL_EVERY = 8
+SIGNAL_EVERY: Final = 8
 
 
 class SendQueue:

@@ -12,7 +12,7 @@ Access flags have the values of ibv_access_flags.
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 
 class Access(IntFlag):
@@ -119,10 +119,10 @@ class Done(NamedTuple):
     """The R_Key of ours that the peer's SEND invalidated."""
 
 
-FLUSHED = 5
+FLUSHED: Final = 5
 """IBV_WC_WR_FLUSH_ERR: the queue pair was in error already, so this completion is not the reason."""
 
-STATUS_WORDS = {
+STATUS_WORDS: Final = {
     1: "local length error",
     2: "local queue pair operation error",
     4: "local protection error",

@@ -29,7 +29,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from nvmeof.errors import FatalErrorStatus, MalformedPdu, RemoteProtocolError
 from nvmeof.limits import MAX_HEADER_DATA_OFFSET, MAX_PDU_DATA, MAX_TERMINATION_BYTES
@@ -37,22 +37,22 @@ from nvmeof.tcp.crc32c import Buffer, crc32c
 from nvmeof.wire.cqe import CQE, Cqe, decode_cqe_untrusted
 from nvmeof.wire.sqe import SQE, Sqe, decode_sqe_untrusted
 
-COMMON = struct.Struct("<BBBBI")
-INITIALIZE = struct.Struct("<HBBI112x")
-TERMINATE = struct.Struct("<HI10x")
-DATA = struct.Struct("<HHII4x")
-DIGEST = struct.Struct("<I")
+COMMON: Final = struct.Struct("<BBBBI")
+INITIALIZE: Final = struct.Struct("<HBBI112x")
+TERMINATE: Final = struct.Struct("<HI10x")
+DATA: Final = struct.Struct("<HHII4x")
+DIGEST: Final = struct.Struct("<I")
 assert COMMON.size == 8
 assert COMMON.size + INITIALIZE.size == 128
 assert COMMON.size + TERMINATE.size == COMMON.size + DATA.size == COMMON.size + CQE.size == 24
 assert COMMON.size + SQE.size == 72
 
-SMALLEST_PDU = 24
+SMALLEST_PDU: Final = 24
 
-FLAG_HEADER_DIGEST = 0x01
-FLAG_DATA_DIGEST = 0x02
-FLAG_LAST = 0x04
-FLAG_SUCCESS = 0x08
+FLAG_HEADER_DIGEST: Final = 0x01
+FLAG_DATA_DIGEST: Final = 0x02
+FLAG_LAST: Final = 0x04
+FLAG_SUCCESS: Final = 0x08
 
 
 class PduType(IntEnum):
@@ -69,12 +69,12 @@ class PduType(IntEnum):
     R2T = 0x09
 
 
-FROM_HOST = frozenset({PduType.IC_REQ, PduType.H2C_TERM_REQ, PduType.CAPSULE_CMD, PduType.H2C_DATA})
-FROM_CONTROLLER = frozenset(
+FROM_HOST: Final = frozenset({PduType.IC_REQ, PduType.H2C_TERM_REQ, PduType.CAPSULE_CMD, PduType.H2C_DATA})
+FROM_CONTROLLER: Final = frozenset(
     {PduType.IC_RESP, PduType.C2H_TERM_REQ, PduType.CAPSULE_RESP, PduType.C2H_DATA, PduType.R2T}
 )
 
-HEADER_BYTES = {
+HEADER_BYTES: Final = {
     PduType.IC_REQ: 128,
     PduType.IC_RESP: 128,
     PduType.H2C_TERM_REQ: 24,
@@ -85,9 +85,11 @@ HEADER_BYTES = {
     PduType.C2H_DATA: 24,
     PduType.R2T: 24,
 }
-_HEADER_BYTES = [HEADER_BYTES.get(kind, 0) for kind in range(256)]  # type: ignore[call-overload]
-_NEVER_DIGESTED = frozenset({PduType.IC_REQ, PduType.IC_RESP, PduType.H2C_TERM_REQ, PduType.C2H_TERM_REQ})
-_WITH_DATA = frozenset({PduType.CAPSULE_CMD, PduType.H2C_DATA, PduType.C2H_DATA})
+_HEADER_BYTES: Final = [HEADER_BYTES.get(kind, 0) for kind in range(256)]  # type: ignore[call-overload]
+_NEVER_DIGESTED: Final = frozenset(
+    {PduType.IC_REQ, PduType.IC_RESP, PduType.H2C_TERM_REQ, PduType.C2H_TERM_REQ}
+)
+_WITH_DATA: Final = frozenset({PduType.CAPSULE_CMD, PduType.H2C_DATA, PduType.C2H_DATA})
 
 
 class Digests(NamedTuple):
@@ -97,7 +99,7 @@ class Digests(NamedTuple):
     data: bool = False
 
 
-NO_DIGESTS = Digests()
+NO_DIGESTS: Final = Digests()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ TCP is in `tcp.py`, RDMA in `rdma.py`. Each is an implementation of two things:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.errors import LocalProtocolError
@@ -33,7 +33,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-DEFAULT_PROVIDER = "pyverbs"
+DEFAULT_PROVIDER: Final = "pyverbs"
 
 
 @dataclass(frozen=True, slots=True)

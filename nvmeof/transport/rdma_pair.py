@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 from nvmeof.errors import ConnectionLost
 from nvmeof.rdma.buffers import address_of
@@ -29,11 +29,11 @@ from nvmeof.rdma.work import (
 )
 from nvmeof.transport.verbs_provider import Completions, Verbs
 
-INVALIDATED = 8 | 4
+INVALIDATED: Final = 8 | 4
 """IBV_WC_WITH_INV; rdma_rxe passes the kernel's value of the flag through (4). Nothing here sends immediates.
 """
 
-_RECEIVED = int(WorkKind.RECEIVE)
+_RECEIVED: Final = int(WorkKind.RECEIVE)
 
 
 @contextmanager

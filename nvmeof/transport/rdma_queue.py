@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from nvmeof.errors import (
     AuthenticationFailed,
@@ -35,19 +36,19 @@ from nvmeof.transport.verbs_provider import load_verbs
 from nvmeof.wire.identify import SGLS_OFFSET
 from nvmeof.wire.rdma import ConnectRequest
 
-MOST_IN_CAPSULE = 16 << 10
+MOST_IN_CAPSULE: Final = 16 << 10
 """Larger data are not worth the copy into the capsule; every command has room for so much."""
 
-RECONNECT_S = 0.5
+RECONNECT_S: Final = 0.5
 """How long a queue may take to connect again after we broke its queue pair."""
 
-RETRY_S = 0.005
+RETRY_S: Final = 0.005
 """A controller that has not yet heard of the end of the old queue pair refuses its id; then after so long
 again.
 """
 
-WINDOWED = Access.LOCAL_WRITE | Access.WINDOW_BIND
-PLAIN = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
+WINDOWED: Final = Access.LOCAL_WRITE | Access.WINDOW_BIND
+PLAIN: Final = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ import socket
 import struct
 import time
 from contextlib import suppress
+from typing import Final
 
 from nvmeof.errors import (
     ConnectionLost,
@@ -37,17 +38,17 @@ from nvmeof.limits import CONNECT_TIMEOUT_S
 from nvmeof.tcp.pdu import Digests
 from nvmeof.transport.base import ControllerInfo
 
-SLACK_S = 0.002
+SLACK_S: Final = 0.002
 """How inexact a deadline may be kept."""
 
-MOST_BUFFERS = 256
+MOST_BUFFERS: Final = 256
 """Buffers in one sendmsg; the kernel allows 1024."""
 
-DRAIN_CALLS = 64
+DRAIN_CALLS: Final = 64
 """Receives in one look for what has arrived already; each takes at most what the socket holds."""
 
-_TIMEVAL = struct.Struct("@ll")
-_LINGER = struct.Struct("@ii")
+_TIMEVAL: Final = struct.Struct("@ll")
+_LINGER: Final = struct.Struct("@ii")
 END_HARD, END_IN_ORDER = _LINGER.pack(1, 0), _LINGER.pack(0, 0)
 """SO_LINGER: on for 0 s, and off (socket(7))."""
 

@@ -12,11 +12,11 @@ Codes are in `status.py`.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nvmeof.errors import MalformedPdu
 
-CQE = struct.Struct("<QHHHH")
+CQE: Final = struct.Struct("<QHHHH")
 assert CQE.size == 16
 
 

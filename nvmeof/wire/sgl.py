@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nvmeof.errors import MalformedPdu
 
-SGL = struct.Struct("<QQ")
+SGL: Final = struct.Struct("<QQ")
 assert SGL.size == 16
 
 
@@ -32,10 +32,10 @@ class SglKind(IntEnum):
     TRANSPORT = 0x5
 
 
-SUBTYPE_ADDRESS = 0x0
-SUBTYPE_OFFSET = 0x1
-SUBTYPE_TRANSPORT = 0xA
-SUBTYPE_INVALIDATE = 0xF
+SUBTYPE_ADDRESS: Final = 0x0
+SUBTYPE_OFFSET: Final = 0x1
+SUBTYPE_TRANSPORT: Final = 0xA
+SUBTYPE_INVALIDATE: Final = 0xF
 """Bits 3:0 of the identifier. Invalidate: the controller is asked to invalidate the remote key."""
 
 

@@ -15,19 +15,19 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.sgl import SglDescriptor, from_words
 
-SQE = struct.Struct("<BBHIIIQQQ6I")
+SQE: Final = struct.Struct("<BBHIIIQQQ6I")
 assert SQE.size == 64
 
-FLAGS_SGL = 0x40
+FLAGS_SGL: Final = 0x40
 """PSDT 01b: SGL 1 is an SGL descriptor, the metadata pointer an address."""
 
-FLAGS_FUSE = 0x03
-FLAGS_PSDT = 0xC0
+FLAGS_FUSE: Final = 0x03
+FLAGS_PSDT: Final = 0xC0
 """The two fields of the flags byte."""
 
 
@@ -61,17 +61,17 @@ class IoOpcode(IntEnum):
     FABRICS = 0x7F
 
 
-READ_WRITE_FUA = 1 << 30
-READ_WRITE_LIMITED_RETRY = 1 << 31
-WRITE_ZEROES_DEALLOCATE = 1 << 25
+READ_WRITE_FUA: Final = 1 << 30
+READ_WRITE_LIMITED_RETRY: Final = 1 << 31
+WRITE_ZEROES_DEALLOCATE: Final = 1 << 25
 """Bits of command dword 12 of Read, Write, Compare and Write Zeroes; 15:0 is the block count, 0's based."""
 
-DATASET_DEALLOCATE = 1 << 2
+DATASET_DEALLOCATE: Final = 1 << 2
 """Bit of command dword 11 of Dataset Management."""
 
-DATASET_RANGE = struct.Struct("<IIQ")
+DATASET_RANGE: Final = struct.Struct("<IIQ")
 assert DATASET_RANGE.size == 16
-MAX_DATASET_RANGES = 256
+MAX_DATASET_RANGES: Final = 256
 
 
 class Sqe(NamedTuple):

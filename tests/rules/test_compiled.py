@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
@@ -25,6 +26,19 @@ def test_none_has_what_the_translator_gets_wrong(name: str) -> None:
     assert "async def " not in text
     assert "GeneratorType" not in text
     assert "self._thread " not in text
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_constants_are_final(name: str) -> None:
+    """Of these the translator makes C's; any other global is looked for by its name at each use."""
+    body = ast.parse(compiled.source_of(name).read_text()).body
+    named = [line.targets[0] for line in body if isinstance(line, ast.Assign) and not makes_a_type(line)]
+    assert [each.id for each in named if isinstance(each, ast.Name) and each.id.isupper()] == []
+
+
+def makes_a_type(line: ast.Assign) -> bool:
+    made = line.value.func if isinstance(line.value, ast.Call) else None
+    return isinstance(made, ast.Name) and made.id in ("TypeVar", "ParamSpec")
 
 
 def test_a_program_runs_what_was_compiled() -> None:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from typing import Final
 
 from agent.virtio_driver.guest_memory import Room
 from agent.virtio_driver.machine import Machine
 
-TRANSFER_BYTES = 1 << 20
+TRANSFER_BYTES: Final = 1 << 20
 """The longest READ or WRITE, as the device agrees to it at INIT; longer calls are several requests."""
-BORROWED_MAX = 32
+BORROWED_MAX: Final = 32
 """Buffers for calls with memory of their own, a transfer long each: more such calls at a time wait."""
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from agent.pool.steps import Steps
 
-BLOCK_ID_BYTES = 16
-FILE_SYSTEM_ID_BYTES = 16
+BLOCK_ID_BYTES: Final = 16
+FILE_SYSTEM_ID_BYTES: Final = 16
 
-_NAMED_BY = struct.Struct(">QQQ")
+_NAMED_BY: Final = struct.Struct(">QQQ")
 """What an identifier is derived from: inode, position in the file (in blocks), version; big-endian."""
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator
+from typing import Final
 
 from agent.fs.files import block_rows
 from agent.fs.files.block_rows import SealedBlock
@@ -27,8 +28,8 @@ from agent.fs.files.staging import StagedBlock, Staging, fill_zero
 from agent.fs.interface import FsError
 from agent.pool.steps import Steps
 
-FILE_BYTES_MAX = (1 << 63) - 1
-POSITION_MAX = (1 << 63) - 1
+FILE_BYTES_MAX: Final = (1 << 63) - 1
+POSITION_MAX: Final = (1 << 63) - 1
 
 
 class Content:

@@ -44,6 +44,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_rows import doomed_backlog
@@ -72,15 +73,15 @@ from agent.pool.steps import Outcome, Steps
 
 FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 0x01, 0x02, 0x10
 
-STATFS_BLOCK_BYTES = 4096
-BACKLOG_ROWS_COUNTED = 10_000
-ATIME_STALE_NS = 24 * 3600 * 10**9
+STATFS_BLOCK_BYTES: Final = 4096
+BACKLOG_ROWS_COUNTED: Final = 10_000
+ATIME_STALE_NS: Final = 24 * 3600 * 10**9
 """As with relatime: an access time is renewed when it is a day old, or older than the last change."""
 
-USED_STALE_NS = 10**9
+USED_STALE_NS: Final = 10**9
 """For eviction, files used within the same second are equally recent."""
 
-_MODE_BITS = 0o7777
+_MODE_BITS: Final = 0o7777
 
 
 class FilesFace(RefusesAll):
@@ -287,11 +288,10 @@ class FilesFace(RefusesAll):
         if node is None or live is not None:
             node = inodes.find(self._database, ino)
         if live is not None:
-            mtime_ns = node.mtime_ns if live.mtime_ns is None else live.mtime_ns
             node = replace(
                 node,
                 size=live.size,
-                mtime_ns=mtime_ns,
+                mtime_ns=node.mtime_ns if live.mtime_ns is None else live.mtime_ns,
                 ctime_ns=max(node.ctime_ns, live.mtime_ns or 0),
                 stored=node.stored + live.staged_bytes,
             )

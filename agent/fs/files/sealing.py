@@ -15,6 +15,7 @@ import errno
 import itertools
 import logging
 import sqlite3
+from typing import Final
 
 from agent.fs.files import block_rows
 from agent.fs.files.block_rows import SealedBlock
@@ -29,11 +30,11 @@ from agent.pool.steps import Steps
 
 log = logging.getLogger(__name__)
 
-VERSIONS_PER_OPENING = 1 << 32
+VERSIONS_PER_OPENING: Final = 1 << 32
 """A version is the number of this opening of the file system, then a count: never given out twice, not
 even for a block that a killed process put without making it current."""
 
-PLACES_TRIED = 3
+PLACES_TRIED: Final = 3
 """Of a block whose place cannot be written; each try ends within the volume's write deadline."""
 
 

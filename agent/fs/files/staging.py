@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from agent.payload_memory import payload_memory
 
-_ZEROS = memoryview(bytes(1 << 20))
+_ZEROS: Final = memoryview(bytes(1 << 20))
 
 
 def fill_zero(into: memoryview) -> None:

@@ -15,7 +15,7 @@ what an earlier device had taken and not completed.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from agent.virtio import inflight
 from agent.virtio.fence import full_fence, ordering_fence
@@ -39,7 +39,7 @@ from agent.virtio.split_ring import (
     used_event_word,
 )
 
-CHAIN_BYTES_MAX = (1 << 32) - 1
+CHAIN_BYTES_MAX: Final = (1 << 32) - 1
 """What a chain may describe: its length is told back in 32 bits."""
 
 _NEXT, _WRITE, _INDIRECT = (

@@ -30,6 +30,7 @@ import zlib
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import Final
 
 from agent.errors import G35Error
 from agent.fs.fuse_abi import InitFlag
@@ -37,24 +38,24 @@ from agent.fs.fuse_protocol import Negotiated
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"g35vfs\0\2"
-ANY_VERSION = 7
+MAGIC: Final = b"g35vfs\0\2"
+ANY_VERSION: Final = 7
 """So many bytes of the magic name the file, the last one its version."""
-HEADER = struct.Struct("<8sQ16sQIIB11xI")
-RECORD = struct.Struct("<BBHIQQ")
-READY_AT = 48
-NAME_BYTES_MAX = 255
-NUMBER_MAX = 0xFFFF_FFFF
-IDENTITY_BYTES = 16
-FILE_BYTES_LEAST = 4 << 20
+HEADER: Final = struct.Struct("<8sQ16sQIIB11xI")
+RECORD: Final = struct.Struct("<BBHIQQ")
+READY_AT: Final = 48
+NAME_BYTES_MAX: Final = 255
+NUMBER_MAX: Final = 0xFFFF_FFFF
+IDENTITY_BYTES: Final = 16
+FILE_BYTES_LEAST: Final = 4 << 20
 """The file is written anew at this size, or at twice what held the last time."""
-EPOCHS = 1 << 20
+EPOCHS: Final = 1 << 20
 """Restarts after which numbers of nodes and handles repeat."""
 
 Handle = tuple[int, int]
 """Node and handle: faces number their handles by themselves."""
 
-_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_DISK_IS_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 assert HEADER.size == 64
 assert RECORD.size == 24

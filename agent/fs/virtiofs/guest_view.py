@@ -24,7 +24,7 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from agent.fs.interface import (
     FACE_KV,
@@ -47,11 +47,11 @@ from agent.pool.steps import Outcome, Runner, Steps, settle
 
 log = logging.getLogger(__name__)
 
-NODES_MAX = 1 << 20
+NODES_MAX: Final = 1 << 20
 """Nodes that one guest may hold a reference to; a kernel gives back what it has no room for."""
-HANDLES_MAX = 1 << 16
+HANDLES_MAX: Final = 1 << 16
 """Files and folders that one guest may have open, each as often as it was opened."""
-EPOCH_SHIFT = 40
+EPOCH_SHIFT: Final = 40
 """Handles of a face count from 1 in each process; above these bits stands the epoch."""
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 from agent.fs.interface import FACE_CONTROL, FACE_KV, FACE_SHIFT, Caller, FileSystem, FsError
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
@@ -17,9 +17,9 @@ from agent.pool.steps import Outcome, Steps
 
 T = TypeVar("T")
 
-FOLDERS_OF_KV = 1 << 16
+FOLDERS_OF_KV: Final = 1 << 16
 """Numbers of the key-value face below this are its folders, the same in every process."""
-NOT_AGAIN = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+NOT_AGAIN: Final = os.O_CREAT | os.O_EXCL | os.O_TRUNC
 
 
 def is_value(ino: int) -> bool:

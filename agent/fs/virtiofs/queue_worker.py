@@ -13,6 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from typing import Final
 
 from agent.fs.complaints import Complaints
 from agent.fs.virtiofs.device_queue import BadRing, Chain, DeviceQueue
@@ -20,9 +21,9 @@ from agent.fs.virtiofs.surroundings import FREE_SECONDS, Call, signal
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_SECONDS = 1.0
+LOOK_AGAIN_SECONDS: Final = 1.0
 """A queue is looked at even when nobody kicks: what a driver lost to a missing barrier costs this long."""
-SLOW_SECONDS = 10.0
+SLOW_SECONDS: Final = 10.0
 """A last operation that takes longer is told, once. It is waited for: a seal of many blocks on a slow
 enclosure ends by the deadlines of its commands, each for itself."""
 

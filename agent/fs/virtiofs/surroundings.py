@@ -14,13 +14,14 @@ import os
 import select
 import threading
 import time
+from typing import Final
 
 from agent.fs.virtiofs.back_end import PeerError
 
-CALL_SECONDS = 2.0
-FREE_SECONDS = 0.02
+CALL_SECONDS: Final = 2.0
+FREE_SECONDS: Final = 0.02
 """How often a thread that sleeps in a call is freed, and for how long that is tried."""
-EVENTFD_LINK = "anon_inode:[eventfd]"
+EVENTFD_LINK: Final = "anon_inode:[eventfd]"
 
 
 def map_memory(fd: int, offset: int, size: int, *, must_be_sealed: bool) -> memoryview:

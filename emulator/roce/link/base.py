@@ -12,11 +12,11 @@ The IPv4 identification is part of the ICRC, so who builds packets must know it 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from emulator.roce.nic.verbs import Address, Burst
 
-MAX_DATAGRAM = 65507
+MAX_DATAGRAM: Final = 65507
 """Bytes of one UDP payload over IPv4, and so of one burst: 65535 less the IP and UDP headers."""
 
 

@@ -66,8 +66,8 @@ begins with 0 again, so there they stay apart. More would fall out of the proces
 _TRUNCATED: Final = int(socket.MSG_TRUNC)
 """As a plain number: to combine flags of an enum costs ten times as much."""
 
-_SIZE = struct.Struct("=H")
-_GRO_SIZE = struct.Struct("=i")
+_SIZE: Final = struct.Struct("=H")
+_GRO_SIZE: Final = struct.Struct("=i")
 _CONTROL_BYTES: Final = socket.CMSG_SPACE(_GRO_SIZE.size)
 _BUFFER_BYTES: Final = 1 << 16
 _LAST_START: Final = (MERGED_BURSTS - 1) * _BUFFER_BYTES
@@ -84,11 +84,11 @@ def _most_of(segment_size: int) -> int:
     return segment_size * max(1, min(MAX_SEGMENTS, MAX_DATAGRAM // segment_size))
 
 
-_NOBODY_THERE = {
+_NOBODY_THERE: Final = {
     errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN,
     errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES,
 }  # fmt: skip
-_OFFLOAD_REFUSED = {errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
+_OFFLOAD_REFUSED: Final = {errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
 
 
 class UdpLink:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 from emulator.roce.wire.flow import packed_address, text_address
 
-GID_BYTES = 16
-_MAPPED = bytes(10) + b"\xff\xff"
+GID_BYTES: Final = 16
+_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 @lru_cache(maxsize=256)

@@ -60,7 +60,7 @@ MAX_TABLES: Final = 32
 """Places of rows that are remembered: what a link receives into is the same memory again and again, in a few
 sizes. A link in memory gives new memory each time; so much of it stays for some time longer."""
 
-_HEAD = struct.Struct(">QI")
+_HEAD: Final = struct.Struct(">QI")
 """The BTH as what is equal in a row, and what is not."""
 
 _FIRST_BIT: Final = ACKNOWLEDGE_REQUEST >> 24

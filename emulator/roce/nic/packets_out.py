@@ -55,8 +55,8 @@ SAME_BYTES: Final = 8
 PSN_BLOCK: Final = 1 << 16
 """PSNs whose words are made at once, and remembered: 256 KiB, of which a row looks at 300 bytes."""
 
-_ICRC = struct.Struct("<I")
-_COMMON = struct.Struct(">II")
+_ICRC: Final = struct.Struct("<I")
+_COMMON: Final = struct.Struct(">II")
 """The first two words of a BTH: what is equal in a row."""
 _ACKNOWLEDGE_BIT: Final = ACKNOWLEDGE_REQUEST >> 24
 _ZEROS: Final = bytes(3)

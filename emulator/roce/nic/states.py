@@ -22,8 +22,8 @@ class Move(NamedTuple):
 _NONE: Final = Move()
 _RC: Final = QpType.RC
 _UD: Final = QpType.UD
-_S = QpState
-_A = QpAttr
+_S: Final = QpState
+_A: Final = QpAttr
 
 _RC_RTS_OPTIONAL: Final = _A.CUR_STATE | _A.ACCESS_FLAGS | _A.ALT_PATH | _A.PATH_MIG_STATE | _A.MIN_RNR_TIMER
 

@@ -14,8 +14,8 @@ from emulator.roce.wire.bth import LOW_24_BITS, psn_difference
 from emulator.roce.wire.extended import NakCode
 from emulator.roce.wire.opcodes import Opcode
 
-_O = Opcode
-_S = SendOpcode
+_O: Final = Opcode
+_S: Final = SendOpcode
 
 
 class Shape(NamedTuple):

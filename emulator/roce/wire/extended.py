@@ -91,7 +91,7 @@ class AethKind(IntEnum):
     NAK = 0b011
 
 
-_KINDS = tuple(AethKind(value) if value in (0, 1, 3) else None for value in range(8))
+_KINDS: Final = tuple(AethKind(value) if value in (0, 1, 3) else None for value in range(8))
 
 CODE_MASK: Final = 0x1F
 SYNDROME_ACK: Final = 0x1F
@@ -125,7 +125,7 @@ def nak_syndrome(code: NakCode) -> int:
     return SYNDROME_NAK | code
 
 
-_RNR_HUNDREDTHS_OF_MS = (
+_RNR_HUNDREDTHS_OF_MS: Final = (
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
     256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 )  # fmt: skip

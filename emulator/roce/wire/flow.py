@@ -18,29 +18,29 @@ from __future__ import annotations
 import socket
 import struct
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-IPV4 = struct.Struct(">BBHHHBBH4s4s")
-IPV6 = struct.Struct(">IHBB16s16s")
-UDP = struct.Struct(">HHHH")
+IPV4: Final = struct.Struct(">BBHHHBBH4s4s")
+IPV6: Final = struct.Struct(">IHBB16s16s")
+UDP: Final = struct.Struct(">HHHH")
 assert (IPV4.size, IPV6.size, UDP.size) == (20, 40, 8)
 
-IPV4_VERSION_AND_LENGTH = 0x45
-IPV6_VERSION = 6
-DONT_FRAGMENT = 0x4000
-PROTOCOL_UDP = 17
-ROCE_PORT = 4791
+IPV4_VERSION_AND_LENGTH: Final = 0x45
+IPV6_VERSION: Final = 6
+DONT_FRAGMENT: Final = 0x4000
+PROTOCOL_UDP: Final = 17
+ROCE_PORT: Final = 4791
 """The UDP destination port of RoCEv2 (IBTA annex A17)."""
-SOURCE_PORT_MIN = 0xC000
+SOURCE_PORT_MIN: Final = 0xC000
 """Source ports are taken from here upwards: they carry the entropy for the choice of a path (annex A17)."""
-TIME_TO_LIVE = 64
+TIME_TO_LIVE: Final = 64
 
-MAX_CACHED_FLOWS = 1024
+MAX_CACHED_FLOWS: Final = 1024
 """Pairs of addresses as text, and ports, of which the flow is remembered; about 0.5 MiB."""
 
-_MAPPED = bytes(10) + b"\xff\xff"
+_MAPPED: Final = bytes(10) + b"\xff\xff"
 
 
 class Flow(NamedTuple):

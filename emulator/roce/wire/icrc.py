@@ -25,6 +25,7 @@ are. Three things follow, and this file lives on them.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 from isal import isal_zlib
 
@@ -45,21 +46,21 @@ from emulator.roce.wire.opcodes import MAX_PACKET
 crc32 = isal_zlib.crc32
 """`crc32(data, value)`, continued from `value`. At memory speed; releases the GIL for larger buffers."""
 
-BTH_RESERVED_OFFSET = 4
+BTH_RESERVED_OFFSET: Final = 4
 """Where the masked byte of the BTH stands: FECN, BECN and six reserved bits."""
 
-MAX_CACHED_PREFIXES = 4096
+MAX_CACHED_PREFIXES: Final = 4096
 """Flows times lengths times identifications of which the prefix is remembered; about 2 MiB."""
-MAX_CACHED_BURSTS = 256
+MAX_CACHED_BURSTS: Final = 256
 """Flows times lengths times counts of which the rows of prefixes are remembered; less than 1 MiB."""
-MAX_CACHED_LENGTHS = 1040
+MAX_CACHED_LENGTHS: Final = 1040
 """Packet lengths of which the table for solving is remembered, all that exist: multiples of four up to 4,132.
 About 6 MiB when a peer has used each; less would let it make us compute one for every packet of its."""
 
-_POLYNOMIAL = 0xEDB88320
-_ONE = 0x80000000
+_POLYNOMIAL: Final = 0xEDB88320
+_ONE: Final = 0x80000000
 """The polynomial 1: bit 31 of the CRC's register is the coefficient of x to the 0, bit 0 of x to the 31."""
-_ORDER = 0xFFFFFFFF
+_ORDER: Final = 0xFFFFFFFF
 """x to this power is 1 modulo the polynomial, so x to the -n is x to the (_ORDER - n)."""
 
 
@@ -88,10 +89,10 @@ def _power(base: int, exponent: int) -> int:
     return result
 
 
-_BYTE_BACK = _power(_ONE >> 1, _ORDER - 8)
+_BYTE_BACK: Final = _power(_ONE >> 1, _ORDER - 8)
 """x to the -8: takes a difference in the register back to where it was one byte before."""
-_FOUR_BYTES_BACK = _power(_BYTE_BACK, BTH_RESERVED_OFFSET)
-RESERVED_CORRECTION = tuple(_times(_FOUR_BYTES_BACK, value) for value in range(256))
+_FOUR_BYTES_BACK: Final = _power(_BYTE_BACK, BTH_RESERVED_OFFSET)
+RESERVED_CORRECTION: Final = tuple(_times(_FOUR_BYTES_BACK, value) for value in range(256))
 """What BTH byte 4 changes in the value to continue from, by its value; nothing when it is 0."""
 
 

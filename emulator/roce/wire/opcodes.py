@@ -93,7 +93,7 @@ class OpcodeClass(NamedTuple):
     """BTH and extended headers: where the payload begins."""
 
 
-_SIZES = {
+_SIZES: Final = {
     "deth": DETH_BYTES,
     "reth": RETH_BYTES,
     "aeth": AETH_BYTES,
@@ -107,7 +107,7 @@ _SIZES = {
 _FIRST, _MIDDLE, _LAST, _ONLY = (True, False), (False, False), (False, True), (True, True)
 
 _O, _P = Opcode, Operation
-_TABLE: dict[Opcode, tuple[Operation, tuple[bool, bool], str]] = {
+_TABLE: Final[dict[Opcode, tuple[Operation, tuple[bool, bool], str]]] = {
     _O.SEND_FIRST: (_P.SEND, _FIRST, ""),
     _O.SEND_MIDDLE: (_P.SEND, _MIDDLE, ""),
     _O.SEND_LAST: (_P.SEND, _LAST, ""),
@@ -136,8 +136,8 @@ _TABLE: dict[Opcode, tuple[Operation, tuple[bool, bool], str]] = {
 }
 assert len(_TABLE) == len(Opcode)
 
-_ANSWERS = (Operation.READ_RESPONSE, Operation.ACKNOWLEDGE, Operation.ATOMIC_ACKNOWLEDGE)
-_WITH_PAYLOAD = (Operation.SEND, Operation.WRITE, Operation.READ_RESPONSE)
+_ANSWERS: Final = (Operation.READ_RESPONSE, Operation.ACKNOWLEDGE, Operation.ATOMIC_ACKNOWLEDGE)
+_WITH_PAYLOAD: Final = (Operation.SEND, Operation.WRITE, Operation.READ_RESPONSE)
 
 
 def _class_of(opcode: Opcode) -> OpcodeClass:

@@ -9,7 +9,7 @@ arrays by the device, with the constants of `bth.py`, `opcodes.py` and `icrc.py`
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from emulator.roce.wire.bth import (
     ACKNOWLEDGE_REQUEST,
@@ -43,7 +43,7 @@ from emulator.roce.wire.icrc import ICRC_BYTES, icrc_of, ip_id_of
 from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import MAX_PAYLOAD, OPCODES, Opcode, OpcodeClass, class_of
 
-_ZEROS = bytes(3)
+_ZEROS: Final = bytes(3)
 
 
 class Packet(NamedTuple):

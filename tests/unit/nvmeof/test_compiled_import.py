@@ -40,16 +40,8 @@ def made_file(name: str) -> Path:
 
 
 def manifest(**changes: object) -> None:
-    standard: dict[str, object] = {
-        "suffix": compiled.SUFFIX,
-        "build": "build.1",
-        "library": LIBRARY,
-        "sources": {},
-        "made": {},
-    }
-    (compiled.FOLDER / compiled.MANIFEST).write_text(
-        json.dumps(standard | {"sources": {}, "made": {}} | changes)
-    )
+    standard = {"suffix": compiled.SUFFIX, "build": "build.1", "library": LIBRARY, "sources": {}, "made": {}}
+    (compiled.FOLDER / compiled.MANIFEST).write_text(json.dumps(standard | changes))
 
 
 def outcome(wanted: str = "") -> str:
