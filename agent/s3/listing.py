@@ -71,9 +71,11 @@ class Listings:
     async def delete_several(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         with await self._transfers.take(store):
             document = await body.rows("Delete", "Object")
+        if document.leaves.keys() - {"Quiet"} or any(row.keys() - {"Key"} for row in document.rows):
+            raise S3Error("NotImplemented", "Objects are deleted by their keys alone, without a condition.")
         keys = [row.get("Key", "") for row in document.rows]
-        if not 1 <= len(keys) <= ROWS_MAX or any("VersionId" in row for row in document.rows):
-            raise S3Error("MalformedXML", f"There are to be 1 to {ROWS_MAX} keys, and no versions.")
+        if not 1 <= len(keys) <= ROWS_MAX:
+            raise S3Error("MalformedXML", f"There are to be 1 to {ROWS_MAX} keys.")
         for key in keys:
             check_key(key)
         await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))

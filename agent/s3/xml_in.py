@@ -1,7 +1,7 @@
-"""The two documents that clients send, read without anything XML can do beyond elements and text.
+"""The documents that clients send, read without anything XML can do beyond elements and text.
 
-A document type declaration is refused at its first byte, so there are no entities, and none to expand; depth,
-elements, text and whatever stands between two angle brackets have bounds. A document is read in slices, and
+Each is a root with leaves, and rows with leaves; a leaf has text alone, and is there once. A document type
+declaration is refused at its first byte, so there are no entities, and none to expand; elements, text and whatever stands between two angle brackets have bounds. A document is read in slices, and
 whoever has others to serve serves them in between.
 """
 
@@ -14,7 +14,6 @@ from xml.parsers import expat
 from agent.s3.errors import S3Error
 
 DOCUMENT_BYTES_MAX: Final = 4 << 20
-DEPTH_MAX: Final = 4
 TEXT_MAX: Final = 4096
 ROWS_MAX: Final = 10_000
 LEAVES_MAX: Final = 16
@@ -78,7 +77,7 @@ class RowsReader:
         self._events += 1
         self._path.append(name.rpartition(" ")[2])
         self._text = ""
-        if len(self._path) > DEPTH_MAX or self._path[0] != self._root:
+        if self._path[0] != self._root or len(self._path) > (3 if self._path[1:2] == [self._row] else 2):
             raise _malformed()
         if self._path[1:] == [self._row]:
             if len(self.rows) == ROWS_MAX:
@@ -87,7 +86,8 @@ class RowsReader:
             self._others = 0
             return
         self._others += 1
-        if self._others > LEAVES_MAX:
+        leaves = self.rows[-1] if len(self._path) == 3 else self.leaves
+        if self._others > LEAVES_MAX or self._path[-1] in leaves:
             raise _malformed()
 
     def _take_text(self, data: str) -> None:
@@ -98,7 +98,7 @@ class RowsReader:
 
     def _end(self, name: str) -> None:
         self._events += 1
-        if len(self._path) == 3 and self._path[1] == self._row:
+        if len(self._path) == 3:
             self.rows[-1][self._path[2]] = self._text
         elif len(self._path) == 2 and self._path[1] != self._row:
             self.leaves[self._path[1]] = self._text

@@ -43,8 +43,12 @@ def test_rows_and_leaves_are_read_with_a_namespace_and_without() -> None:
         b"<Delete>" + b"<a/>" * 17 + b"</Delete>",
         b"<Delete><Object " + b" ".join(b"a%x=''" % each for each in range(9000)) + b"/></Delete>",
         b"<Delete><!--" + b" " * 40_000 + b"--><Object/></Delete>",
+        b"<Delete><Object><Key>a</Key><Key>b</Key></Object></Delete>",
+        b"<Delete><Object><Key>a<b>k</b>c</Key></Object></Delete>",
+        b"<Delete><Quiet>true</Quiet><Quiet>false</Quiet></Delete>",
+        b"<Delete><Quiet><Object><Key>a</Key></Object></Quiet></Delete>",
     ],
-    ids=range(16),
+    ids=range(20),
 )
 def test_what_is_no_such_document_is_refused(text: bytes) -> None:
     with pytest.raises(S3Error) as refused:
