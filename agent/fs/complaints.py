@@ -40,6 +40,10 @@ class Complaints:
         """A request was not what the protocol says."""
         self._say(logging.WARNING, f"{doing}: malformed request", why, None)
 
+    def world(self, what: str, why: str, level: int = logging.WARNING) -> None:
+        """Something could not be done, by no fault of ours or the peer's: a disk is full."""
+        self._say(level, what, why, None)
+
     def _say(self, level: int, kind: str, why: str, error: BaseException | None) -> None:
         with self._lock:
             self.count += 1

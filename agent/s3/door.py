@@ -224,7 +224,11 @@ class S3Door:
                 try:
                     more |= await self._workers.run(store, store.tidy)
                     if now >= next_look:
-                        await self._workers.run(store, partial(store.end_old_uploads, seconds=seconds))
+                        before_ns = time.time_ns() - int(seconds * 1e9)
+                        for name in await self._workers.ask(
+                            store, partial(store.index.old_uploads, before_ns)
+                        ):
+                            await self._workers.run(store, partial(store.end_upload, name=name))
                 except Exception as bug:
                     self._complaints.bug("tidying up behind S3", bug)
             if now >= next_look:

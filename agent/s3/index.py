@@ -364,9 +364,12 @@ class Index:
         with self._transaction() as tx:
             _spare_within(tx, [file])
 
-    def spare(self, most: int) -> list[str]:
-        """Some of the files that no object names; among them those being written."""
-        return [row[0] for row in self._ask("SELECT file FROM spare LIMIT ?", most)]
+    def spare(self, most: int, after: str = "") -> list[str]:
+        """Files that no object names, in order, from after `after` on; among them those being written."""
+        return [
+            row[0]
+            for row in self._ask("SELECT file FROM spare WHERE file > ? ORDER BY file LIMIT ?", after, most)
+        ]
 
     def gone(self, file: str) -> None:
         """A spare file is no more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Container, MutableMapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from agent.errors import ConfigError
@@ -72,7 +73,9 @@ def make_s3_door(
             metadata = state / f"s3-{identity}.files.sqlite"
             held, home = store_for(metadata, pool_id, blocks, lanes)
             try:
-                stores[tenant.tenant] = ObjectStore(names, metadata, held, options, home)
+                stores[tenant.tenant] = ObjectStore(
+                    names, metadata, held, options, home, partial(_is_erased, blocks)
+                )
             except NamesElsewhere as elsewhere:
                 log.error("the S3 door does without tenant %s: %s", tenant.tenant, elsewhere)
                 if not_served is not None:
@@ -84,3 +87,7 @@ def make_s3_door(
         for store in stores.values():
             store.close()
         raise
+
+
+def _is_erased(volumes: Sequence[Volume]) -> bool:
+    return any(volume.erased for volume in volumes)

@@ -8,6 +8,8 @@ connection after it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -42,9 +44,10 @@ class ObjectStream:
         end: int,
         first: bytearray,
         whose: ObjectStore,
+        lost: Callable[[Runner], None],
         place: Place,
     ) -> None:
-        """`place` is given back at the end."""
+        """`lost` is called where the object turns out to be; `place` is given back at the end."""
         self._workers = workers
         self._counters = counters
         self._reader = reader
@@ -52,6 +55,7 @@ class ObjectStream:
         self._end = end
         self._first = first
         self._whose = whose
+        self._lost = lost
         self._place = place
         self._closed = False
         self.length = end - start
@@ -90,8 +94,16 @@ class ObjectStream:
             current, other = following, memoryview(current.obj)
 
     async def _read_on(self, into: memoryview, offset: int, lost: list[Exception]) -> None:
+        def read(runner: Runner) -> None:
+            try:
+                self._reader.read(runner, offset, into)
+            except LostObject:
+                # Whoever asks next is told before the first byte that it is not there, and may store it anew.
+                self._lost(runner)
+                raise
+
         try:
-            await self._workers.run(self._whose, lambda runner: self._reader.read(runner, offset, into))
+            await self._workers.run(self._whose, read)
         except (LostObject, S3Error) as error:
             lost.append(error)
 
@@ -143,9 +155,7 @@ class ObjectReads:
                 except LostObject:
                     if reader is not None:
                         reader.close(runner)
-                        store.discard(
-                            runner, store.index.remove(request.bucket, request.key, only_id=found.id)
-                        )
+                        store.give_up(runner, request.bucket, found)
                 except BaseException:
                     if reader is not None:
                         reader.close(runner)
@@ -162,7 +172,10 @@ class ObjectReads:
         if part is not None:
             answer.status = 206
             answer.headers.append(("content-range", f"bytes {start}-{end - 1}/{found.size}"))
-        answer.stream = ObjectStream(self._workers, self._counters, reader, start, end, first, store, place)
+        lost = partial(store.give_up, bucket=request.bucket, found=found)
+        answer.stream = ObjectStream(
+            self._workers, self._counters, reader, start, end, first, store, lost, place
+        )
         return answer
 
 

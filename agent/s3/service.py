@@ -8,6 +8,7 @@ from agent.s3.answers import Answer
 from agent.s3.body import Body
 from agent.s3.counters import S3Counters
 from agent.s3.credentials import AccessKey
+from agent.s3.errors import S3Error
 from agent.s3.listing import Listings
 from agent.s3.reading import ObjectReads
 from agent.s3.requests import Hosts, Operation, S3Request
@@ -44,6 +45,9 @@ class S3Service:
     async def answer(self, request: S3Request, tenant: str, body: Body) -> Answer:
         """Raises S3Error. The store is the tenant's, so of others there is nothing to be found in it."""
         store, operation = self._stores[tenant], request.operation
+        if store.is_erased():
+            # As after the next start of the agent, which knows no keys of such a tenant.
+            raise S3Error("InvalidAccessKeyId", "The tenant of this access key was erased.")
         self.counters.requests[operation.value] += 1
         match operation:
             case Operation.PUT_OBJECT:

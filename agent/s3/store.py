@@ -15,12 +15,12 @@ import errno
 import logging
 import os
 import threading
-import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from agent.fs.complaints import Complaints
 from agent.fs.files.block_store import BlockStore
 from agent.fs.files.face import FilesFace
 from agent.fs.files.home import Home
@@ -34,8 +34,10 @@ log = logging.getLogger(__name__)
 
 ROOT: Final = FACE_FILES << FACE_SHIFT | 1
 FILE_MODE: Final = 0o600
-TIDY_FILES: Final = 64
-"""Spare files that are removed at a time."""
+TIDY_FILES: Final = 16
+"""Spare files that are removed in one job: some 15 ms, so that others have their turn."""
+TIDY_NAMES: Final = 1000
+"""Spare files that are looked at for those, because readers may hold many."""
 _NOBODY: Final = Caller(0, 0, umask=0)
 
 
@@ -49,8 +51,13 @@ class ObjectStore:
         blocks: BlockStore,
         options: FilesOptions,
         home: Home | None = None,
+        is_erased: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`home`: where the blocks lie. Raises G35Error where a file of metadata is not usable."""
+        """`home`: where the blocks lie; `is_erased`: whether the pool's tenant was, so that they are gone.
+
+        Raises G35Error where a file of metadata is not usable.
+        """
+        self.is_erased = is_erased
         self.index = Index(index)
         try:
             self.files = FilesFace(metadata, blocks, options, home=home)
@@ -60,6 +67,9 @@ class ObjectStore:
         self._lock = threading.Lock()
         self._count = 0
         self._writing: set[str] = set()
+        self._complaints = Complaints(log)
+        self._tidied = ""
+        """The spare files up to this name were looked at in this round."""
         self._read: Counter[str] = Counter()
         """Files that readers want yet, and how many do: of as many objects as bodies move, 10,000 each."""
 
@@ -104,9 +114,44 @@ class ObjectStore:
                 if not self._read[piece.file]:
                     del self._read[piece.file]
 
+    def give_up(self, runner: Runner, bucket: str, found: StoredObject) -> None:
+        """An object lost its bytes, some or all: it is there no longer, and what is left of it goes."""
+        try:
+            spare = self.index.remove(bucket, found.key, only_id=found.id)
+        except S3Error as refused:
+            self._complaints.world("an object that is lost stays in the index for now", refused.message)
+            return
+        self.discard(runner, spare)
+
     def discard(self, runner: Runner, names: Sequence[str]) -> None:
-        """Remove files that no object names any more. What cannot be removed now, or is being read by one who
-        found it before, is tried again later."""
+        """Remove the first few of files that no object names any more. `tidy` removes the others, and what
+        cannot be removed now, or is being read by one who found it before."""
+        self._remove(runner, names[:TIDY_FILES])
+
+    def tidy(self, runner: Runner) -> bool:
+        """Remove some of what is left over; whether to go on with the next at once."""
+        # What was being written before the table was read may be an object's by now; what is newer, too.
+        with self._lock:
+            writing, newest = set(self._writing), self._name(self._count)
+        spare = self.index.spare(TIDY_NAMES, self._tidied)
+        with self._lock:
+            left = [name for name in spare if name not in self._read]
+        names = [name for name in left if name not in writing and name <= newest]
+        now, later = names[:TIDY_FILES], names[TIDY_FILES:]
+        is_end = not later and len(spare) < TIDY_NAMES
+        self._tidied = "" if is_end else now[-1] if later else spare[-1]
+        try:
+            refused = self._remove(runner, now)
+            if refused is not None:
+                # The disk is full, or the like: the others have their try, but not at once.
+                self._tidied = refused
+            return runner.run(self.files.collect()) or (refused is None and not is_end)
+        except FsError as fault:
+            self._complaints.world("what removed objects had is not freed for now", str(fault))
+            return False
+
+    def _remove(self, runner: Runner, names: Sequence[str]) -> str | None:
+        """The first that could not be removed, with which it ends."""
         for name in names:
             with self._lock:
                 if name in self._read:
@@ -115,31 +160,19 @@ class ObjectStore:
                 settle(self.files.unlink(_NOBODY, ROOT, name.encode()), runner)
             except FsError as refused:
                 if refused.errno != errno.ENOENT:
-                    log.warning("a file that no object names stays for now: %s", refused)
-                    continue
-            self.index.gone(name)
-
-    def tidy(self, runner: Runner) -> bool:
-        """Remove some of what is left over; whether there may be more."""
-        # What was being written before the table was read may be an object's by now; what is newer, too.
-        with self._lock:
-            writing, newest, read = set(self._writing), self._name(self._count), len(self._read)
-        spare = self.index.spare(TIDY_FILES + len(writing) + read)
-        with self._lock:
-            left = [name for name in spare if name not in self._read]
-        names = [name for name in left if name not in writing and name <= newest][:TIDY_FILES]
-        self.discard(runner, names)
-        return runner.run(self.files.collect()) or len(names) == TIDY_FILES
-
-    def end_old_uploads(self, runner: Runner, seconds: float) -> int:
-        """Give up uploads that were begun longer ago; how many."""
-        names = self.index.old_uploads(time.time_ns() - int(seconds * 1e9))
-        for name in names:
+                    self._complaints.world("a file that no object names stays for now", str(refused))
+                    return name
             try:
-                self.discard(runner, self.index.abort_upload(name))
-            except S3Error:
-                continue  # its client was quicker
-        return len(names)
+                self.index.gone(name)
+            except S3Error as refused:
+                self._complaints.world("a file that is gone stays among the spare ones", refused.message)
+                return name
+        return None
+
+    def end_upload(self, runner: Runner, name: str) -> None:
+        """Give up an upload."""
+        with contextlib.suppress(S3Error):  # its client was quicker, or it is tried again
+            self.discard(runner, self.index.abort_upload(name))
 
     def holds_anything(self) -> bool:
         return self.files.gauges().is_anything

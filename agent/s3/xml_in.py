@@ -1,8 +1,9 @@
 """The documents that clients send, read without anything XML can do beyond elements and text.
 
 Each is a root with leaves, and rows with leaves; a leaf has text alone, and is there once. A document type
-declaration is refused at its first byte, so there are no entities, and none to expand; elements, text and whatever stands between two angle brackets have bounds. A document is read in slices, and
-whoever has others to serve serves them in between.
+declaration is refused at its first byte, so there are no entities, and none to expand; elements, text and
+whatever stands between two angle brackets have bounds. A document is read in slices, and whoever has others
+to serve serves them in between.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import G35Error
+from agent.fs.complaints import Complaints
 from agent.fs.files.block_store import FILE_SYSTEM_ID_BYTES
 from agent.fs.files.home import Home, settle_home
 from agent.fs.interface import FsError
@@ -114,6 +115,7 @@ class Database:
         self.path = path
         self._lock = threading.Lock()
         self._idle: list[sqlite3.Connection] = []
+        self._complaints = Complaints(log)
         try:
             self._writer = self._connect()
         except sqlite3.Error as fault:
@@ -191,7 +193,7 @@ class Database:
                         self._writer.execute("ROLLBACK")
                     raise
             except sqlite3.Error as fault:
-                raise _refusal(fault) from fault
+                raise self._refusal(fault) from fault
 
     def query(self, statement: str, *arguments: object) -> list[Any]:
         """The rows of one SELECT, as of the last commit."""
@@ -202,7 +204,7 @@ class Database:
         try:
             return connection.execute(statement, arguments).fetchall()
         except sqlite3.Error as fault:
-            raise _refusal(fault) from fault
+            raise self._refusal(fault) from fault
         finally:
             # As many readers as threads ever asked at once; list operations are atomic.
             self._idle.append(connection)
@@ -213,7 +215,7 @@ class Database:
         try:
             yield from connection.execute(statement)
         except sqlite3.Error as fault:
-            raise _refusal(fault) from fault
+            raise self._refusal(fault) from fault
         finally:
             connection.close()
 
@@ -222,8 +224,13 @@ class Database:
             connection = self._connect()
             connection.execute("PRAGMA query_only = 1")
         except sqlite3.Error as fault:
-            raise _refusal(fault) from fault
+            raise self._refusal(fault) from fault
         return connection
+
+    def _refusal(self, fault: sqlite3.Error) -> FsError:
+        code: int = getattr(fault, "sqlite_errorcode", 0) & 0xFF
+        self._complaints.world("metadata of /fs", str(fault), logging.ERROR)
+        return FsError(errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO, f"metadata: {fault}")
 
     def sync(self) -> None:
         """Everything committed before is durable on this machine's disk (see the module docstring)."""
@@ -245,12 +252,6 @@ class Database:
             self._idle.pop().close()
         with self._lock:
             self._writer.close()
-
-
-def _refusal(fault: sqlite3.Error) -> FsError:
-    code: int = getattr(fault, "sqlite_errorcode", 0) & 0xFF
-    log.error("metadata of /fs: %s", fault)
-    return FsError(errno.ENOSPC if code == sqlite3.SQLITE_FULL else errno.EIO, f"metadata: {fault}")
 
 
 def in_int64(value: int) -> int:

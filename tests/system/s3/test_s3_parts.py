@@ -12,7 +12,7 @@ import pytest
 from awscrt import checksums
 from boto3.exceptions import S3UploadFailedError
 from boto3.s3.transfer import TransferConfig
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, IncompleteReadError, ResponseStreamingError
 
 from agent.s3.writing import PART_BYTES_MIN
 from tests.support.s3_served import Served, answer_of, signed_head
@@ -64,6 +64,27 @@ def test_who_reads_an_object_reads_it_to_its_end_whoever_replaces_it(s3: Served,
         wait_until(lambda: not s3.blocks["one"].blocks, what="their blocks to go")
     else:
         assert other.get_object(Bucket=BUCKET, Key=KEY)["Body"].read() == b"new"
+
+
+@pytest.mark.expects_log(".*")
+def test_who_lost_a_later_part_is_not_there_for_the_next_one(s3: Served) -> None:
+    client, blocks = s3.client(), s3.blocks["one"].blocks
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key=KEY)["UploadId"]
+    parts = []
+    for number, body in enumerate(BODIES, 1):
+        kept = set(blocks)
+        made = client.upload_part(Bucket=BUCKET, Key=KEY, UploadId=upload, PartNumber=number, Body=body)
+        parts.append({"PartNumber": number, "ETag": made["ETag"]})
+    client.complete_multipart_upload(
+        Bucket=BUCKET, Key=KEY, UploadId=upload, MultipartUpload={"Parts": parts}
+    )
+    del blocks[next(name for name in blocks if name not in kept)]
+    with pytest.raises((IncompleteReadError, ResponseStreamingError)):
+        client.get_object(Bucket=BUCKET, Key=KEY)["Body"].read()
+    assert code_of(client.head_object, Bucket=BUCKET, Key=KEY) == "404"
+    assert code_of(client.get_object, Bucket=BUCKET, Key=KEY) == "NoSuchKey"
+    assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
+    wait_until(lambda: not blocks, what="what was left of it to go")
 
 
 def test_a_completion_whose_answer_was_lost_may_be_asked_for_again(s3: Served) -> None:

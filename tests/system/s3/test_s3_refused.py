@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.support.s3_served import Served
+from agent.fs.files.options import FilesOptions
+from agent.pool.pool_map import tenant_id
+from agent.s3.credentials import new_credentials_file, read_credentials_file
+from agent.s3.opening import make_s3_door
+from agent.s3_section import S3Section
+from tests.support.inline_runner import InlineRunner
+from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
+from tests.support.memory_pool import PoolAgent, volume_settings
+from tests.support.s3_served import Served, boto_client
 
 BUCKET = "blocks"
 
@@ -38,3 +48,29 @@ def test_a_condition_of_one_key_of_several_deletes_none(s3: Served, condition: d
     rows = {"Objects": [{"Key": "b"}, {"Key": "a", **condition}]}
     assert code_of(client.delete_objects, Bucket=BUCKET, Delete=rows) == "NotImplemented"
     assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 2
+
+
+def test_a_tenant_that_is_erased_while_the_agent_runs_is_nobody_from_then_on(tmp_path: Path) -> None:
+    media = [MemoryNamespace(1 << 24)]
+    new_credentials_file(tmp_path / "keys")
+    [key] = read_credentials_file(tmp_path / "keys", "default")
+    settings = volume_settings((1,), volume_id=bytes(16))
+    owned = replace(settings, kind="files", tenant=bytes.fromhex(tenant_id("default")))
+    volume, lanes = PoolAgent(media, owned).volume, MemoryLanes(media)
+    tenant = {"tenant": "default", "credentials": str(tmp_path / "keys"), "buckets": [BUCKET]}
+    section = S3Section.model_validate({"listen": ["127.0.0.1:0"], "tenants": [tenant]})
+    door = make_s3_door(section, [volume], tmp_path, FilesOptions(), lambda: lanes, lambda _: InlineRunner())
+    door.start()
+    try:
+        client = boto_client(f"http://127.0.0.1:{door.ports[0]}", key.key_id, key.secret.reveal().decode())
+        assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 0
+        volume.forget_secret()
+        for call, arguments in (
+            (client.list_buckets, {}),
+            (client.list_objects_v2, {"Bucket": BUCKET}),
+            (client.get_object, {"Bucket": BUCKET, "Key": "a"}),
+            (client.put_object, {"Bucket": BUCKET, "Key": "a", "Body": b"x"}),
+        ):
+            assert code_of(call, **arguments) == "InvalidAccessKeyId"
+    finally:
+        door.stop(0.0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.fs.files.options import FilesOptions
+from agent.fs.interface import Caller, FsError
 from agent.s3.errors import S3Error
 from agent.s3.index import Piece, StoredObject
-from agent.s3.store import FileWriter, LostObject, ObjectReader, ObjectStore
+from agent.s3.store import TIDY_FILES, FileWriter, LostObject, ObjectReader, ObjectStore
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
 
@@ -137,6 +139,57 @@ def put_in_parts(store: ObjectStore, key: str, *bodies: bytes) -> None:
         writer.keep(RUN)
     new = StoredObject(key, sum(map(len, bodies)), "tag", 1)
     store.discard(RUN, store.index.put("blocks", new, pieces))
+
+
+def unlinks(store: ObjectStore, refused: Callable[[str], bool]) -> list[str]:
+    """The names of files that the store tries to remove from now on; those that are `refused` stay."""
+    tried: list[str] = []
+    unlink = store.files.unlink
+
+    def watched(caller: Caller, parent: int, name: bytes) -> object:
+        tried.append(name.decode())
+        if refused(name.decode()):
+            raise FsError(errno.ENOSPC, "the disk is full")
+        return unlink(caller, parent, name)
+
+    store.files.unlink = watched  # type: ignore[method-assign,assignment]
+    return tried
+
+
+def test_an_object_of_many_parts_goes_a_few_files_at_a_time(start: Start, blocks: MemoryBlockStore) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put_in_parts(store, "a", *[b"x"] * 100)
+    tried = unlinks(store, lambda name: False)
+    store.discard(RUN, store.index.remove("blocks", "a"))
+    assert 0 < len(tried) <= TIDY_FILES
+    while len(tried) < 100:
+        before = len(tried)
+        assert store.tidy(RUN), "there is more"
+        assert len(tried) - before <= TIDY_FILES
+    settle(store)
+    assert not blocks.blocks
+    assert store.index.spare(9) == []
+
+
+@pytest.mark.expects_log("a file that no object names stays for now")
+def test_files_that_cannot_be_removed_cost_one_try_at_a_time_and_keep_no_others_back(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = start()
+    store.index.make_bucket("blocks", 1)
+    put_in_parts(store, "a", *[b"x"] * 50)
+    names = store.index.remove("blocks", "a")
+    stuck = set(names)
+    tried = unlinks(store, lambda name: name in stuck)
+    for count in range(1, 30):
+        assert not store.tidy(RUN), "it is not gone on with at once"
+        assert len(tried) == count
+    assert len(caplog.records) == 1
+    stuck.difference_update(names[40:])
+    for _ in range(len(names)):
+        store.tidy(RUN)
+    assert set(store.index.spare(99)) == stuck
 
 
 @pytest.mark.parametrize("by", ["put", "remove"])
