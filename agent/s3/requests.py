@@ -24,7 +24,7 @@ TARGET_BYTES_MAX: Final = 8192
 PARAMETERS_MAX: Final = 64
 BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _TOKEN = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
-_PRINTABLE = re.compile(r"(?:[!-~\xa0-\xff](?:[\t -~\xa0-\xff]*[!-~\xa0-\xff])?)?")
+_PRINTABLE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 
 
@@ -100,6 +100,12 @@ _ONLY: Final = {"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"}
 """Headers with one value that asks for what is done anyway."""
 _CHECKSUMS: Final = frozenset({*ALGORITHMS, "algorithm", "mode", "type"})
 """What `x-amz-checksum-` goes on with; of any other it would not be known whether it is right."""
+_CHOICES: Final = {
+    PREFIX + "algorithm": tuple(name.upper() for name in ALGORITHMS),
+    PREFIX + "mode": ("ENABLED",),
+    PREFIX + "type": ("FULL_OBJECT", "COMPOSITE"),
+}
+"""What is said by a word, and which there are."""
 _CONDITIONS: Final = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
 
 
@@ -184,8 +190,8 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
         if name in _OF_SIGNATURE:
             continue
         if name.lower().startswith("x-amz-") and name.lower() not in headers:
-            # Makers of presigned URLs put headers into the query, which is signed.
-            headers[name.lower()] = value
+            # Makers of presigned URLs put headers into the query, which is signed. Headers are bytes.
+            headers[name.lower()] = value.encode().decode("latin-1")
             continue
         if name in parameters or name not in _DECIDES | _HARMLESS:
             raise S3Error("NotImplemented", "A parameter or sub-resource is not known here.")
@@ -195,6 +201,8 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
             raise S3Error("NotImplemented", f"{header} is not known here, or not with that value.")
         if header.startswith(PREFIX) and header.removeprefix(PREFIX) not in _CHECKSUMS:
             raise S3Error("NotImplemented", f"{header} is no checksum that is known here.")
+        if header in _CHOICES and value.upper() not in _CHOICES[header]:
+            raise S3Error("InvalidRequest", f"{header} is one of {', '.join(_CHOICES[header])}.")
         is_fit = _TOKEN.fullmatch(header) and _PRINTABLE.fullmatch(value)
         if header.startswith("x-amz-meta-") and not is_fit:
             raise S3Error("InvalidArgument", "Metadata is not in the form of a header.")

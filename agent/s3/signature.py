@@ -33,12 +33,14 @@ UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 _SCOPE = re.compile(r"([A-Za-z0-9]{4,128})/(\d{8})/([A-Za-z0-9-]{1,64})/s3/aws4_request")
 _SIGNATURE = re.compile(r"[0-9a-f]{64}")
 _STAMP = re.compile(r"\d{8}T\d{6}Z")
+_SPACES = re.compile(r"[ \t]+")
 _SIGNED_HEADERS = re.compile(r"[a-z0-9-]+(?:;[a-z0-9-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """What of a request is signed. `path` is decoded; headers have lower-case names, one value for each."""
+    """What of a request is signed. `path` is decoded; headers have lower-case names, one value for each, in
+    Latin-1, which has a character for each byte."""
 
     method: str
     path: bytes
@@ -73,14 +75,14 @@ def signing_key(secret: SecretKey, date: str, region: str, service: str = "s3") 
 
 
 def canonical_request(request: HttpRequest, signed: Sequence[str], payload: str) -> str:
-    """The text whose hash is signed."""
+    """The text whose hash is signed, a character for each byte."""
     query = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query)
     return "\n".join(
         (
             request.method,
             quote(request.path, safe="/~"),
             "&".join(f"{name}={value}" for name, value in query),
-            *(f"{name}:{' '.join(request.headers.get(name, '').split())}" for name in signed),
+            *(f"{name}:{_SPACES.sub(' ', request.headers.get(name, '')).strip(' ')}" for name in signed),
             "",
             ";".join(signed),
             payload,
@@ -90,7 +92,7 @@ def canonical_request(request: HttpRequest, signed: Sequence[str], payload: str)
 
 def signature_of(key: SecretKey, stamp: str, scope: str, canonical: str) -> str:
     """The signature in hex."""
-    text = f"{ALGORITHM}\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+    text = f"{ALGORITHM}\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode('latin-1')).hexdigest()}"
     return hmac.new(key.reveal(), text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -143,6 +145,8 @@ def verify(request: HttpRequest, keys: Mapping[str, AccessKey], now: float) -> S
 
 def _by_header(request: HttpRequest) -> _Claim:
     header = request.headers.get("authorization", "")
+    if not header and any(name == "AWSAccessKeyId" for name, _ in request.query):
+        raise S3Error("InvalidRequest", f"Signature version 2 is not taken. Sign with {ALGORITHM} (s3v4).")
     if not header:
         raise S3Error("AccessDenied", "The request is not signed.")
     word, _, rest = header.partition(" ")
@@ -193,11 +197,13 @@ def _presigned(request: HttpRequest) -> _Claim:
     if not 1 <= int(lifetime) <= PRESIGNED_SECONDS_MAX:
         raise S3Error("AuthorizationQueryParametersError", "X-Amz-Expires is 1 to 604800 seconds.")
     query = [(name, value) for name, value in request.query if name != "X-Amz-Signature"]
-    # The hash is not part of a presigned URL, whose maker does not know the body; a header may name it where
-    # it is signed with the others.
-    payload = UNSIGNED
+    # The maker of a presigned URL seldom knows the body. Who does names its hash in the query, or in a header
+    # that is signed with the others.
+    payload = fields.get("X-Amz-Content-Sha256", UNSIGNED)
     if "x-amz-content-sha256" in signed.split(";"):
-        payload = request.headers.get("x-amz-content-sha256", UNSIGNED)
+        payload = request.headers.get("x-amz-content-sha256", payload)
+    if not payload.isascii():
+        raise S3Error("AuthorizationQueryParametersError", "X-Amz-Content-Sha256 is no hash.")
     return _Claim(credential, signed, signature, stamp, payload, query, float(lifetime))
 
 
@@ -221,6 +227,7 @@ def _check_signed(request: HttpRequest, signed: Sequence[str], presigned: bool) 
     wanted = {"host", *(name for name in request.headers if name.startswith("x-amz-"))}
     if presigned:
         wanted.discard("x-amz-content-sha256")
-    unsigned = wanted - set(signed)
-    if unsigned or list(signed) != sorted(set(signed)):
+    if unsigned := wanted - set(signed):
         raise S3Error("AccessDenied", f"Headers are not signed that must be: {', '.join(sorted(unsigned))}.")
+    if list(signed) != sorted(set(signed)):
+        raise S3Error("AuthorizationHeaderMalformed", "SignedHeaders are to be in order, each once.")

@@ -72,6 +72,13 @@ def test_an_object_is_put_read_in_ranges_described_and_removed(s3: Served) -> No
     assert body_of(client, "empty") == b""
 
 
+def test_headers_of_an_object_may_have_any_letters(s3: Served) -> None:
+    client, text = s3.client(), 'attachment; filename="\u00fc\u0160.txt"'
+    client.put_object(Bucket=BUCKET, Key="a", Body=b"x", ContentDisposition=text)
+    found = client.head_object(Bucket=BUCKET, Key="a")["ContentDisposition"]
+    assert found.encode("latin-1").decode() == text
+
+
 def test_any_key_is_a_name_of_its_own(s3: Served) -> None:
     client = s3.client()
     keys = ["a", "a/", "a//b", "..", "../..", "€ &<>'\"", "%2F", "a+b", "k" * 1024, " ", "a/../b"]

@@ -19,7 +19,15 @@ from agent.s3.chunked import SIGNED, SIGNED_TRAILER, ChunkDecoder
 from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error
 from agent.s3.requests import http_request
-from agent.s3.signature import EMPTY_SHA256, HttpRequest, Signer, verify
+from agent.s3.signature import (
+    EMPTY_SHA256,
+    HttpRequest,
+    Signer,
+    canonical_request,
+    signature_of,
+    signing_key,
+    verify,
+)
 
 KEY = AccessKey("AKIAIOSFODNN7EXAMPLE", SecretKey(b"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"), "default")
 KEYS = {KEY.key_id: KEY}
@@ -153,6 +161,43 @@ def test_what_is_no_signature_of_a_known_key_is_refused(header: str, code: str) 
     with pytest.raises(S3Error) as refused:
         verify(changed(GET, headers={**GET.headers, "authorization": header}), KEYS, THEN)
     assert refused.value.code == code
+
+
+def test_a_signature_of_version_2_and_headers_out_of_order_are_called_by_their_names() -> None:
+    old = http_request(b"GET", b"/a?AWSAccessKeyId=A&Signature=B&Expires=9999999999", [(b"host", b"x")])
+    with pytest.raises(S3Error, match="version 2"):
+        verify(old, KEYS, THEN)
+    header = signed_by("x-amz-date;host;range;x-amz-content-sha256", "0" * 64)
+    with pytest.raises(S3Error, match="in order"):
+        verify(changed(GET, headers={**GET.headers, "authorization": header}), KEYS, THEN)
+
+
+def test_a_header_is_signed_as_the_bytes_that_it_is() -> None:
+    text = 'attachment; filename="\u00fc\u0160.txt"'
+    request = AWSRequest("PUT", "http://h/b/k", headers={"Host": "h", "Content-Disposition": text}, data=b"")
+    request.context["client_config"] = None
+    S3SigV4Auth(Credentials(KEY.key_id, KEY.secret.reveal().decode()), "s3", "eu-west-1").add_auth(request)
+    headers = [(name.lower().encode(), value.encode()) for name, value in request.headers.items()]
+    now = datetime.datetime.now(datetime.UTC).timestamp()
+    assert verify(http_request(b"PUT", b"/b/k", headers), KEYS, now).access_key is KEY
+
+
+def test_the_hash_of_a_body_in_a_presigned_url_is_what_the_body_must_have() -> None:
+    target = PRESIGNED_TARGET.replace("&X-Amz-Date", f"&X-Amz-Content-Sha256={'0' * 64}&X-Amz-Date")
+    with pytest.raises(S3Error) as refused:
+        verify(
+            http_request(b"GET", target.encode(), [(b"host", b"examplebucket.s3.amazonaws.com")]), KEYS, THEN
+        )
+    assert refused.value.code == "SignatureDoesNotMatch"
+    http = http_request(b"GET", target.encode(), [(b"host", b"examplebucket.s3.amazonaws.com")])
+    query = [(name, value) for name, value in http.query if name != "X-Amz-Signature"]
+    bare = changed(http, query=query)
+    key = signing_key(KEY.secret, "20130524", "us-east-1")
+    scope = SCOPE.partition("/")[2]
+    canonical = canonical_request(bare, ["host"], "0" * 64)
+    signature = signature_of(key, "20130524T000000Z", scope, canonical)
+    signed = changed(bare, query=[*query, ("X-Amz-Signature", signature)])
+    assert verify(signed, KEYS, THEN).payload == "0" * 64
 
 
 def test_two_signatures_at_once_are_refused() -> None:
