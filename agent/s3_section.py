@@ -99,6 +99,12 @@ class S3Section(BaseModel):
         ge=1 << 20,
         description="The largest body of one PUT or part; in parts an object may be larger.",
     )
+    names_max: Size = Field(
+        2 << 30,
+        ge=1 << 20,
+        description="What the index of a tenant may take of the state folder's disk: names, metadata, parts, "
+        "which no quota counts. Beyond it nothing new is stored.",
+    )
     idle_s: float = Field(
         60.0, gt=0, le=3600, description="A connection that moves nothing for this long is closed."
     )

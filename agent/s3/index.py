@@ -31,6 +31,8 @@ PARTS_MAX: Final = 10_000
 COMPLETED_MAX: Final = 1000
 """Uploads whose completion is remembered, for clients whose answer was lost and who ask again."""
 WAL_BYTES_KEPT: Final = 64 << 20
+NAMES_BYTES: Final = 2 << 30
+"""What an index may take of the disk where nothing else is said: some 4 million objects of the usual kind."""
 
 _TABLES: Final = """
 CREATE TABLE facts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -112,8 +114,10 @@ class Listing:
 class Index:
     """Any thread may call any method; each is one short transaction."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, bytes_max: int = NAMES_BYTES) -> None:
+        """`bytes_max`: beyond it nothing new is taken; what there is may be removed."""
         self._lock = threading.Lock()
+        self._bytes_max = bytes_max
         try:
             self._connection = sqlite3.connect(
                 path, isolation_level=None, check_same_thread=False, timeout=30
@@ -280,6 +284,7 @@ class Index:
     def begin_upload(self, bucket: str, new: Upload) -> None:
         with self._transaction() as tx:
             _bucket_within(tx, bucket)
+            self._check_room(tx)
             if tx.execute("SELECT COUNT(*) FROM uploads").fetchone()[0] >= UPLOADS_MAX:
                 raise S3Error("SlowDown", f"There are {UPLOADS_MAX} uploads under way already.")
             extra = json.dumps({"headers": dict(new.headers)})
@@ -357,11 +362,21 @@ class Index:
             tx.execute("DELETE FROM parts WHERE upload = ?", (upload,))
             return _spare_within(tx, [file for (file,) in rows])
 
+    def _check_room(self, tx: sqlite3.Connection) -> None:
+        """Raises S3Error. What is written once this was passed is bounded by the bodies that move."""
+        count, free, size = (
+            tx.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        if (count - free) * size > self._bytes_max:
+            raise S3Error("InsufficientStorage", "The names of this tenant take all the room that they may.")
+
     # -- files that no object names -------------------------------------------------------------
 
     def announce(self, file: str) -> None:
-        """A file is about to be made."""
+        """A file is about to be made. Raises S3Error, also where there is no room to name it afterwards."""
         with self._transaction() as tx:
+            self._check_room(tx)
             _spare_within(tx, [file])
 
     def spare(self, most: int, after: str = "") -> list[str]:

@@ -74,7 +74,7 @@ def make_s3_door(
             held, home = store_for(metadata, pool_id, blocks, lanes)
             try:
                 stores[tenant.tenant] = ObjectStore(
-                    names, metadata, held, options, home, partial(_is_erased, blocks)
+                    names, metadata, held, options, home, partial(_is_erased, blocks), section.names_max
                 )
             except NamesElsewhere as elsewhere:
                 log.error("the S3 door does without tenant %s: %s", tenant.tenant, elsewhere)

@@ -28,7 +28,7 @@ from agent.fs.files.options import FilesOptions
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.pool.steps import Runner, settle
 from agent.s3.errors import S3Error, of_file_system
-from agent.s3.index import Index, Piece, StoredObject
+from agent.s3.index import NAMES_BYTES, Index, Piece, StoredObject
 
 log = logging.getLogger(__name__)
 
@@ -52,13 +52,15 @@ class ObjectStore:
         options: FilesOptions,
         home: Home | None = None,
         is_erased: Callable[[], bool] = lambda: False,
+        names_bytes: int = NAMES_BYTES,
     ) -> None:
-        """`home`: where the blocks lie; `is_erased`: whether the pool's tenant was, so that they are gone.
+        """`home`: where the blocks lie; `is_erased`: whether the pool's tenant was, so that they are gone;
+        `names_bytes`: what the index may take of the disk.
 
         Raises G35Error where a file of metadata is not usable.
         """
         self.is_erased = is_erased
-        self.index = Index(index)
+        self.index = Index(index, names_bytes)
         try:
             self.files = FilesFace(metadata, blocks, options, home=home)
         except BaseException:

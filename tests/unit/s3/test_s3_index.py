@@ -177,3 +177,32 @@ def test_a_listing_of_nothing_is_not_truncated(index: Index) -> None:
     assert index.list_page("blocks", "", "", "a", 9) == Listing()
     with pytest.raises(S3Error):
         index.list_page("nobucket", "", "", "", 9)
+
+
+def test_an_index_takes_no_more_of_the_disk_than_it_may_and_what_is_there_can_be_removed(
+    tmp_path: Path,
+) -> None:
+    path, most = tmp_path / "small.sqlite", 1 << 18
+    index = Index(path, most)
+    index.make_bucket("blocks", 1)
+    stored: list[str] = []
+
+    def store_many() -> None:
+        for number in range(1000):
+            index.announce(f"file {number}")
+            put(index, f"{number:01000d}", f"file {number}")
+            stored.append(f"{number:01000d}")
+
+    with pytest.raises(S3Error) as refused:
+        store_many()
+    assert refused.value.code == "InsufficientStorage"
+    assert 20 < len(stored) < 250
+    with pytest.raises(S3Error) as refused:
+        index.begin_upload("blocks", Upload("name", "a", 1, {}))
+    assert refused.value.code == "InsufficientStorage"
+    for key in stored:
+        for file in index.remove("blocks", key):
+            index.gone(file)
+    index.announce("again")
+    index.close()
+    assert path.stat().st_size < most + 100_000
