@@ -119,9 +119,12 @@ def format_pool(
     seen_maps.note(pool_map, {volume.volume_id for volume in pool_map.volumes})
     for names in sorted(configuration.agent.state.glob("*files.sqlite")):
         if names_another(names, pool_map.pool_id):
+            # The index of an S3 tenant is of no use without the names of its files (agent/s3/opening.py).
+            index = names.with_name(names.name.replace(".files.", "."))
+            those = " and ".join(str(each) for each in dict.fromkeys((names, index)))
             print(
                 f"{names} names files of another pool, and is not served with this one; if that is gone, "
-                "remove it and what is named after it (-wal, -shm)",
+                f"remove {those}, and what is named after them (-wal, -shm)",
                 file=sys.stderr,
             )
     print(f"pool {pool_map.pool_id}: {len(pool_map.namespaces)} namespaces, {len(pool_map.volumes)} volumes")
