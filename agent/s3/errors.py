@@ -21,6 +21,7 @@ STATUS: Final = {
     "EntityTooLarge": 400,
     "EntityTooSmall": 400,
     "ExpiredToken": 400,
+    "IllegalLocationConstraintException": 400,
     "IncompleteBody": 400,
     "InsufficientStorage": 507,
     "InternalError": 500,

@@ -302,9 +302,9 @@ class Index:
         return _upload(rows[0])
 
     def uploads(self, bucket: str) -> list[Upload]:
-        """All of a bucket, by key and age."""
+        """All of a bucket, by key and name."""
         self.check_bucket(bucket)
-        statement = "SELECT name, key, made_ns, extra FROM uploads WHERE bucket = ? ORDER BY key, made_ns"
+        statement = "SELECT name, key, made_ns, extra FROM uploads WHERE bucket = ? ORDER BY key, name"
         return [_upload(row) for row in self._ask(statement, bucket)]
 
     def old_uploads(self, before_ns: int) -> list[str]:

@@ -12,7 +12,7 @@ from agent.pool.steps import Runner
 from agent.s3.answers import Answer, xml_answer
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
-from agent.s3.index import Listing, StoredObject
+from agent.s3.index import BUCKETS_MAX, Listing, StoredObject
 from agent.s3.requests import KEY_BYTES_MAX, Operation, S3Request, check_key, whole_number
 from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
@@ -32,13 +32,33 @@ class Listings:
         self._region = region
 
     async def buckets(self, store: ObjectStore, request: S3Request) -> Answer:
+        wanted = request.parameters
+        prefix, token = wanted.get("prefix", ""), wanted.get("continuation-token", "")
+        after, most = _from_token(token), whole_number(wanted, "max-buckets", BUCKETS_MAX, BUCKETS_MAX)
+        if not most:
+            raise S3Error("InvalidArgument", "max-buckets is 1 at the least.")
         found = await self._workers.ask(store, lambda: store.index.buckets())
-        rows = [("Bucket", [("Name", name), ("CreationDate", iso_time(made))]) for name, made in found]
+        left = [(name, made) for name, made in found if name.startswith(prefix) and name > after]
+        rows = [("Bucket", [("Name", name), ("CreationDate", iso_time(made))]) for name, made in left[:most]]
         owner = [("ID", "g35"), ("DisplayName", "g35")]
-        return xml_answer("ListAllMyBucketsResult", [("Owner", owner), ("Buckets", rows)])
+        head: list[Element] = [("Owner", owner), ("Buckets", rows)]
+        if len(left) > most:
+            head.append(("ContinuationToken", _to_token(left[most - 1][0])))
+        if prefix:
+            head.append(("Prefix", _fit(prefix)))
+        return xml_answer("ListAllMyBucketsResult", head)
 
     async def create_bucket(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
-        await body.nothing()  # names a region, and there is one
+        if body.length:
+            with await self._transfers.take(store):
+                wanted = (await body.rows("CreateBucketConfiguration", "")).leaves
+            if wanted.keys() - {"LocationConstraint"}:
+                raise S3Error("NotImplemented", "A bucket has a region here, and nothing else.")
+            if wanted.get("LocationConstraint", "") not in ("", self._region):
+                message = f"Buckets are in {self._region} here."
+                raise S3Error("IllegalLocationConstraintException", message)
+        else:
+            await body.nothing()
         made = await self._workers.ask(store, lambda: store.index.make_bucket(request.bucket, time.time_ns()))
         if not made:
             raise S3Error("BucketAlreadyOwnedByYou", "The bucket is there, and yours.")
@@ -108,8 +128,8 @@ def _objects(store: ObjectStore, request: S3Request) -> Answer:
     )
     if max(len(each.encode()) for each in (prefix, delimiter, start)) > KEY_BYTES_MAX:
         raise S3Error("InvalidArgument", "A prefix, a delimiter or a start is too long.")
-    if not encoding and any(UNFIT.search(each) for each in (prefix, delimiter, start)):
-        raise S3Error("InvalidArgument", "What XML cannot carry needs encoding-type=url.")
+    if not encoding:
+        prefix, delimiter, start = map(_fit, (prefix, delimiter, start))
     after = _from_token(token) if token and not first else start
     most = whole_number(wanted, "max-keys", ROWS_MAX, ROWS_MAX)
     page = store.index.list_page(request.bucket, prefix, delimiter, after, most)
@@ -160,15 +180,31 @@ def _parts(store: ObjectStore, request: S3Request) -> Answer:
 
 
 def _uploads(store: ObjectStore, request: S3Request) -> Answer:
-    """All of them: there are never more than fit one answer."""
-    prefix, encoding = request.parameters.get("prefix", ""), _encoding(request)
-    if request.parameters.get("delimiter"):
+    wanted, encoding = request.parameters, _encoding(request)
+    prefix, after, name = (wanted.get(each, "") for each in ("prefix", "key-marker", "upload-id-marker"))
+    if wanted.get("delimiter"):
         raise S3Error("NotImplemented", "Uploads are listed without a delimiter here.")
-    rows: list[Element] = [("Bucket", request.bucket), ("MaxUploads", ROWS_MAX), ("IsTruncated", False)]
-    for each in store.index.uploads(request.bucket):
-        if each.key.startswith(prefix):
-            key, begun = shown(each.key, encoding), iso_time(each.made_ns)
-            rows.append(("Upload", [("Key", key), ("UploadId", each.name), ("Initiated", begun)]))
+    if not encoding:
+        prefix, after = _fit(prefix), _fit(after)
+    most = whole_number(wanted, "max-uploads", ROWS_MAX, ROWS_MAX)
+    left = [
+        each
+        for each in store.index.uploads(request.bucket)
+        if each.key.startswith(prefix)
+        and (each.key > after or (name and (each.key, each.name) > (after, name)))
+    ]
+    rows: list[Element] = [
+        ("Bucket", request.bucket), ("KeyMarker", shown(after, encoding)), ("UploadIdMarker", _fit(name)),
+        ("Prefix", shown(prefix, encoding)), ("MaxUploads", most), ("IsTruncated", len(left) > most > 0),
+    ]  # fmt: skip
+    if encoding:
+        rows.append(("EncodingType", encoding))
+    if len(left) > most > 0:
+        last = left[most - 1]
+        rows += [("NextKeyMarker", shown(last.key, encoding)), ("NextUploadIdMarker", last.name)]
+    for each in left[:most]:
+        key, begun = shown(each.key, encoding), iso_time(each.made_ns)
+        rows.append(("Upload", [("Key", key), ("UploadId", each.name), ("Initiated", begun)]))
     return xml_answer("ListMultipartUploadsResult", rows)
 
 
@@ -177,6 +213,13 @@ def _encoding(request: S3Request) -> str:
     if encoding not in ("", "url"):
         raise S3Error("InvalidArgument", "encoding-type is url, or left out.")
     return encoding
+
+
+def _fit(text: str) -> str:
+    """Raises S3Error where a listing could not say it."""
+    if UNFIT.search(text):
+        raise S3Error("InvalidArgument", "What XML cannot carry needs encoding-type=url.")
+    return text
 
 
 def _remove(store: ObjectStore, bucket: str, key: str, runner: Runner) -> None:

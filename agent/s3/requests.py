@@ -74,15 +74,32 @@ _OF_OBJECT: Final = {
     ("GET", frozenset({"uploadId"})): Operation.LIST_PARTS,
 }
 _DECIDES: Final = frozenset({"location", "list-type", "uploads", "delete", "uploadId", "partNumber"})
-_HARMLESS: Final = frozenset(
+_AS_ANSWERED: Final = frozenset(
     {
-        "prefix", "delimiter", "max-keys", "continuation-token", "start-after", "marker", "encoding-type",
-        "fetch-owner", "max-parts", "part-number-marker", "max-uploads", "x-id", "max-buckets",
         "response-content-type", "response-content-disposition", "response-content-encoding",
         "response-content-language", "response-cache-control", "response-expires",
     }
 )  # fmt: skip
-"""Parameters beside those that decide the operation. `x-id` is what SDKs add to name it."""
+_TAKEN: Final = {
+    Operation.LIST_BUCKETS: frozenset({"prefix", "max-buckets", "continuation-token"}),
+    Operation.LIST_OBJECTS: frozenset(
+        {
+            "prefix", "delimiter", "max-keys", "encoding-type", "start-after", "continuation-token",
+            "fetch-owner",
+        }
+    ),
+    Operation.LIST_OBJECTS_V1: frozenset({"prefix", "delimiter", "max-keys", "encoding-type", "marker"}),
+    Operation.LIST_UPLOADS: frozenset(
+        {"prefix", "delimiter", "max-uploads", "encoding-type", "key-marker", "upload-id-marker"}
+    ),
+    Operation.LIST_PARTS: frozenset({"max-parts", "part-number-marker"}),
+    Operation.GET_OBJECT: _AS_ANSWERED,
+    Operation.HEAD_OBJECT: _AS_ANSWERED,
+}  # fmt: skip
+"""Parameters of an operation beside those that decide which one it is; all of them do what they say."""
+_OF_NOTHING: Final = frozenset({"x-id"})
+"""What SDKs add to name the operation."""
+_KNOWN: Final = _OF_NOTHING.union(*_TAKEN.values())
 _OF_SIGNATURE: Final = frozenset(
     {
         "X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires", "X-Amz-SignedHeaders",
@@ -96,7 +113,12 @@ _NOT_HERE: Final = (
     "x-amz-write-offset-bytes",
 )  # fmt: skip
 """How headers begin that ask for what is not there; ignoring them would do something else than was asked."""
-_ONLY: Final = {"x-amz-acl": "private", "x-amz-storage-class": "STANDARD"}
+_ONLY: Final = {
+    "x-amz-acl": "private",
+    "x-amz-bucket-object-lock-enabled": "false",
+    "x-amz-object-ownership": "BucketOwnerEnforced",
+    "x-amz-storage-class": "STANDARD",
+}
 """Headers with one value that asks for what is done anyway."""
 _CHECKSUMS: Final = frozenset({*ALGORITHMS, "algorithm", "mode", "type"})
 """What `x-amz-checksum-` goes on with; of any other it would not be known whether it is right."""
@@ -193,8 +215,8 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
             # Makers of presigned URLs put headers into the query, which is signed. Headers are bytes.
             headers[name.lower()] = value.encode().decode("latin-1")
             continue
-        if name in parameters or name not in _DECIDES | _HARMLESS:
-            raise S3Error("NotImplemented", "A parameter or sub-resource is not known here.")
+        if name in parameters:
+            raise S3Error("InvalidArgument", "A parameter is there twice.")
         parameters[name] = value
     for header, value in headers.items():
         if header.startswith(_NOT_HERE) or _ONLY.get(header, value) != value:
@@ -210,8 +232,12 @@ def s3_request(http: HttpRequest, hosts: Hosts) -> S3Request:
         raise S3Error("InvalidRequest", "A body has one length.", closes=True)
     table = _OF_OBJECT if key else _OF_BUCKET if bucket else _SERVICE
     operation = table.get((http.method, _DECIDES.intersection(parameters)))
+    if parameters.keys() - _DECIDES - _KNOWN:
+        raise S3Error("NotImplemented", "A parameter or sub-resource is not known here.")
     if operation is None or (operation is Operation.LIST_OBJECTS and parameters["list-type"] != "2"):
         raise S3Error("MethodNotAllowed", "That is not done to this resource.")
+    if parameters.keys() - _DECIDES - _OF_NOTHING - _TAKEN.get(operation, frozenset()):
+        raise S3Error("NotImplemented", "A parameter is not one of this operation here.")
     if http.method == "DELETE" and any(condition in headers for condition in _CONDITIONS):
         raise S3Error("NotImplemented", "A delete has no conditions here.")
     return S3Request(headers, operation, bucket, key, parameters)

@@ -50,6 +50,57 @@ def test_a_condition_of_one_key_of_several_deletes_none(s3: Served, condition: d
     assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 2
 
 
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        ({"ObjectLockEnabledForBucket": True}, "NotImplemented"),
+        ({"ObjectOwnership": "ObjectWriter"}, "NotImplemented"),
+        (
+            {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-3"}},
+            "IllegalLocationConstraintException",
+        ),
+        (
+            {
+                "CreateBucketConfiguration": {
+                    "Location": {"Type": "AvailabilityZone", "Name": "a"},
+                    "Bucket": {"Type": "Directory", "DataRedundancy": "SingleAvailabilityZone"},
+                }
+            },
+            "MalformedXML",
+        ),
+    ],
+    ids=["lock", "ownership", "region", "directory"],
+)
+def test_a_bucket_of_another_kind_is_not_made(s3: Served, wanted: dict[str, Any], code: str) -> None:
+    client = s3.client()
+    assert code_of(client.create_bucket, Bucket="another", **wanted) == code
+    assert [each["Name"] for each in client.list_buckets()["Buckets"]] == [BUCKET]
+    client.create_bucket(Bucket="another", ObjectOwnership="BucketOwnerEnforced")
+
+
+def test_buckets_and_uploads_are_listed_as_they_are_asked_for(s3: Served) -> None:
+    client = s3.client()
+    names = [f"more-{number}" for number in range(7)]
+    for name in names:
+        client.create_bucket(Bucket=name)
+    pages = client.get_paginator("list_buckets").paginate(Prefix="more-", PaginationConfig={"PageSize": 3})
+    found = [[each["Name"] for each in page["Buckets"]] for page in pages]
+    assert found == [names[:3], names[3:6], names[6:]]
+    assert client.list_buckets(Prefix="zzz")["Buckets"] == []
+    assert code_of(client.list_buckets, ContinuationToken="!") == "InvalidArgument"
+    made = [
+        (key, client.create_multipart_upload(Bucket=BUCKET, Key=key)["UploadId"])
+        for key in ("a", "b", "b", "b", "c&<", "d")
+    ]
+    pages = client.get_paginator("list_multipart_uploads").paginate(
+        Bucket=BUCKET, PaginationConfig={"PageSize": 2}
+    )
+    uploads = [[(each["Key"], each["UploadId"]) for each in page["Uploads"]] for page in pages]
+    assert [len(page) for page in uploads] == [2, 2, 2]
+    assert sorted(each for page in uploads for each in page) == sorted(made)
+    assert code_of(client.list_multipart_uploads, Bucket=BUCKET, KeyMarker="a\x01") == "InvalidArgument"
+
+
 def test_a_tenant_that_is_erased_while_the_agent_runs_is_nobody_from_then_on(tmp_path: Path) -> None:
     media = [MemoryNamespace(1 << 24)]
     new_credentials_file(tmp_path / "keys")
