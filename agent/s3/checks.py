@@ -82,6 +82,8 @@ class BodyChecks:
             digest.update(piece)
 
     def finish(self, trailers: Mapping[str, str]) -> None:
+        if any(not self._trailer or name != PREFIX + self._trailer for name in trailers):
+            raise S3Error("InvalidRequest", "There is a trailer that x-amz-trailer does not name.")
         if self._trailer:
             size = len(self._digests[self._trailer].digest())
             self._expected[self._trailer] = _decoded(trailers.get(PREFIX + self._trailer, ""), size)

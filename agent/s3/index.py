@@ -100,6 +100,8 @@ class Upload:
     key: str
     made_ns: int
     headers: Mapping[str, str]
+    algorithm: str = ""
+    """The checksum that its parts are to have, where one was announced."""
 
 
 @dataclass(slots=True)
@@ -287,7 +289,7 @@ class Index:
             self._check_room(tx)
             if tx.execute("SELECT COUNT(*) FROM uploads").fetchone()[0] >= UPLOADS_MAX:
                 raise S3Error("SlowDown", f"There are {UPLOADS_MAX} uploads under way already.")
-            extra = json.dumps({"headers": dict(new.headers)})
+            extra = json.dumps({"headers": dict(new.headers), "algorithm": new.algorithm})
             row = (new.name, bucket, new.key.encode(), new.made_ns, extra)
             tx.execute("INSERT INTO uploads VALUES (?, ?, ?, ?, ?)", row)
 
@@ -444,7 +446,8 @@ def _object(row: Sequence[Any]) -> StoredObject:
 
 
 def _upload(row: Sequence[Any]) -> Upload:
-    return Upload(row[0], row[1].decode(), row[2], json.loads(row[3])["headers"])
+    extra = json.loads(row[3])
+    return Upload(row[0], row[1].decode(), row[2], extra["headers"], extra.get("algorithm", ""))
 
 
 def _past(prefix: bytes) -> bytes | None:

@@ -65,7 +65,11 @@ class ObjectWrites:
     async def put_part(self, store: ObjectStore, request: S3Request, body: Body) -> Answer:
         _need_length(body)
         number, name = _part_number(request.parameters["partNumber"]), _upload_name(request)
-        await self._workers.ask(store, lambda: store.index.upload(request.bucket, request.key, name))
+        question = partial(store.index.upload, request.bucket, request.key, name)
+        announced = (await self._workers.ask(store, question)).algorithm
+        if announced and body.checks.algorithm not in ("", announced):
+            message = f"The parts of this upload have {announced}, and this one {body.checks.algorithm}."
+            raise S3Error("InvalidRequest", message)
 
         def commit(runner: Runner, piece: Piece) -> list[str]:
             part = Part(number, piece, body.checks.md5, time.time_ns(), body.checks.checksum)
@@ -96,11 +100,12 @@ class ObjectWrites:
 
     async def begin_upload(self, store: ObjectStore, request: S3Request) -> Answer:
         headers = _kept_headers(request.headers)
-        new = Upload(secrets.token_urlsafe(24), request.key, time.time_ns(), headers)
+        algorithm = request.headers.get("x-amz-checksum-algorithm", "")
+        new = Upload(secrets.token_urlsafe(24), request.key, time.time_ns(), headers, algorithm.lower())
         await self._workers.ask(store, lambda: store.index.begin_upload(request.bucket, new))
         names = [("Bucket", request.bucket), ("Key", request.key), ("UploadId", new.name)]
         answer = xml_answer("InitiateMultipartUploadResult", names)
-        if algorithm := request.headers.get("x-amz-checksum-algorithm"):
+        if algorithm:
             answer.headers.append(("x-amz-checksum-algorithm", algorithm))
         return answer
 
@@ -250,8 +255,8 @@ def _chosen(rows: list[dict[str, str]], parts: Mapping[int, Part]) -> list[Part]
         if chosen and chosen[-1].piece.size < PART_BYTES_MIN:
             raise S3Error("EntityTooSmall", f"Parts but the last have {PART_BYTES_MIN} bytes at the least.")
         algorithm, _, value = part.checksum.partition(":")
-        said = row.get("Checksum" + algorithm.upper()) if algorithm else None
-        if said not in (None, value):
+        said = {leaf: text for leaf, text in row.items() if leaf not in ("PartNumber", "ETag")}
+        if said.items() - {("Checksum" + algorithm.upper(), value)}:
             raise S3Error("InvalidPart", "A part's checksum is not the one that is meant.")
         chosen.append(part)
     if sum(part.piece.size for part in chosen) > OBJECT_BYTES_MAX:

@@ -138,6 +138,14 @@ def test_a_decoded_length_that_lies_stores_nothing(s3: Served) -> None:
     assert not is_there(s3)
 
 
+def test_a_trailer_that_was_not_announced_stores_nothing(s3: Served) -> None:
+    body = b"5\r\nhello\r\n0\r\nx-amz-checksum-crc32:AAAAAA==\r\n\r\n"
+    head = put_head(payload=UNSIGNED_TRAILER, x_amz_decoded_content_length="5", content_length=str(len(body)))
+    assert send(s3, head, body)[0] == 400
+    wait_until(lambda: holds_nothing(s3))
+    assert not is_there(s3)
+
+
 def test_a_body_without_a_length_or_of_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with served(tmp_path, object_max=1 << 20) as s3:
         assert send(s3, put_head(transfer_encoding="chunked"), b"5\r\nhello\r\n0\r\n\r\n")[0] == 411

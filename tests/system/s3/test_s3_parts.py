@@ -130,9 +130,24 @@ def test_the_checksum_of_the_whole_is_checked_and_given_back(
     assert client.list_objects_v2(Bucket=BUCKET)["KeyCount"] == 1
 
 
+def test_parts_have_the_checksum_that_was_announced_and_the_one_that_completes_them(s3: Served) -> None:
+    client = s3.client()
+    upload = client.create_multipart_upload(Bucket=BUCKET, Key=KEY, ChecksumAlgorithm="SHA256")["UploadId"]
+    which = {"Bucket": BUCKET, "Key": KEY, "UploadId": upload}
+    part = {**which, "PartNumber": 1, "Body": b"one"}
+    assert code_of(client.upload_part, **part, ChecksumAlgorithm="CRC32") == "InvalidRequest"
+    made = client.upload_part(**part, ChecksumAlgorithm="SHA256")
+    wrong = text_of(0, 32)
+    for said in ({"ChecksumSHA256": wrong}, {"ChecksumCRC32": text_of(checksums.crc32(b"one"), 4)}):
+        rows = {"Parts": [{"PartNumber": 1, "ETag": made["ETag"], **said}]}
+        assert code_of(client.complete_multipart_upload, **which, MultipartUpload=rows) == "InvalidPart"
+    rows = {"Parts": [{"PartNumber": 1, "ETag": made["ETag"], "ChecksumSHA256": made["ChecksumSHA256"]}]}
+    client.complete_multipart_upload(**which, MultipartUpload=rows)
+
+
 def test_a_checksum_that_cannot_be_told_of_the_parts_is_refused(s3: Served) -> None:
     client = s3.client()
-    upload = begun(client, [b"one"], ChecksumAlgorithm="SHA256")
+    upload = begun(client, [b"one"], ChecksumAlgorithm="CRC32")
     assert (
         code_of(client.complete_multipart_upload, **upload, ChecksumCRC64NVME="AAAAAAAAAAA=")
         == "InvalidRequest"
