@@ -5,14 +5,18 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agent.pool.pool_map import TenantName
 from agent.sizes import Size
 
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_HOST = re.compile(r"[a-z0-9\[\]:.-]{1,253}")
+_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+BUCKET: Final = re.compile(rf"(?=.{{3,63}}\Z)(?!\d+(?:\.\d+){{3}}\Z){_LABEL}(?:\.{_LABEL})*")
+"""A bucket's name: labels as those of a host, and no address of IPv4 ("Bucket naming rules" of Amazon's S3
+user guide)."""
+_HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\]")
 
 
 def parse_listener(text: str) -> tuple[str, int]:
@@ -43,7 +47,7 @@ class S3TenantSection(BaseModel):
     @classmethod
     def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if _BUCKET.fullmatch(name) is None:
+            if BUCKET.fullmatch(name) is None:
                 raise ValueError(f"{name!r} is no name for a bucket")
         return names
 
@@ -135,8 +139,8 @@ class S3Section(BaseModel):
             raise ValueError("a tenant is named twice")
         for each in self.hosts:
             host, equals, bucket = each.partition("=")
-            if not equals or _HOST.fullmatch(host) is None or _BUCKET.fullmatch(bucket) is None:
-                raise ValueError(f"{each!r} is no HOST=BUCKET")
+            if not equals or _HOST.fullmatch(host) is None or BUCKET.fullmatch(bucket) is None:
+                raise ValueError(f"{each!r} is no HOST=BUCKET (without a port; IPv6 in brackets)")
         if self.domain and _HOST.fullmatch(self.domain) is None:
             raise ValueError(f"{self.domain!r} is no domain")
         return self

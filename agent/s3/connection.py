@@ -248,9 +248,7 @@ class Connection:
             return
         number = secrets.token_hex(8).upper()
         document = error(refusal.code, refusal.message, resource, number)
-        headers = [("content-type", "application/xml"), ("x-amz-request-id", number)]
-        if refusal.code == "InvalidRange":
-            headers.append(("accept-ranges", "bytes"))
+        headers = [("content-type", "application/xml"), ("x-amz-request-id", number), *refusal.headers]
         unread = self._http.their_state is not h11.DONE
         if unread:
             # Of a body that is not read it is not known where it ends; and who waits for a word to begin

@@ -57,7 +57,7 @@ def read_credentials_file(path: Path, tenant: str) -> list[AccessKey]:
     except configparser.Error:
         # Its message quotes the line, and the line may be a secret.
         raise ConfigError(f"{path} is no file of credentials", "make one with `g35 key make-s3`") from None
-    found = []
+    found: list[AccessKey] = []
     for name in parser.sections():
         key_id = parser.get(name, "aws_access_key_id", fallback="")
         secret = parser.get(name, "aws_secret_access_key", fallback="").encode()
@@ -66,6 +66,8 @@ def read_credentials_file(path: Path, tenant: str) -> list[AccessKey]:
                 f"{path}: section {name} has no usable aws_access_key_id and aws_secret_access_key",
                 f"a secret has {SECRET_BYTES_MIN} bytes at the least; make one with `g35 key make-s3`",
             )
+        if any(key.key_id == key_id for key in found):
+            raise ConfigError(f"{path} has one access key in two sections, {name} among them", "remove one")
         found.append(AccessKey(key_id, SecretKey(secret), tenant))
     if not 1 <= len(found) <= KEYS_MAX:
         raise ConfigError(f"{path} has {len(found)} access keys", f"it must have 1 to {KEYS_MAX}")

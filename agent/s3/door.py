@@ -284,6 +284,10 @@ def _tls(section: S3Section) -> ssl.SSLContext | None:
     if section.certificate is None or section.private_key is None:
         return None
     _check_private(section.private_key)
+    try:
+        section.certificate.open("rb").close()
+    except OSError as error:
+        raise ConfigError(f"cannot open {section.certificate}: {error.strerror}", "check the path") from None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

@@ -7,6 +7,7 @@ the connection cannot go on, because where the next request begins is not known 
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from typing import Final
 
 from agent.fs.interface import FsError
@@ -62,11 +63,15 @@ S3 is never full, and WebDAV's status says it (RFC 4918, 11.5)."""
 class S3Error(Exception):
     """The request is refused, with one of the codes above."""
 
-    def __init__(self, code: str, message: str, *, closes: bool = False) -> None:
+    def __init__(
+        self, code: str, message: str, *, closes: bool = False, headers: Sequence[tuple[str, str]] = ()
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.closes = closes
+        self.headers = headers
+        """What the answer says beside the code."""
 
     @property
     def status(self) -> int:

@@ -193,7 +193,11 @@ def _check_conditions(request: S3Request, found: StoredObject) -> None:
     if match is not None and not names(match, found.etag):
         raise S3Error("PreconditionFailed", "If-Match names another object.")
     if none_match is not None and names(none_match, found.etag):
-        raise S3Error("NotModified", "")
+        raise S3Error("NotModified", "", headers=_validators(found))
+
+
+def _validators(found: StoredObject) -> list[tuple[str, str]]:
+    return [("etag", f'"{found.etag}"'), ("last-modified", http_time(found.changed_ns))]
 
 
 def names(condition: str, etag: str) -> bool:
@@ -210,11 +214,7 @@ def _described(request: S3Request, found: StoredObject, *, whole: bool = True) -
                 raise S3Error("InvalidArgument", f"{name} is no value of a header.")
             headers[name.removeprefix("response-")] = value
     answer = Answer(200, list(headers.items()))
-    answer.headers += [
-        ("etag", f'"{found.etag}"'),
-        ("last-modified", http_time(found.changed_ns)),
-        ("accept-ranges", "bytes"),
-    ]
+    answer.headers += [*_validators(found), ("accept-ranges", "bytes")]
     if found.checksum and whole and request.headers.get("x-amz-checksum-mode", "").upper() == "ENABLED":
         name, _, value = found.checksum.partition(":")
         answer.headers += [(PREFIX + name, value), ("x-amz-checksum-type", "FULL_OBJECT")]

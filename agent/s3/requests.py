@@ -18,11 +18,11 @@ from agent.s3.checks import ALGORITHMS, PREFIX
 from agent.s3.errors import S3Error
 from agent.s3.signature import HttpRequest
 from agent.s3.xml_out import UNFIT
+from agent.s3_section import BUCKET
 
 KEY_BYTES_MAX: Final = 1024
 TARGET_BYTES_MAX: Final = 8192
 PARAMETERS_MAX: Final = 64
-BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _TOKEN = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _PRINTABLE = re.compile(r"(?:[!-~\x80-\xff](?:[\t -~\x80-\xff]*[!-~\x80-\xff])?)?")
 _ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -276,7 +276,8 @@ def byte_range(header: str, size: int) -> tuple[int, int] | None:
         if match[2] and int(match[2]) < start:
             return None
     if start >= end:
-        raise S3Error("InvalidRange", "The object has no such bytes.")
+        says = [("accept-ranges", "bytes"), ("content-range", f"bytes */{size}")]
+        raise S3Error("InvalidRange", "The object has no such bytes.", headers=says)
     return start, end
 
 

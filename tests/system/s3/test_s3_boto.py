@@ -128,6 +128,19 @@ def test_conditions_of_reads_and_writes(s3: Served) -> None:
     assert body_of(client, "a") == b"one"
 
 
+def test_what_is_not_sent_is_told_apart_by_its_headers(s3: Served) -> None:
+    client = s3.client()
+    etag = client.put_object(Bucket=BUCKET, Key="a", Body=b"0123456789")["ETag"]
+    with pytest.raises(ClientError) as refused:
+        client.get_object(Bucket=BUCKET, Key="a", IfNoneMatch=etag)
+    found = refused.value.response["ResponseMetadata"]
+    assert (found["HTTPStatusCode"], found["HTTPHeaders"]["etag"]) == (304, etag)
+    with pytest.raises(ClientError) as refused:
+        client.get_object(Bucket=BUCKET, Key="a", Range="bytes=10-")
+    found = refused.value.response["ResponseMetadata"]
+    assert (found["HTTPStatusCode"], found["HTTPHeaders"]["content-range"]) == (416, "bytes */10")
+
+
 def test_listings_have_pages_prefixes_and_delimiters(s3: Served) -> None:
     client = s3.client()
     keys = [f"{folder}/{number:02}" for folder in ("a", "b", "c") for number in range(4)]

@@ -66,3 +66,11 @@ def test_a_private_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
     private.chmod(0o640)
     with pytest.raises(ConfigError, match="can be read by others"):
         Served(tmp_path, certificate=str(certificate), private_key=str(private))
+
+
+@pytest.mark.parametrize("which", ["certificate", "private_key"])
+def test_a_file_that_is_missing_is_called_by_its_name(tmp_path: Path, which: str) -> None:
+    certificate, private = make_certificate(tmp_path)
+    files = {"certificate": str(certificate), "private_key": str(private)} | {which: str(tmp_path / "none")}
+    with pytest.raises(ConfigError, match=r"cannot open .*/none: No such file"):
+        Served(tmp_path, **files)

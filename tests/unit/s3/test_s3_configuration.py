@@ -47,6 +47,11 @@ def test_an_s3_door_is_a_way_to_the_pool_and_there_is_none_unless_it_is_asked_fo
         ({"listen": ["127.0.0.1:1"], "tenants": [{**TENANT, "buckets": ["A"]}]}, "no name for a bucket"),
         ({"listen": ["127.0.0.1:1"], "tenants": [{**TENANT, "secret": "x"}]}, "unknown key"),
         ({"listen": ["127.0.0.1:1"], "tenants": [TENANT], "hosts": ["x"]}, "no HOST=BUCKET"),
+        (
+            {"listen": ["127.0.0.1:1"], "tenants": [TENANT], "hosts": ["localhost:9036=blocks"]},
+            "without a port",
+        ),
+        ({"listen": ["127.0.0.1:1"], "tenants": [{**TENANT, "buckets": ["a..b"]}]}, "no name for a bucket"),
         ({"listen": ["127.0.0.1:1"], "tenants": [TENANT], "secret_key": "x"}, "unknown key"),
     ],
 )
@@ -80,8 +85,9 @@ SECRET = "a-secret-that-nobody-may-see"
         "[a]\naws_access_key_id = G35X\naws_secret_access_key = short",
         f"[a]\naws_secret_access_key = {SECRET}",
         "[a]\naws_access_key_id = G35X\naws_secret_access_key = \u00e9" + SECRET,
+        "".join(f"[{name}]\naws_access_key_id = G35X\naws_secret_access_key = {SECRET}\n" for name in "ab"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_a_file_that_is_not_one_of_access_keys_is_refused_without_quoting_it(
     tmp_path: Path, text: str
