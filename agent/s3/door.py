@@ -224,9 +224,8 @@ class S3Door:
                 try:
                     more |= await self._workers.run(store, store.tidy)
                     if now >= next_look:
-                        before_ns = time.time_ns() - int(seconds * 1e9)
-                        for name in await self._workers.ask(
-                            store, partial(store.index.old_uploads, before_ns)
+                        for name in await self._workers.run(
+                            store, partial(store.old_uploads, seconds=seconds)
                         ):
                             await self._workers.run(store, partial(store.end_upload, name=name))
                 except Exception as bug:

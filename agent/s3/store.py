@@ -15,6 +15,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -170,6 +171,10 @@ class ObjectStore:
                 self._complaints.world("a file that is gone stays among the spare ones", refused.message)
                 return name
         return None
+
+    def old_uploads(self, runner: Runner, seconds: float) -> list[str]:
+        """Uploads that were begun longer ago."""
+        return self.index.old_uploads(time.time_ns() - int(seconds * 1e9))
 
     def end_upload(self, runner: Runner, name: str) -> None:
         """Give up an upload."""
