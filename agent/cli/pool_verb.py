@@ -119,14 +119,7 @@ def format_pool(
     seen_maps.note(pool_map, {volume.volume_id for volume in pool_map.volumes})
     for names in sorted(configuration.agent.state.glob("*files.sqlite")):
         if names_another(names, pool_map.pool_id):
-            # The index of an S3 tenant is of no use without the names of its files (agent/s3/opening.py).
-            index = names.with_name(names.name.replace(".files.", "."))
-            those = " and ".join(str(each) for each in dict.fromkeys((names, index)))
-            print(
-                f"{names} names files of another pool, and is not served with this one; if that is gone, "
-                f"remove {those}, and what is named after them (-wal, -shm)",
-                file=sys.stderr,
-            )
+            print(_of_another_pool(names), file=sys.stderr)
     print(f"pool {pool_map.pool_id}: {len(pool_map.namespaces)} namespaces, {len(pool_map.volumes)} volumes")
 
 
@@ -216,6 +209,17 @@ def short_of_second_copies(volume: MapVolume) -> str:
     return (
         f"volume {volume.name}: most of its slots lie on one namespace, so there is room for two copies of "
         f"{SLOTS_PER_SET * beside} values only; what comes beyond is kept once. Drives of one size hold more"
+    )
+
+
+def _of_another_pool(names: Path) -> str:
+    """What is said of a file of names that goes with none of the blocks here."""
+    # The index of a tenant of the S3 door lists objects that are nowhere without the names of their files.
+    index = names.with_name(names.name.replace(".files.", "."))
+    those = " and ".join(str(each) for each in dict.fromkeys((names, index)))
+    return (
+        f"{names} names files of another pool, and is not served with this one; if that is gone, "
+        f"remove {those}, and what is named after them (-wal, -shm)"
     )
 
 

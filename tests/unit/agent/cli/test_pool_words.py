@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 
 import pytest
 
-from agent.cli.pool_verb import carried, pool_in
+from agent.cli.pool_verb import _of_another_pool, carried, pool_in
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.opening import Content, Inspection
@@ -58,3 +59,9 @@ def test_pools_that_cannot_be_gone_by_are_shown_before_they_are_refused() -> Non
         found, refused = pool_in(seen)
         assert found is None
         assert other.pool_id in str(refused)
+
+
+def test_after_a_new_format_all_that_names_what_is_gone_is_named() -> None:
+    assert "remove /state/files.sqlite, and" in _of_another_pool(Path("/state/files.sqlite"))
+    of_a_tenant = _of_another_pool(Path("/state/s3-ab12.files.sqlite"))
+    assert "remove /state/s3-ab12.files.sqlite and /state/s3-ab12.sqlite, and" in of_a_tenant
