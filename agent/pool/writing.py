@@ -58,10 +58,8 @@ class TooLong(BadPut):
 
 
 def new_generation(wall: float) -> int:
-    """A number that no other write has: microseconds since the epoch and a random byte.
-
-    Its order only breaks ties between two entries of one key; a clock that jumps costs a hit at most.
-    """
+    """A number that no other write has: microseconds since the epoch and a random byte."""
+    # Its order only breaks ties between two entries of one key; a clock that jumps costs a hit at most.
     return int(wall * 1e6) << 8 | random_bytes(1)[0]
 
 
