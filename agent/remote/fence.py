@@ -7,8 +7,9 @@ it is never written again, and nothing else is written over the place that it wa
 longer land: those writes are refused, and so is the put that they belong to (docs/multipath.md).
 
 A write that was given up may land for as long as it is neither answered nor its queue gone, however long that
-is: the worker that owns the queue may have nothing else to do there and not look at it. So `look`, which the
-supervisor calls again and again, has the controller reset where one is older than its bound.
+is. The worker that owns the queue may have nothing else to do there, and leave an answer unread that has come
+long ago. So `look`, which the supervisor calls again and again, has the answers taken that are there, and
+then the controller reset where a write without one is older than its bound.
 
 One fence is shared by all workers; a place is a range of bytes of a namespace.
 """
@@ -50,6 +51,12 @@ class Sessions(Protocol):
     def complain(self, epoch: int) -> None: ...
 
 
+class Owner(Protocol):
+    """Whose queues the commands were sent by (agent/remote/lanes.py)."""
+
+    def look_for_answers(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GivenUp:
     """Commands of a write that nobody waits for any more, and the session that their queue belongs to."""
@@ -57,6 +64,7 @@ class GivenUp:
     commands: Sequence[Command]
     sessions: Sessions
     epoch: int
+    owner: Owner | None = None
 
     @property
     def answered(self) -> bool:
@@ -156,19 +164,20 @@ class Fence:
             )
 
     def look(self, now: float) -> None:
-        """Have every controller reset that a write was given up at which is older than `COMMAND_SECONDS`."""
+        """Have the answers taken that have come, and then every controller reset that a write was given up at
+        which is older than `COMMAND_SECONDS`."""
         if now >= self._until:
             return
-        with self._lock:
-            self._tidy(now)
-            overdue = [
-                each
-                for place in self._places.values()
-                for each in place.given_up
-                if each.is_older(COMMAND_SECONDS, now)
-            ]
+        for owner in {each.owner for each in self._given_up(now) if each.owner is not None}:
+            owner.look_for_answers()
+        overdue = [each for each in self._given_up(now) if each.is_older(COMMAND_SECONDS, now)]
         for sessions, epoch in {(each.sessions, each.epoch) for each in overdue}:
             sessions.complain(epoch)
+
+    def _given_up(self, now: float) -> list[GivenUp]:
+        with self._lock:
+            self._tidy(now)
+            return [each for place in self._places.values() for each in place.given_up]
 
     def _set(self, where: tuple[bytes, int, int], place: _Place) -> None:
         nguid, first, end = where

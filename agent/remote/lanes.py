@@ -3,6 +3,7 @@
 A `WorkerLanes` belongs to one thread. It connects a queue to an enclosure when it first needs one and
 the supervisor's session stands, reads and writes on it, and while it waits for one answer it receives
 for all. Buffers are the worker's own as well, page-aligned and as long as the longest operation needs.
+Only where the worker is idle another thread takes what has arrived at its queues (`look_for_answers`).
 
 Nothing here raises for the fabric's sake. What cannot be sent is a `LanePending` that has failed.
 """
@@ -44,6 +45,8 @@ CONNECT_WAIT_SECONDS: Final = 0.04
 RETRY_CONNECT_SECONDS: Final = 0.5
 WARM_SECONDS: Final = 0.25
 """How often the queues of paths that are not in use are looked after."""
+CLOSE_WAIT_SECONDS: Final = 0.1
+"""How long the end of a worker waits for another thread's look at its queues."""
 FENCED: Final = "a write that was not answered may still land there"
 
 
@@ -82,6 +85,9 @@ class WorkerLanes(KvCommands):
         self._receive = payload_memory(BUFFER_BYTES)
         self._send = payload_memory(BUFFER_BYTES)
         self._warm_at = 0.0
+        self._in_use = threading.RLock()
+        """Of whoever uses the queues: the thread that runs steps, for as long as they run."""
+        self._look_asked = False
 
     # -- Lanes ----------------------------------------------------------------------------------
 
@@ -240,7 +246,7 @@ class WorkerLanes(KvCommands):
                 return True
             why = failed
             if request is not None and any(command.cid >= 0 for command in built):
-                request.over(built, self._fabric.fence, now)
+                request.over(built, self._fabric.fence, now, self)
                 if not is_read:
                     break
         if not base and pending.queue is None:
@@ -265,13 +271,30 @@ class WorkerLanes(KvCommands):
     def connect_ahead(self, seconds: float = CONNECT_SECONDS) -> None:
         """Connect to every enclosure whose session stands, before the first request wants it."""
         end = time.monotonic() + seconds
-        for enclosure in self._fabric.enclosures:
-            self._queue(enclosure, time.monotonic(), patience=0.0)
-        for enclosure in self._fabric.enclosures:
-            lane = self._lanes.get(id(enclosure))
-            if lane is not None and lane.connecting is not None:
-                lane.connecting.wait(max(0.0, end - time.monotonic()))
+        with self._in_use:
+            for enclosure in self._fabric.enclosures:
                 self._queue(enclosure, time.monotonic(), patience=0.0)
+            for enclosure in self._fabric.enclosures:
+                lane = self._lanes.get(id(enclosure))
+                if lane is not None and lane.connecting is not None:
+                    lane.connecting.wait(max(0.0, end - time.monotonic()))
+                    self._queue(enclosure, time.monotonic(), patience=0.0)
+
+    def look_for_answers(self) -> None:
+        """Take the answers to requests that were given up, where some have come; on any thread, and without
+        waiting. A worker that is busy does so itself, with its next wait."""
+        self._look_asked = True
+        if self._in_use.acquire(blocking=False):
+            try:
+                self._take_answers()
+            finally:
+                self._in_use.release()
+
+    def _take_answers(self) -> None:
+        self._look_asked = False
+        for lane in self._lanes.values():
+            if lane.queue is not None:
+                lane.queue.oldest_abandoned()
 
     def _queue(
         self, enclosure: Enclosure, now: float, patience: float = CONNECT_WAIT_SECONDS
@@ -340,6 +363,8 @@ class WorkerLanes(KvCommands):
 
     def close(self) -> None:
         """Hang up every queue; the worker is done."""
+        # Of a thread that hangs at the end of everything nothing is waited for.
+        held = self._in_use.acquire(timeout=CLOSE_WAIT_SECONDS)
         for lane in self._lanes.values():
             if lane.connecting is not None:
                 lane.connecting.give_up()
@@ -347,6 +372,8 @@ class WorkerLanes(KvCommands):
             if lane.queue is not None:
                 lane.queue.close()
                 lane.queue = None
+        if held:
+            self._in_use.release()
 
     # -- Runner ---------------------------------------------------------------------------------
 
@@ -359,6 +386,7 @@ class WorkerLanes(KvCommands):
         """Drive steps to their end on this thread, with these lanes as `current_lanes`."""
         _current.lanes = self
         answer: bool | None = None
+        self._in_use.acquire()
         try:
             while True:
                 wanted = steps.send(answer)  # type: ignore[arg-type]  # a generator begins with None
@@ -372,9 +400,13 @@ class WorkerLanes(KvCommands):
         except StopIteration as finished:
             value: T = finished.value
             return value
+        finally:
+            self._in_use.release()
 
     def _wait(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
         """Wait for a request, by as many paths as it takes; see agent/remote/paths.py."""
+        if self._look_asked:
+            self._take_answers()
         while (request := pending.request) is not None:
             now = time.monotonic()
             ways = self._fabric.ways_to(request.namespace, request.nguid)
@@ -426,7 +458,7 @@ class WorkerLanes(KvCommands):
         """It goes by no other path any more."""
         request, pending.request = pending.request, None
         if request is not None:
-            request.over(pending.commands, self._fabric.fence, time.monotonic())
+            request.over(pending.commands, self._fabric.fence, time.monotonic(), self)
 
     def _wait_here(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
         queue, asked = pending.queue, pending.asked

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from agent.remote.fabric import Enclosure, Route
-from agent.remote.fence import GIVEN_UP_SECONDS, LOST_SECONDS, Fence, GivenUp
+from agent.remote.fence import GIVEN_UP_SECONDS, LOST_SECONDS, Fence, GivenUp, Owner
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue
 from nvmeof.wire.status import Status
@@ -86,14 +86,15 @@ class Request:
             return 0
         return min(received, self.size - 1) // self.lba_bytes * self.lba_bytes
 
-    def over(self, commands: Sequence[Command], fence: Fence, now: float) -> None:
-        """It goes nowhere any more: a write whose fate is unknown puts a fence around its place."""
+    def over(self, commands: Sequence[Command], fence: Fence, now: float, owner: Owner | None = None) -> None:
+        """It goes nowhere any more: a write whose fate is unknown puts a fence around its place. `owner` is
+        that of the queue that it was sent by."""
         if self.is_read:
             return
         if any(command.lost for command in commands):
             fence.put_up(self.nguid, self._at, self.size, now + LOST_SECONDS, now)
         elif given_up := [command for command in commands if command.cid >= 0 and not command.done]:
-            at_its_queue = GivenUp(given_up, self.tried[-1], self.epoch)
+            at_its_queue = GivenUp(given_up, self.tried[-1], self.epoch, owner)
             fence.put_up(self.nguid, self._at, self.size, now + GIVEN_UP_SECONDS, now, at_its_queue)
 
 

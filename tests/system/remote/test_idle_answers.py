@@ -1,0 +1,61 @@
+"""An answer that comes late to a worker which has nothing else to do there is taken all the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import trio
+
+from agent.pool.steps import Steps
+from agent.pool.tally import MissCause
+from agent.pool.volume import wait_for
+from agent.remote.lanes import WorkerLanes
+from agent.remote.supervisor import Supervisor
+from emulator.jbof.enclosure import Enclosure, EnclosureSettings
+from tests.system.remote.test_supervisor import DRIVES, HOST, HOST_ID, section, until
+
+T = TypeVar("T")
+
+PATIENCE, SLOW = 0.05, 0.5
+"""Seconds: a write's deadline, and how long the drive takes for it."""
+
+
+def write(lanes: WorkerLanes) -> Steps[MissCause | None]:
+    pending = lanes.write(0, 0, [bytes(4096)])
+    return (yield from wait_for(lanes, pending, lanes.now() + PATIENCE))
+
+
+def test_an_answer_that_comes_late_to_an_idle_worker_resets_nothing() -> None:
+    async def main() -> None:
+        with Enclosure(EnclosureSettings(**DRIVES)) as shelf, ThreadPoolExecutor(1) as worker:
+
+            async def by_worker(work: Callable[[], T]) -> T:
+                doing = worker.submit(work)
+                await until(doing.done, "the worker")
+                return doing.result()
+
+            supervisor = Supervisor([section(shelf)], HOST, HOST_ID, 2)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.run)
+                await supervisor.all_tried(10)
+                fabric = supervisor.fabric
+                [ours] = fabric.enclosures
+                await until(lambda: ours.namespaces, "its namespace")
+                fabric.adopt([ours.namespaces[0].nguid])
+                lanes, epoch = WorkerLanes(fabric, 1), ours.epoch
+                await by_worker(lanes.connect_ahead)
+                shelf.drive(0).set_slow(SLOW)
+                assert await by_worker(lambda: lanes.run(write(lanes))) is MissCause.LATE
+                place = fabric.nguids[0], 0, 4096
+                assert fabric.fence.stands(*place, time.monotonic())
+                await until(lambda: not fabric.fence.stands(*place, time.monotonic()), "the end of the fence")
+                assert ours.epoch == epoch, "the controller is healthy"
+                shelf.drive(0).set_slow(0.0)
+                assert await by_worker(lambda: lanes.run(write(lanes))) is None
+                lanes.close()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
