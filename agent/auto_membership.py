@@ -97,7 +97,7 @@ class AutoMembership:
         where it cannot tell."""
         self._section, self._fabric, self._root = section, fabric, root
         self._in_force, self._moves_left = in_force, moves_left
-        self.view = Fabric(fabric.enclosures, fence=fabric.fence)
+        self.view = Fabric(fabric.enclosures, fence=fabric.fence, unflushed=fabric.unflushed)
         self._patience = Patience(section.join_after_s)
         self._refused: dict[str, str] = {}
         self._waiting_for = ""

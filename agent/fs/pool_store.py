@@ -12,14 +12,16 @@ says that the volume was erased: an agent does not remove files because of what 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from agent.fs.files.block_store import StoreFull, StoreUnavailable
 from agent.fs.files.home import Home, noted_home
+from agent.fs.unsynced import Unsynced, UnsyncedBlocks, stands
 from agent.pool.reading import Reading
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
@@ -28,11 +30,15 @@ from agent.pool.upkeep import delete
 from agent.pool.volume import Volume
 from agent.pool.writing import PutRefused, Writing
 
+log = logging.getLogger(__name__)
+
 PIECE_BYTES: Final = 1 << 20
 """A block is sealed and sent in pieces of this size; a worker's buffer holds no more."""
 OPEN_BLOCKS_MAX: Final = 1024
 """Blocks whose header is remembered, so that reading on in a block does not ask for it again."""
 
+FLUSHES_MAX: Final = 3
+"""So often an fsync flushes, where blocks have to be read again because sessions ended."""
 MAP_CHANGES_MAX: Final = 3
 """So often a block is looked for by the newest map, where that becomes another meanwhile."""
 
@@ -67,6 +73,7 @@ class PoolBlockStore:
         self._lanes = lanes
         self._open: OrderedDict[bytes, Reading] = OrderedDict()
         self._lock = threading.Lock()
+        self._unsynced = UnsyncedBlocks()
 
     @property
     def capacities(self) -> tuple[int, ...]:
@@ -74,6 +81,7 @@ class PoolBlockStore:
 
     def put(self, block_id: bytes, capacity: int, data: memoryview) -> Steps[None]:
         volume, lanes = self._volumes[capacity], self._lanes()
+        first = lanes.written() + 1
         writing = Writing(volume, block_id, length=len(data), may_evict=False)
         try:
             for at in range(0, len(data), PIECE_BYTES):
@@ -86,6 +94,11 @@ class PoolBlockStore:
         finally:
             if not writing.finished:
                 yield from writing.drop(lanes)
+        namespaces = {place.namespace for place in volume.places(volume.placement.pseudonym(block_id))}
+        self._unsynced.add(block_id, Unsynced(first, lanes.written(), len(data), tuple(namespaces)))
+        if self._unsynced.is_full:
+            yield from flush_written(lanes, self._members())
+            self._unsynced.settle(lanes, all_of_them=True)
 
     def get(
         self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
@@ -139,6 +152,7 @@ class PoolBlockStore:
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
         volume, lanes = self._volume(capacity), self._lanes()
         self._forget(block_id)
+        self._unsynced.forget(block_id)
         try:
             yield from delete(volume, lanes, block_id, lanes.now() + volume.timing.write_deadline)
         except PutRefused as refused:
@@ -146,18 +160,58 @@ class PoolBlockStore:
 
     def flush(self, blocks: Iterable[tuple[bytes, int]] | None = None) -> Steps[None]:
         lanes = self._lanes()
-        members = {
-            extent.namespace for volume in self._volumes.values() for extent in volume.settings.extents
-        }
-        failed = yield from flush_written(lanes, sorted(members))
-        if not failed:
+        failed = yield from flush_written(lanes, self._members())
+        in_doubt = self._unsynced.settle(lanes)
+        if failed and blocks is None:
+            raise StoreUnavailable(_not_flushed(failed))
+        if blocks is None or not (failed or in_doubt):
             return
-        why = f"an enclosure did not flush: {next(iter(failed.values()))}"
-        if blocks is None:
-            raise StoreUnavailable(why)
+        blocks = list(blocks)
+        for _ in range(FLUSHES_MAX):
+            if not in_doubt or not (yield from self._read_again(lanes, blocks)):
+                break
+            # What stands may have been written again since, and be in a cache once more.
+            failed = yield from flush_written(lanes, self._members())
+            in_doubt = self._unsynced.settle(lanes)
+        else:
+            raise StoreUnavailable("sessions to an enclosure end all the time")
+        if failed:
+            for name, capacity in blocks:
+                if not (yield from self._lies_apart(name, capacity, failed)):
+                    raise StoreUnavailable(_not_flushed(failed))
+
+    def _read_again(self, lanes: Lanes, blocks: Iterable[tuple[bytes, int]]) -> Steps[int]:
+        """Read those blocks that are in doubt; how many there were. Raises StoreUnavailable, once, where
+        some are lost."""
+        read = lost = 0
         for name, capacity in blocks:
-            if not (yield from self._lies_apart(name, capacity, failed)):
-                raise StoreUnavailable(why)
+            block = self._unsynced.in_doubt(name)
+            if block is None:
+                continue
+            read += 1
+            # Whoever ends another session from now on brings new doubt.
+            since = 1 + max(lanes.doubtful(each) for each in block.namespaces)
+            if (yield from stands(self._volume(capacity), lanes, name, block.length)):
+                self._unsynced.add(name, block._replace(first=since, last=max(since, lanes.written())))
+            else:
+                self._unsynced.forget(name)
+                self._forget(name)
+                lost += 1
+        if lost:
+            log.warning(
+                "%d block(s) of a file are lost: an enclosure had acknowledged them, and has not kept them "
+                "until a flush; did it lose power? Its fsync fails, once",
+                lost,
+            )
+            raise StoreUnavailable("blocks that no flush had followed are lost")
+        if read:
+            log.info("%d block(s) that were written before a session ended were read again: all stand", read)
+        return read
+
+    def _members(self) -> list[int]:
+        return sorted(
+            {extent.namespace for volume in self._volumes.values() for extent in volume.settings.extents}
+        )
 
     def _lies_apart(self, block_id: bytes, capacity: int, namespaces: Collection[int]) -> Steps[bool]:
         """Whether a block is known to be on none of some namespaces."""
@@ -205,3 +259,7 @@ class PoolBlockStore:
     def _forget(self, block_id: bytes) -> None:
         with self._lock:
             self._open.pop(block_id, None)
+
+
+def _not_flushed(failed: Mapping[int, str]) -> str:
+    return f"an enclosure did not flush: {next(iter(failed.values()))}"

@@ -62,6 +62,8 @@ class _Waiting(NamedTuple):
     volume: Volume
     old: Old
     due: float
+    written: int
+    """The number of the last write before it was copied."""
 
 
 class Mover:
@@ -168,24 +170,27 @@ class Mover:
     def _move(self, lanes: Lanes, volume: Volume, old: Old) -> Steps[None]:
         size = HEADER_BYTES + volume.codec.padded(old.entry.length)
         self._tokens -= size
+        written = lanes.written()
         outcome = yield from copy_value(volume, lanes, old, lanes.now() + VALUE_SECONDS)
         if outcome is Outcome.COPIED:
             self.moves.values += 1
             self.moves.bytes += size
             grace = max(self._grace_seconds, 2 * volume.timing.read_deadline)
-            self._waiting.append(_Waiting(volume, old, lanes.now() + grace))
+            self._waiting.append(_Waiting(volume, old, lanes.now() + grace, written))
         elif outcome is not Outcome.GONE:
             self.moves.not_moved += 1
             self._found += 1
 
     def _clear_due(self, lanes: Lanes) -> Steps[None]:
         while self._waiting and self._waiting[0].due <= lanes.now():
-            volume, old, _ = self._waiting.popleft()
+            volume, old, _, written = self._waiting.popleft()
             if volume.erased:
                 continue
-            if volume.settings.kind == "files" and not (yield from self._is_on_flash(lanes, volume, old)):
-                self._found += 1
-                continue
+            if volume.settings.kind == "files":
+                durable = yield from self._is_on_flash(lanes, volume, old, written)
+                if not durable:
+                    self._found += 1
+                    continue
             # It was given back meanwhile, and what is remembered of the place may be another object now.
             cached = volume.cache.borrow(old.cached.namespace, old.cached.offset, volume.occupancy)
             try:
@@ -195,11 +200,12 @@ class Mover:
             finally:
                 volume.cache.give_back(cached)
 
-    def _is_on_flash(self, lanes: Lanes, volume: Volume, old: Old) -> Steps[bool]:
+    def _is_on_flash(self, lanes: Lanes, volume: Volume, old: Old, written: int) -> Steps[bool]:
         """Whether the copy is durable: a program may have been told by fsync(2) that the old one is, and no
         other agent's flush looks at what this one wrote."""
-        places = volume.placement.candidates(old.entry.pseudonym)
-        return not (yield from flush_written(lanes, {place.namespace for place in places}))
+        places = {place.namespace for place in volume.placement.candidates(old.entry.pseudonym)}
+        failed = yield from flush_written(lanes, places)
+        return not failed and all(lanes.doubtful(place) <= written for place in places)
 
 
 def earlier_extents(volume: Volume) -> Sequence[VolumeExtent]:

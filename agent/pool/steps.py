@@ -65,8 +65,17 @@ class Lanes(Protocol):
     def unflushed(self, namespace: int) -> int | None:
         """None where no write is to be flushed; else a mark, to be asked for before the flush is sent."""
 
-    def flushed(self, namespace: int, mark: int) -> None:
+    def flushed(self, namespace: int, mark: int, flush: Pending) -> None:
         """The flush was answered well (agent/pool/unflushed.py)."""
+
+    def written(self) -> int:
+        """The number of the last write of this agent, to whichever namespace; they are numbered through."""
+
+    def is_unflushed(self, namespace: int, first: int, last: int) -> bool:
+        """Whether a flush is still to follow one of the writes there from number `first` to `last`."""
+
+    def doubtful(self, namespace: int) -> int:
+        """The number of the last write there that may be lost, though a flush was answered well after it."""
 
     def abandon(self, pending: Pending) -> None:
         """Give up on it: from now on nothing is written into its buffer, whenever the answer comes."""

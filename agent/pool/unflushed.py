@@ -4,12 +4,19 @@ A flush makes durable what the controller had answered before it was sent. So a 
 was answered well, up to the writes that were answered when it began; whoever wrote, of all workers of this
 agent. One that this agent has not flushed yet is not clean: an agent before it may have written there. What
 *other* agents write is theirs to flush; a mover does, before it clears what it copied.
+
+**A flush says nothing of writes that are older than its session.** An enclosure that lost power in between
+lost with it what its drives held in a volatile cache, and answers the flush well, for nothing is left to be
+flushed. A session that began before a write was sent, and answers a flush after it, stood all the time, by
+whichever path the write went. Where none did, those writes are *in doubt*: it may have been the network
+alone. Whoever has to know reads what was written (agent/fs/pool_store.py).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from agent.pool.steps import Lanes, Pending, Steps
@@ -17,12 +24,24 @@ from agent.pool.volume import wait_for
 
 FLUSH_SECONDS: Final = 5.0
 """For all the namespaces together."""
+RUNS_MAX: Final = 64
+"""Of one namespace. With more sessions while nobody flushes, more is in doubt than need be."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Writes that no flush has followed, by their first and last number, and how many sessions had begun when
+    they were sent."""
+
+    first: int
+    last: int
+    sessions: int
 
 
 class _State:
-    """Of one namespace. Writes are numbered as they are sent."""
+    """Of one namespace."""
 
-    __slots__ = ("flushed", "open", "sent")
+    __slots__ = ("doubtful", "flushed", "open", "runs", "sent")
 
     def __init__(self) -> None:
         self.sent = 1
@@ -30,6 +49,9 @@ class _State:
         self.flushed = 0
         self.open: list[tuple[int, Pending]] = []
         """Writes that were not answered when last looked at; no more than the queues of all workers hold."""
+        self.runs: list[_Run] = []
+        self.doubtful = 0
+        """The number of the last write that is in doubt."""
 
     def look(self) -> None:
         self.open = [entry for entry in self.open if not entry[1].done]
@@ -39,6 +61,29 @@ class _State:
         """Every write up to this one was answered, or given up."""
         return self.open[0][0] - 1 if self.open else self.sent
 
+    def sent_one(self, number: int, pending: Pending, sessions: int) -> None:
+        self.sent = number
+        self.open.append((number, pending))
+        if self.runs and self.runs[-1].sessions == sessions:
+            self.runs[-1].last = number
+            return
+        self.runs.append(_Run(number, number, sessions))
+        if len(self.runs) > RUNS_MAX:
+            oldest = self.runs.pop(0)
+            self.runs[0].first = oldest.first
+            self.runs[0].sessions = min(oldest.sessions, self.runs[0].sessions)
+
+    def flushed_up_to(self, mark: int, began: int) -> None:
+        self.flushed = max(self.flushed, mark)
+        left = []
+        for run in self.runs:
+            if run.first <= mark and run.sessions < began:
+                self.doubtful = max(self.doubtful, min(run.last, mark))
+            if run.last > mark:
+                run.first = max(run.first, mark + 1)
+                left.append(run)
+        self.runs = left
+
 
 class Unflushed:
     """By NGUID; shared by all workers of an agent, and safe from any thread."""
@@ -47,14 +92,24 @@ class Unflushed:
         self._lock = threading.Lock()
         self._states: dict[bytes, _State] = {}
         """As many as there are namespaces in the map, which is bounded."""
+        self.number = 1
+        """Of the last write; they are numbered through, wherever they go."""
+        self.sessions = 0
+        """How many have begun, to whichever enclosure."""
 
-    def wrote(self, nguid: bytes, pending: Pending) -> None:
-        """A write was sent there."""
+    def session_began(self) -> int:
+        """The number of a session that stands now, and over which nothing was sent yet."""
+        with self._lock:
+            self.sessions += 1
+            return self.sessions
+
+    def wrote(self, nguid: bytes, pending: Pending, sessions: int = 0) -> None:
+        """A write was sent there; `sessions` had begun before it was."""
         with self._lock:
             state = self._states.setdefault(nguid, _State())
             state.look()
-            state.sent += 1
-            state.open.append((state.sent, pending))
+            self.number += 1
+            state.sent_one(self.number, pending, sessions)
 
     def mark(self, nguid: bytes) -> int | None:
         """Up to where a flush that is sent now makes writes durable; None: nothing is to be flushed."""
@@ -63,15 +118,30 @@ class Unflushed:
             state.look()
             return None if state.flushed == state.sent else state.answered
 
-    def flushed(self, nguid: bytes, mark: int) -> None:
-        """A flush was answered well that was sent after `mark` was asked for."""
+    def flushed(self, nguid: bytes, mark: int, began: int = 0) -> None:
+        """A flush was answered well that was sent after `mark` was asked for; `began` is the number of the
+        session that it went over."""
         with self._lock:
-            state = self._states[nguid]
-            state.flushed = max(state.flushed, mark)
+            self._states[nguid].flushed_up_to(mark, began)
+
+    def is_open(self, nguid: bytes, first: int, last: int) -> bool:
+        """Whether a flush is still to follow one of the writes there from number `first` to `last`."""
+        with self._lock:
+            state = self._states.get(nguid)
+            return state is not None and any(run.first <= last and run.last >= first for run in state.runs)
+
+    def doubtful(self, nguid: bytes) -> int:
+        """The number of the last write there that no flush has proven, and none will."""
+        with self._lock:
+            state = self._states.get(nguid)
+            return 0 if state is None else state.doubtful
 
 
 def flush_written(lanes: Lanes, namespaces: Iterable[int]) -> Steps[dict[int, str]]:
-    """Flush those that hold writes which no flush has followed; those that did not, and why."""
+    """Flush those that hold writes which no flush has followed; those that did not, and why.
+
+    What is in doubt afterwards is asked for by `lanes.doubtful`.
+    """
     failed: dict[int, str] = {}
     sent: list[tuple[int, int, Pending]] = []
     for namespace in namespaces:
@@ -81,7 +151,7 @@ def flush_written(lanes: Lanes, namespaces: Iterable[int]) -> Steps[dict[int, st
     deadline = lanes.now() + FLUSH_SECONDS
     for namespace, mark, pending in sent:
         if (yield from wait_for(lanes, pending, deadline)) is None:
-            lanes.flushed(namespace, mark)
+            lanes.flushed(namespace, mark, pending)
         else:
             failed[namespace] = pending.fault or "no answer"
     return failed

@@ -39,6 +39,8 @@ class Enclosure:
     """Present while the session stands: queues may be connected."""
     epoch: int = 0
     """Grows with every new session; a queue of an older epoch is of no use any more."""
+    began: int = 0
+    """The number of the session among all (agent/pool/unflushed.py). Set before `epoch`."""
     namespaces: tuple[NamespaceInfo, ...] = ()
     fault: str = "not connected yet"
     reconnects: int = 0

@@ -13,7 +13,7 @@ from nvmeof.transport import HostQueue
 class LanePending:
     """One read or write: a command, or several where the controller's MDTS is short."""
 
-    __slots__ = ("_commands", "_fault", "asked", "base", "queue", "request")
+    __slots__ = ("_commands", "_fault", "asked", "base", "began", "queue", "request")
 
     def __init__(
         self,
@@ -29,12 +29,17 @@ class LanePending:
         self._fault = fault
         self.request: Request | None = None
         """Of a write, and of a read with more than one path, until it is settled what becomes of it."""
+        self.began = 0
+        """Which session it was sent over last (agent/pool/unflushed.py)."""
         self.base = 0
         """Bytes that came by an earlier path; the commands are about those behind them."""
 
-    def goes_on(self, queue: HostQueue, commands_sent: Sequence[Command], asked: Asked, base: int) -> None:
-        """It was sent again, by another path, without the `base` bytes at its beginning."""
+    def goes_on(
+        self, queue: HostQueue, commands_sent: Sequence[Command], asked: Asked, base: int, began: int
+    ) -> None:
+        """It was sent, or again by another path, without the `base` bytes at its beginning."""
         self.queue, self._commands, self.asked, self.base = queue, commands_sent, asked, base
+        self.began = began
 
     @property
     def commands(self) -> Sequence[Command]:

@@ -26,6 +26,7 @@ from agent.remote.connecting import Connecting
 from agent.remote.fabric import Enclosure, Fabric, Route
 from agent.remote.fence import COMMAND_SECONDS
 from agent.remote.kv_lanes import KvCommands, KvLanePending
+from agent.remote.lane import Lane
 from agent.remote.lane_pending import LanePending
 from agent.remote.paths import Build, Request, in_order, left_by_its_path, path_failed
 from nvmeof.errors import NvmeofError
@@ -59,21 +60,6 @@ def current_lanes() -> WorkerLanes:
     return lanes
 
 
-class _Lane:
-    """One queue to one enclosure, or the try to connect it, and when to try again."""
-
-    __slots__ = ("connecting", "epoch", "next_try", "queue", "waited_for")
-
-    def __init__(self) -> None:
-        self.queue: HostQueue | None = None
-        self.connecting: Connecting | None = None
-        self.epoch = -1
-        self.next_try = 0.0
-        """Before it, no other try with the same session."""
-        self.waited_for = False
-        """Whether a request has waited for the present try in vain: no other does."""
-
-
 class WorkerLanes(KvCommands):
     """Lanes and runner of one worker. `queue_id` is the id of its queues, the same on every enclosure."""
 
@@ -81,7 +67,7 @@ class WorkerLanes(KvCommands):
         self.tallies: dict[str, Tally] = {"": Tally()}
         self._fabric = fabric
         self._queue_id = queue_id
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, Lane] = {}
         self._receive = payload_memory(BUFFER_BYTES)
         self._send = payload_memory(BUFFER_BYTES)
         self._warm_at = 0.0
@@ -100,9 +86,10 @@ class WorkerLanes(KvCommands):
     ) -> LanePending:
         size = sum(map(len, parts))
         self.tallies[""].flash_bytes_written += size
+        sessions = self._fabric.unflushed.sessions
         pending = self._start(namespace, offset, size, None, parts, more)
         if pending.queue is not None:
-            self._fabric.unflushed.wrote(self._fabric.nguids[namespace], pending)
+            self._fabric.unflushed.wrote(self._fabric.nguids[namespace], pending, sessions)
         return pending
 
     def flush(self, namespace: int) -> LanePending:
@@ -111,8 +98,18 @@ class WorkerLanes(KvCommands):
     def unflushed(self, namespace: int) -> int | None:
         return self._fabric.unflushed.mark(self._fabric.nguids[namespace])
 
-    def flushed(self, namespace: int, mark: int) -> None:
-        self._fabric.unflushed.flushed(self._fabric.nguids[namespace], mark)
+    def flushed(self, namespace: int, mark: int, flush: Pending) -> None:
+        assert isinstance(flush, LanePending)
+        self._fabric.unflushed.flushed(self._fabric.nguids[namespace], mark, flush.began)
+
+    def written(self) -> int:
+        return self._fabric.unflushed.number
+
+    def is_unflushed(self, namespace: int, first: int, last: int) -> bool:
+        return self._fabric.unflushed.is_open(self._fabric.nguids[namespace], first, last)
+
+    def doubtful(self, namespace: int) -> int:
+        return self._fabric.unflushed.doubtful(self._fabric.nguids[namespace])
 
     def abandon(self, pending: Pending) -> None:
         assert isinstance(pending, LanePending)
@@ -242,7 +239,7 @@ class WorkerLanes(KvCommands):
             failed = self._submit(way, queue, built, more)
             if failed is None:
                 asked = Asked(self._fabric.health[namespace], now, is_read=built[0].data_in is not None)
-                pending.goes_on(queue, built, asked, base)
+                pending.goes_on(queue, built, asked, base, self._lanes[id(way.enclosure)].began)
                 return True
             why = failed
             if request is not None and any(command.cid >= 0 for command in built):
@@ -302,7 +299,7 @@ class WorkerLanes(KvCommands):
         lane = self._lanes.get(id(enclosure))
         if lane is None:
             # As many lanes as enclosures in the configuration, which is bounded.
-            lane = self._lanes[id(enclosure)] = _Lane()
+            lane = self._lanes[id(enclosure)] = Lane()
         queue = lane.queue
         if (
             queue is not None
@@ -326,8 +323,8 @@ class WorkerLanes(KvCommands):
         lane.waited_for = lane.waited_for or patience > 0
         return None
 
-    def _begin_to_connect(self, lane: _Lane, enclosure: Enclosure, now: float) -> bool:
-        session, epoch = enclosure.session, enclosure.epoch
+    def _begin_to_connect(self, lane: Lane, enclosure: Enclosure, now: float) -> bool:
+        session, epoch, began = enclosure.session, enclosure.epoch, enclosure.began
         queue, lane.queue = lane.queue, None
         connect: Callable[[], HostQueue]
         if queue is not None and queue.needs_reconnect and lane.epoch == epoch and session is not None:
@@ -341,11 +338,11 @@ class WorkerLanes(KvCommands):
                 return False
             depth = min(QUEUE_DEPTH, session.max_queue_entries)
             connect = partial(connect_io_queue, session, self._queue_id, depth, CONNECT_SECONDS)
-        lane.epoch, lane.waited_for = epoch, False
+        lane.epoch, lane.began, lane.waited_for = epoch, began, False
         lane.connecting = Connecting(connect, f"{enclosure.name}-{self._queue_id}")
         return True
 
-    def _connected(self, lane: _Lane, enclosure: Enclosure) -> HostQueue | None:
+    def _connected(self, lane: Lane, enclosure: Enclosure) -> HostQueue | None:
         """The try is over."""
         assert lane.connecting is not None
         queue, lane.connecting = lane.connecting.queue, None

@@ -267,6 +267,7 @@ class Supervisor:
         enclosure.namespaces = tuple(controller.namespaces())
         enclosure.complaints = 0
         enclosure.reconnects += enclosure.epoch > 0
+        enclosure.began = self.fabric.unflushed.session_began()
         enclosure.epoch += 1
         enclosure.session = controller.info
         enclosure.nqn = controller.info.subsystem_nqn

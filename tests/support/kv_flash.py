@@ -260,7 +260,16 @@ class SimKvLanes:
     def unflushed(self, namespace: int) -> int | None:
         return None
 
-    def flushed(self, namespace: int, mark: int) -> None: ...
+    def flushed(self, namespace: int, mark: int, flush: Pending) -> None: ...
+
+    def written(self) -> int:
+        return 0
+
+    def is_unflushed(self, namespace: int, first: int, last: int) -> bool:
+        return False
+
+    def doubtful(self, namespace: int) -> int:
+        return 0
 
     def trusts(self, namespace: int) -> bool:
         return True

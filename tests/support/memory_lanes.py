@@ -6,15 +6,20 @@ read and write is counted, so that a test can say how many round trips an operat
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from agent.pool.steps import Acquire, Buffer, Steps
+from agent.pool.steps import Acquire, Buffer, Pending, Steps
 from agent.pool.tally import Tally
 from agent.pool.unflushed import Unflushed
 
 T = TypeVar("T")
+
+UNFLUSHED = Unflushed()
+"""Of all namespaces of a test process, whichever lanes lead there."""
+_NGUIDS = itertools.count(1)
 
 
 @dataclass
@@ -33,8 +38,16 @@ class MemoryNamespace:
     reads: int = 0
     writes: int = 0
     flushes: int = 0
-    unflushed: Unflushed = field(default_factory=Unflushed)
+    key: bytes = field(default_factory=lambda: next(_NGUIDS).to_bytes(16, "big"))
+    began: int = 0
+    """The session that it is reached by; see `new_session`."""
     bytes_written: int = 0
+
+    def new_session(self, blocks: dict[int, bytes] | None = None) -> None:
+        """The session ends and another begins; with `blocks`, because power was lost that left these."""
+        self.began = UNFLUSHED.session_began()
+        if blocks is not None:
+            self.blocks = dict(blocks)
 
     def load(self, offset: int, into: memoryview) -> None:
         for at in range(0, len(into), 4096):
@@ -115,7 +128,7 @@ class MemoryLanes:
             pending.fault = pending.fault or "Write Fault"
         if pending.done and pending.fault is None:
             target.store(offset, parts)
-        target.unflushed.wrote(b"", pending)
+        UNFLUSHED.wrote(target.key, pending, UNFLUSHED.sessions)
         return pending
 
     def flush(self, namespace: int) -> MemoryPending:
@@ -127,10 +140,20 @@ class MemoryLanes:
         return pending
 
     def unflushed(self, namespace: int) -> int | None:
-        return self.namespaces[namespace].unflushed.mark(b"")
+        return UNFLUSHED.mark(self.namespaces[namespace].key)
 
-    def flushed(self, namespace: int, mark: int) -> None:
-        self.namespaces[namespace].unflushed.flushed(b"", mark)
+    def flushed(self, namespace: int, mark: int, flush: Pending) -> None:
+        target = self.namespaces[namespace]
+        UNFLUSHED.flushed(target.key, mark, target.began)
+
+    def written(self) -> int:
+        return UNFLUSHED.number
+
+    def is_unflushed(self, namespace: int, first: int, last: int) -> bool:
+        return UNFLUSHED.is_open(self.namespaces[namespace].key, first, last)
+
+    def doubtful(self, namespace: int) -> int:
+        return UNFLUSHED.doubtful(self.namespaces[namespace].key)
 
     def _start(self, target: MemoryNamespace) -> MemoryPending:
         if target.down:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.fs import unsynced
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.pool_store import PoolBlockStore
@@ -111,3 +112,76 @@ def test_a_flush_that_failed_is_asked_for_again(shelves: Shelves) -> None:
     flushes = shelves.there.flushes
     assert shelves.fsync(refused[1]) == 0
     assert shelves.there.flushes == flushes, "one flush was for all of them"
+
+
+MORE = range(FILES, FILES + 12)
+
+
+def write_more(shelves: Shelves) -> None:
+    """Blocks that are acknowledged and not flushed, a file each."""
+    for number in MORE:
+        shelves.write(number, b"%d" % number * 2000)
+
+
+def unreadable(shelves: Shelves) -> set[int]:
+    found = set()
+    for number in MORE:
+        file = shelves.calls.open(f"f{number}", os.O_RDONLY)
+        try:
+            assert len(shelves.calls.pread(file, 4000, 0)) == 4000
+        except OSError:
+            found.add(number)
+        shelves.calls.close(file)
+    return found
+
+
+@pytest.mark.expects_log("are lost: an enclosure had acknowledged them|lost a block and was removed")
+def test_what_was_lost_with_the_power_before_the_flush_fails_the_fsync_once(shelves: Shelves) -> None:
+    assert shelves.fsync(0) == 0
+    kept = dict(shelves.there.blocks)
+    write_more(shelves)
+    shelves.there.new_session(kept)
+    lost = {number for number in MORE if shelves.fsync(number) == errno.EIO}
+    assert 0 < len(lost) < len(MORE)
+    assert all(shelves.fsync(number) == 0 for number in lost)
+    assert unreadable(shelves) == lost
+
+
+def test_a_session_that_ended_without_a_loss_fails_no_fsync(shelves: Shelves) -> None:
+    assert shelves.fsync(0) == 0
+    write_more(shelves)
+    shelves.there.new_session()
+    reads, flushes = shelves.there.reads, shelves.there.flushes
+    assert all(shelves.fsync(number) == 0 for number in MORE)
+    assert shelves.there.reads > reads, "they were looked for"
+    assert shelves.there.flushes > flushes
+    reads = shelves.there.reads
+    assert all(shelves.fsync(number) == 0 for number in range(MORE.stop))
+    assert shelves.there.reads == reads, "once is enough, and what was synced before is not looked for"
+
+
+def test_an_enclosure_that_is_away_leaves_the_doubt(shelves: Shelves) -> None:
+    assert shelves.fsync(0) == 0
+    kept = dict(shelves.there.blocks)
+    write_more(shelves)
+    shelves.there.new_session()
+    shelves.there.down = True
+    away = {number for number in MORE if shelves.fsync(number)}
+    assert away == unreadable(shelves)
+    shelves.there.down = False
+    shelves.there.flushes, before = 0, dict(shelves.there.blocks)
+    assert all(shelves.fsync(number) == 0 for number in away)
+    assert shelves.there.flushes
+    assert shelves.there.blocks == before
+    assert before != kept
+
+
+def test_blocks_that_wait_for_a_flush_are_bounded(shelves: Shelves, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsynced, "BLOCKS_MAX", 4)
+    assert shelves.fsync(0) == 0
+    flushes = shelves.here.flushes + shelves.there.flushes
+    kept = dict(shelves.there.blocks)
+    write_more(shelves)
+    assert shelves.here.flushes + shelves.there.flushes > flushes, "a put that finds it full flushes"
+    shelves.there.new_session(kept)
+    assert all(shelves.fsync(number) == 0 for number in MORE[:3]), "they were flushed while the session stood"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agent.pool.mover import WALK_AGAIN_SECONDS
-from agent.pool.unflushed import Unflushed, flush_written
+from agent.pool.mover import WALK_AGAIN_SECONDS, Mover
+from agent.pool.unflushed import RUNS_MAX, Unflushed, flush_written
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.unit.pool.test_joining import Joined
 
@@ -98,4 +98,91 @@ def test_a_block_of_a_file_is_cleared_only_when_its_copy_is_flushed() -> None:
     agent.lanes.clock += WALK_AGAIN_SECONDS
     joined.move_all(agent)
     assert old_places() < len(wrong) / 2
+    joined.check(joined.other())
+
+
+def test_a_flush_over_a_later_session_leaves_earlier_writes_in_doubt() -> None:
+    unflushed = Unflushed()
+    first = unflushed.session_began()
+    unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
+    before = unflushed.number
+    second = unflushed.session_began()
+    unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
+    after = unflushed.number
+    assert unflushed.is_open(HERE, before, before)
+    assert not unflushed.is_open(THERE, before, after)
+    mark = unflushed.mark(HERE)
+    assert mark is not None
+    unflushed.flushed(HERE, mark, second)
+    assert unflushed.mark(HERE) is None
+    assert not unflushed.is_open(HERE, before, after)
+    assert before <= unflushed.doubtful(HERE) < after
+    assert unflushed.doubtful(THERE) == 0
+    unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
+    mark = unflushed.mark(HERE)
+    assert mark is not None
+    unflushed.flushed(HERE, mark, first)
+    assert unflushed.doubtful(HERE) == before, "a path that stood all the time proves it"
+
+
+def test_a_flush_proves_what_another_path_wrote_if_its_session_is_older() -> None:
+    unflushed = Unflushed()
+    standing = unflushed.session_began()
+    unflushed.session_began()
+    unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
+    unflushed.session_began()
+    mark = unflushed.mark(HERE)
+    assert mark is not None
+    unflushed.flushed(HERE, mark, standing)
+    assert unflushed.doubtful(HERE) == 0
+
+
+def test_a_write_that_was_under_way_is_judged_by_the_flush_that_follows_it() -> None:
+    unflushed, slow = Unflushed(), Sent()
+    unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
+    done = unflushed.number
+    unflushed.wrote(HERE, slow, unflushed.sessions)
+    began = unflushed.session_began()
+    mark = unflushed.mark(HERE)
+    assert mark == done
+    unflushed.flushed(HERE, mark, began)
+    assert unflushed.doubtful(HERE) == done
+    slow.done = True
+    again = unflushed.mark(HERE)
+    assert again == done + 1
+    unflushed.flushed(HERE, again, began)
+    assert unflushed.doubtful(HERE) == done + 1
+
+
+def test_many_sessions_without_a_flush_are_not_all_kept() -> None:
+    unflushed = Unflushed()
+    first = unflushed.number + 1
+    for _ in range(10 * RUNS_MAX):
+        began = unflushed.session_began()
+        unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
+    assert len(unflushed._states[HERE].runs) == RUNS_MAX
+    assert unflushed.is_open(HERE, first, first)
+    mark = unflushed.mark(HERE)
+    assert mark is not None
+    unflushed.flushed(HERE, mark, began)
+    assert unflushed.doubtful(HERE) == mark - 1
+
+
+def test_a_copy_that_is_in_doubt_is_made_again_before_the_old_one_is_cleared() -> None:
+    """The drive of the newcomer had kept the directories and lost the slots."""
+    joined = Joined()
+    joined.fill(60)
+    agent = joined.agent
+    settings = replace(joined.after, kind="files")
+    agent.volume.follow(settings)
+    newcomer, extent = joined.pool.namespaces[-1], settings.extents[-1]
+    mover = Mover([agent.volume], 1 << 30)
+    while not mover.moves.values:
+        agent.lanes.run(mover.turn(agent.lanes))
+        agent.lanes.clock += 0.5
+    directories = {extent.offset + number * settings.set_bytes for number in range(extent.sets)}
+    newcomer.new_session({at: block for at, block in newcomer.blocks.items() if at in directories})
+    for _ in range(100):
+        agent.lanes.run(mover.turn(agent.lanes))
+        agent.lanes.clock += 0.5
     joined.check(joined.other())

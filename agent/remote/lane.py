@@ -1,0 +1,23 @@
+"""What a worker knows of one enclosure: the queue that it has there, or the try to get one (lanes.py)."""
+
+from __future__ import annotations
+
+from agent.remote.connecting import Connecting
+from nvmeof.transport import HostQueue
+
+
+class Lane:
+    """One queue to one enclosure, or the try to connect it, and when to try again."""
+
+    __slots__ = ("began", "connecting", "epoch", "next_try", "queue", "waited_for")
+
+    def __init__(self) -> None:
+        self.queue: HostQueue | None = None
+        self.connecting: Connecting | None = None
+        self.epoch = -1
+        self.began = 0
+        """The number of its session (agent/pool/unflushed.py)."""
+        self.next_try = 0.0
+        """Before it, no other try with the same session."""
+        self.waited_for = False
+        """Whether a request has waited for the present try in vain: no other does."""
