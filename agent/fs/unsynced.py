@@ -87,10 +87,6 @@ class UnsyncedBlocks:
         with self._lock:
             return self._doubtful.get(block_id)
 
-    def is_open(self, block_id: bytes) -> bool:
-        """Whether a flush is still to follow."""
-        return block_id in self._open
-
     def _bound(self, blocks: OrderedDict[bytes, Unsynced]) -> None:
         while len(blocks) > BLOCKS_MAX:
             blocks.popitem(last=False)
