@@ -445,7 +445,7 @@ def test_what_is_at_earlier_places_is_counted_from_flash(root: RootKey) -> None:
     lanes = agent.lanes
     values, wrong = lanes.run(misplaced_values(lanes, after, after.volumes[0], secret, numbers))
     assert values == 40
-    assert 2 < wrong < 30
+    assert 0 < wrong < 40
     agent.volume.follow(after.settings(after.volumes[0]))
     mover = Mover([agent.volume], 1 << 30)
     for _ in range(20):
