@@ -19,14 +19,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.fs.files.block_store import StoreFull, StoreUnavailable
+from agent.fs.files.block_store import StoreFull, StoreUnavailable, StoreUnreached
 from agent.fs.files.home import Home, noted_home
 from agent.fs.unsynced import Unsynced, UnsyncedBlocks, stands
 from agent.pool.reading import Reading
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.unflushed import flush_written
-from agent.pool.upkeep import delete
+from agent.pool.upkeep import delete_block
 from agent.pool.volume import Volume
 from agent.pool.writing import PutRefused, Writing
 
@@ -90,6 +90,8 @@ class PoolBlockStore:
         except PutRefused as refused:
             if refused.cause is None:
                 raise StoreFull(str(refused)) from None
+            if refused.cause is MissCause.ENCLOSURE_DOWN and not writing.received:
+                raise StoreUnreached(str(refused)) from None
             raise StoreUnavailable(str(refused)) from None
         finally:
             if not writing.finished:
@@ -99,6 +101,10 @@ class PoolBlockStore:
         if self._unsynced.is_full:
             yield from flush_written(lanes, self._members())
             self._unsynced.settle(lanes, all_of_them=True)
+
+    def places(self, block_id: bytes, capacity: int) -> Collection[int]:
+        placement = self._volumes[capacity].placement
+        return {place.namespace for place in placement.candidates(placement.pseudonym(block_id))}
 
     def get(
         self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
@@ -154,7 +160,7 @@ class PoolBlockStore:
         self._forget(block_id)
         self._unsynced.forget(block_id)
         try:
-            yield from delete(volume, lanes, block_id, lanes.now() + volume.timing.write_deadline)
+            yield from delete_block(volume, lanes, block_id, lanes.now() + volume.timing.write_deadline)
         except PutRefused as refused:
             raise StoreUnavailable(str(refused)) from None
 

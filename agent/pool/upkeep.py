@@ -16,14 +16,29 @@ from agent.pool.writing import TIME_MAX, PutRefused
 PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
 """Of one set. Pins must not be able to stop a volume from taking new values."""
 
+NOT_REACHED = "an enclosure that may hold the key does not answer"
+
 
 def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:
     """Remove a key everywhere it may lie. True where it was there.
 
     Its header is zeroed as well (freeing.py). Raises PutRefused where a candidate enclosure does not answer,
     or a write of the key may still land: then the key may come back with it, and nobody may be told that it
-    is gone.
+    is gone. Nothing is removed then: the enclosure that is away may hold an older value of the key.
     """
+    return (yield from _delete(volume, lanes, key, deadline, stored_once=False))
+
+
+def delete_block(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:
+    """As `delete`, of a key that was put once at most and never will be again: a block of a file.
+
+    Where a candidate does not answer, what lies on the others is removed all the same. If that was there, it
+    was all there was, unless values are moving. PutRefused, as above, where there may be more.
+    """
+    return (yield from _delete(volume, lanes, key, deadline, stored_once=True))
+
+
+def _delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float, *, stored_once: bool) -> Steps[bool]:
     pseudonym = volume.placement.pseudonym(key)
     sets = volume.borrow_sets(pseudonym)
     held: list[CachedSet] = []
@@ -36,11 +51,14 @@ def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[b
             held.append(cached)
         if volume.unsettled.stands(pseudonym, lanes.now()):
             raise PutRefused("a write of the key was not answered and may still land", MissCause.LATE)
-        trouble = yield from volume.load(lanes, sets, deadline, holds_writers=True)
-        if trouble is not None:
-            raise PutRefused("an enclosure that may hold the key does not answer", trouble)
+        came: list[CachedSet] = []
+        # With one enclosure hung there has to be time left to remove it from the other.
+        until = (lanes.now() + deadline) / 2 if stored_once else deadline
+        trouble = yield from volume.load(lanes, sets, until, holds_writers=True, came=came)
+        if trouble is not None and not stored_once:
+            raise PutRefused(NOT_REACHED, trouble)
         freed: list[Freeing] = []
-        for cached in sets:
+        for cached in came:
             directory = cached.directory
             assert directory is not None
             with cached.guard:
@@ -55,6 +73,8 @@ def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[b
         if faults:
             raise PutRefused("the enclosure did not delete it", faults[0])
         lanes.tally(volume.settings.name).deletes += bool(freed)
+        if trouble is not None and (not freed or volume.earlier is not None or volume.settings.copies > 1):
+            raise PutRefused(NOT_REACHED, trouble)
         return bool(freed)
     finally:
         for cached in held:

@@ -311,9 +311,18 @@ class Volume:
         return cached.directory is not None and age < max(least, self.timing.directory_fresh)
 
     def load(
-        self, lanes: Lanes, sets: Sequence[CachedSet], deadline: float, *, holds_writers: bool = False
+        self,
+        lanes: Lanes,
+        sets: Sequence[CachedSet],
+        deadline: float,
+        *,
+        holds_writers: bool = False,
+        came: list[CachedSet] | None = None,
     ) -> Steps[MissCause | None]:
-        """Read the directories of `sets`, side by side. The worst that happened, None where all came."""
+        """Read the directories of `sets`, side by side. The worst that happened, None where all came.
+
+        Those that did are put into `came`: `fault` says the same, but may be another thread's by then.
+        """
         worst: MissCause | None = None
         for start in range(0, len(sets), LOADS_IN_FLIGHT):
             batch: list[tuple[CachedSet, int, memoryview, Pending]] = []
@@ -329,6 +338,8 @@ class Volume:
                     lanes.tally(self.settings.name).corrupt_entries += cached.accept(
                         block, lanes.now(), writes, holds_writer=holds_writers
                     )
+                    if came is not None:
+                        came.append(cached)
                 else:
                     worst = max(worst, cause) if worst is not None else cause
         return worst

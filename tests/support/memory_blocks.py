@@ -8,9 +8,9 @@ after a put took effect and before its caller knows.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
-from agent.fs.files.block_store import BLOCK_ID_BYTES, StoreFull, StoreUnavailable
+from agent.fs.files.block_store import BLOCK_ID_BYTES, StoreFull, StoreUnavailable, StoreUnreached
 from agent.pool.steps import Steps
 
 
@@ -25,6 +25,8 @@ class MemoryBlockStore:
         self.refuse_as_full = False
         self.puts = self.gets = self.deletes = self.flushes = 0
         self.before: Callable[[str], None] = lambda step: None
+        self.is_away: Callable[[bytes], bool] = lambda block_id: False
+        """Of an identifier: whether it leads to an enclosure that is away."""
         self._lock = threading.Lock()
 
     @property
@@ -42,6 +44,8 @@ class MemoryBlockStore:
         assert capacity in self._capacities
         yield from ()
         self._step("put")
+        if self.is_away(block_id):
+            raise StoreUnreached("put: the test says so")
         self.puts += 1
         with self._lock:
             assert block_id not in self.blocks, "an identifier was used twice"
@@ -49,6 +53,9 @@ class MemoryBlockStore:
                 raise StoreFull(f"no slot of {capacity} bytes is free")
             self.blocks[block_id] = (capacity, bytes(data))
         self._step("stored")
+
+    def places(self, block_id: bytes, capacity: int) -> Collection[int]:
+        return {int(self.is_away(block_id))}
 
     def get(
         self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
@@ -68,6 +75,8 @@ class MemoryBlockStore:
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
         yield from ()
         self._step("delete")
+        if self.is_away(block_id):
+            raise StoreUnavailable("delete: the test says so")
         self.deletes += 1
         with self._lock:
             self.blocks.pop(block_id, None)

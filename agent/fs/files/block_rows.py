@@ -145,11 +145,13 @@ def doomed_after(database: Database, seq: int, limit: int) -> list[DoomedBlock]:
     return [DoomedBlock(*row) for row in rows]
 
 
-def doomed_backlog(database: Database, rows_at_most: int) -> tuple[int, int]:
-    """How many blocks await deletion and what they take, looking at no more than `rows_at_most`."""
+def doomed_backlog(database: Database, rows_at_most: int, after: int = 0) -> tuple[int, int]:
+    """How many blocks (behind the number `after`) await deletion and what they take, looking at no more than
+    `rows_at_most`."""
     [(count, capacity)] = database.query(
         "SELECT COUNT(*), COALESCE(SUM(capacity), 0) "
-        "FROM (SELECT capacity FROM doomed WHERE writing = 0 LIMIT ?)",
+        "FROM (SELECT capacity FROM doomed WHERE seq > ? AND writing = 0 LIMIT ?)",
+        after,
         rows_at_most,
     )
     return count, capacity

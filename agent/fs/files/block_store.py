@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 from agent.pool.steps import Steps
@@ -27,6 +27,10 @@ class StoreFull(Exception):
 
 class StoreUnavailable(Exception):
     """The enclosure did not answer, or answered with a fault. Whether the block is there is unknown."""
+
+
+class StoreUnreached(StoreUnavailable):
+    """No enclosure that the block's identifier leads to is reached: nothing of it was sent or stored."""
 
 
 class BlockStore(Protocol):
@@ -48,6 +52,10 @@ class BlockStore(Protocol):
         `StoreUnavailable` when it is not known whether it was.
         """
 
+    def places(self, block_id: bytes, capacity: int) -> Collection[int]:
+        """Where a block of this identifier would be put: any of these, by numbers of the store's own. A pure
+        function, for choosing an identifier that leads elsewhere after `StoreUnreached`."""
+
     def get(
         self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
     ) -> Steps[bool]:
@@ -59,7 +67,10 @@ class BlockStore(Protocol):
         """
 
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
-        """Free the slot. Deleting what is not there is no error. Raises `StoreUnavailable`."""
+        """Free the slot. Deleting what is not there is no error.
+
+        Raises `StoreUnavailable` where it may still be there, or a part of it; what can be freed then is.
+        """
 
     def flush(self, blocks: Iterable[tuple[bytes, int]] | None = None) -> Steps[None]:
         """What was put before is durable on the enclosures, of all blocks or of `blocks` alone (identifier

@@ -54,7 +54,7 @@ from agent.fs.files.home import Home, NamesElsewhere
 from agent.fs.files.inodes import Inode, local_ino
 from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
-from agent.fs.files.reclaiming import BATCH_BLOCKS, Reclaimer
+from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database, MetadataUnusable
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import Staging, StagingMemory
@@ -132,8 +132,8 @@ class FilesFace(RefusesAll):
     # For the agent, beside the doors.
 
     def collect(self) -> Steps[bool]:
-        """Delete some doomed blocks; True if there may be more. For a supervisor, now and then."""
-        return self._reclaimer.sweep(BATCH_BLOCKS)
+        """Delete some doomed blocks; True if more may be deletable. For a supervisor, now and then."""
+        return self._reclaimer.collect()
 
     def seal_everything(self) -> Steps[int]:
         """Before an orderly end: flush every open file; how many could not be."""

@@ -5,6 +5,10 @@ A doomed block is deleted from the store only after what replaced it is durable,
 come up with the older metadata, pointing at a block that is gone. Both cost something, so deletions are
 done by the batch: when enough is doomed, when room is needed, and from `collect`, which a supervisor
 calls now and then.
+
+Sweeps go through what is doomed in laps, oldest first, and go on behind what cannot be deleted, because its
+enclosure is away, say. That is tried again in the next lap, which begins some seconds later; what is doomed
+meanwhile does not wait for it.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ import errno
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent.fs.files import block_rows, directories
+from agent.fs.files.block_rows import DoomedBlock
 from agent.fs.files.block_store import BlockStore, StoreUnavailable, block_id
 from agent.fs.files.open_files import OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesOptions
@@ -31,6 +36,12 @@ BACKLOG_BYTES = 64 << 20
 
 BATCH_BLOCKS = 64
 """Deletions that an operation may be charged with on behalf of others."""
+
+RETRY_SECONDS = 5.0
+"""From a block that could not be deleted to the beginning of the next lap."""
+
+REFUSED_SECONDS = 1.0
+"""A sweep ends when blocks that could not be deleted have taken so long; mostly they are refused at once."""
 
 CANDIDATES = 64
 
@@ -58,6 +69,11 @@ class Reclaimer:
         self._sweep_gate = threading.Lock()
         self._swept_to = 0
         self._deleted = 0
+        # Of this lap: blocks that could not be deleted, their bytes, and when the next may begin for them.
+        self._kept = self._kept_bytes = 0
+        self._again_at: float | None = None
+        self._complained = False
+        self._was_slow = False
 
     def hold(self, lock: threading.Lock) -> Steps[None]:
         """Acquire a lock that may be held across waits; EIO when its holder outlasts all patience."""
@@ -109,8 +125,15 @@ class Reclaimer:
             yield from self.sweep(BATCH_BLOCKS)
 
     def backlog_is_long(self) -> bool:
-        count, capacity = block_rows.doomed_backlog(self._database, BACKLOG_BLOCKS)
+        """Of what this lap has not come to yet: what was refused is not for operations to try again."""
+        count, capacity = block_rows.doomed_backlog(self._database, BACKLOG_BLOCKS, self._swept_to)
         return count >= BACKLOG_BLOCKS or capacity >= BACKLOG_BYTES
+
+    def collect(self) -> Steps[bool]:
+        """Delete a batch; whether it is worth while to go on at once."""
+        if (yield from self.sweep(BATCH_BLOCKS)):
+            return True
+        return not self._was_slow and self._is_ahead()
 
     def make_room(self) -> Steps[bool]:
         """Free something in the store: doomed blocks, or, where configured, a file. False: nothing."""
@@ -126,51 +149,96 @@ class Reclaimer:
         return block_rows.doomed_backlog(self._database, 1)[0] > 0
 
     def sweep(self, limit: int | None) -> Steps[bool]:
-        """Delete doomed blocks, `limit` at most; True if any went, by this sweep or one it waited for."""
+        """Try to delete doomed blocks, `limit` at most; True if any went, by this or one it waited for.
+
+        Without a limit everything is tried, also what was refused a moment ago.
+        """
         before = self._deleted
         yield from self.hold(self._sweep_gate)
         try:
-            left = limit
+            left, self._was_slow, slow_seconds = limit, False, 0.0
+            if left is None and not self._is_ahead():
+                self._begin_lap()
             while left is None or left > 0:
-                count = yield from self._sweep_batch(min(BATCH_BLOCKS, left or BATCH_BLOCKS))
-                if left is not None:
-                    left -= count
-                if count < BATCH_BLOCKS:
+                batch = self._next_batch(BATCH_BLOCKS if left is None else min(BATCH_BLOCKS, left))
+                if not batch:
                     break
+                slow_seconds += yield from self._sweep_batch(batch, REFUSED_SECONDS - slow_seconds)
+                self._was_slow = slow_seconds >= REFUSED_SECONDS
+                if self._was_slow:
+                    break
+                if left is not None:
+                    left -= len(batch)
             return self._deleted != before
         finally:
             self._sweep_gate.release()
 
-    def _sweep_batch(self, limit: int) -> Steps[int]:
+    def _is_ahead(self) -> bool:
+        return block_rows.doomed_backlog(self._database, 1, self._swept_to)[0] > 0
+
+    def _next_batch(self, limit: int) -> list[DoomedBlock]:
+        """What comes next in this lap, or, where it is over, in the next one if that may begin."""
         batch = block_rows.doomed_after(self._database, self._swept_to, limit)
-        if not batch and self._swept_to:
-            self._swept_to = 0
-            batch = block_rows.doomed_after(self._database, 0, limit)
-        if not batch:
-            return 0
+        if batch or not self._swept_to or (self._again_at is not None and self._clock() < self._again_at):
+            return batch
+        self._begin_lap()
+        return block_rows.doomed_after(self._database, 0, limit)
+
+    def _begin_lap(self) -> None:
+        self._say_what_is_kept()
+        self._swept_to, self._again_at = 0, None
+        self._kept = self._kept_bytes = 0
+
+    def _say_what_is_kept(self) -> None:
+        """At the end of a lap."""
+        if self._kept >= BACKLOG_BLOCKS and not self._complained:
+            self._complained = True
+            log.warning(
+                "%d blocks that files have given up keep their room (%d MiB), for their enclosures do not "
+                "answer; they are freed when these do",
+                self._kept,
+                self._kept_bytes >> 20,
+            )
+        elif not self._kept and self._complained:
+            self._complained = False
+            log.info("the blocks that had to keep their room are freed")
+        elif self._kept:
+            log.info("%d doomed blocks could not be deleted yet", self._kept)
+
+    def _sweep_batch(self, batch: Sequence[DoomedBlock], patience: float) -> Steps[float]:
+        """Delete those of a batch that can be; seconds that the others took, little over `patience`."""
         try:
             yield from self._store.flush()
         except StoreUnavailable as fault:
             # What an absent enclosure holds is not made safer by keeping old blocks at the others.
-            log.info("flush before deletions: %s", fault)
+            log.debug("flush before deletions: %s", fault)
         self._database.sync()
         gone: list[int] = []
+        taken = 0.0
         for block in batch:
-            self._swept_to = block.seq
+            self._swept_to, begun = block.seq, self._clock()
             name = block_id(self._database.file_system_id, block.ino, block.position, block.version)
             try:
                 yield from self._store.delete(name, block.capacity)
             except StoreUnavailable as fault:
-                # It stays doomed. The next sweep goes on behind it and comes back to it in the end.
-                log.info("a doomed block could not be deleted yet: %s", fault)
-                break
+                # It stays doomed, to the next lap.
+                log.debug("a doomed block could not be deleted yet: %s", fault)
+                now = self._clock()
+                self._kept += 1
+                self._kept_bytes += block.capacity
+                if self._again_at is None:
+                    self._again_at = now + RETRY_SECONDS
+                taken += now - begun
+                if taken >= patience:
+                    break
+                continue
             gone.append(block.seq)
         if gone:
             with self._database.transaction() as tx:
                 block_rows.deleted(tx, gone)
             self._deleted += len(gone)
             self._counters.blocks_deleted += len(gone)
-        return len(gone)
+        return taken
 
     def _evict_oldest(self) -> bool:
         """Remove the least recently used file that nobody has open, under all its names."""

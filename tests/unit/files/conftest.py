@@ -28,6 +28,7 @@ class World:
         self.store = MemoryBlockStore(CAPACITIES)
         self.options = FilesOptions(staging_bytes=4 * BLOCK, workers=4, cache_seconds=0)
         self.now_ns = 1_700_000_000_000_000_000
+        self.clock = 1000.0
         self._faces: list[FilesFace] = []
         self.start()
 
@@ -37,7 +38,9 @@ class World:
         return self.now_ns
 
     def start(self) -> None:
-        self.face = FilesFace(self.metadata, self.store, self.options, wall_ns=self.tick)
+        self.face = FilesFace(
+            self.metadata, self.store, self.options, clock=lambda: self.clock, wall_ns=self.tick
+        )
         self._faces.append(self.face)
         self.calls = FaceCalls(self.face, InlineRunner())
 

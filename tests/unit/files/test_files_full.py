@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from agent.fs.files.reclaiming import BACKLOG_BLOCKS, RETRY_SECONDS
 from agent.fs.files.sealing import PLACES_TRIED
 from tests.support.files_calls import CALLER, ROOT
 from tests.unit.files.conftest import BLOCK, World
@@ -325,15 +326,102 @@ def test_one_doomed_block_that_cannot_be_deleted_does_not_hold_up_the_others(wor
     for name in "abc":
         world.calls.put(name, b"x" * BLOCK)
         world.calls.unlink(name)
-    failures = iter([True, False, False, False, False, False])
+    failures = iter([True, False, False, False])
 
     def first_delete_fails(step: str) -> None:
         world.store.unavailable = {"delete"} if step == "delete" and next(failures) else set()
 
     world.store.before = first_delete_fails
     world.calls.do(world.face.collect)
-    assert len(world.store.blocks) == 3
-    world.calls.do(world.face.collect)
     assert len(world.store.blocks) == 1
+    assert not world.calls.do(world.face.collect), "it is left alone for a while"
+    world.clock += RETRY_SECONDS
     world.calls.do(world.face.collect)
     assert world.store.blocks == {}
+
+
+@pytest.mark.expects_log("blocks that files have given up keep their room")
+def test_what_cannot_be_deleted_does_not_fill_up_the_store(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More goes through than there is room for, while an enclosure that holds a part of it is away."""
+    fill(world, 200)
+    for number in range(180):
+        world.calls.put(f"old{number}", b"x" * BLOCK)
+    world.store.is_away = lambda name: name[0] % 4 != 0
+    kept = sum(world.store.is_away(name) for name in world.store.blocks)
+    for number in range(180):
+        world.calls.unlink(f"old{number}")
+    for _ in range(250):
+        world.calls.put("new", b"y" * BLOCK)
+        world.calls.unlink("new")
+        world.clock += 0.1
+        while world.calls.do(world.face.collect):
+            pass
+        assert world.face.gauges().doomed_blocks == len(world.store.blocks) == kept
+    warned = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warned) == 1
+    assert warned[0].startswith(f"{kept} blocks")
+    deletes = world.store.deletes
+    world.store.is_away = lambda name: False
+    world.clock += RETRY_SECONDS
+    world.collect()
+    assert world.store.blocks == {}
+    assert world.store.deletes - deletes == kept
+
+
+def test_operations_do_not_try_again_what_cannot_be_deleted(world: World) -> None:
+    for number in range(BACKLOG_BLOCKS - 2):
+        world.calls.put(f"old{number}", b"x" * BLOCK)
+    for number in range(BACKLOG_BLOCKS - 2):
+        world.calls.unlink(f"old{number}")
+    world.store.is_away = lambda name: True
+    while world.calls.do(world.face.collect):
+        pass
+    world.store.is_away = lambda name: False
+    tried = world.store.deletes
+    for number in range(10):
+        world.calls.put("new", b"y%d" % number)
+    assert world.store.deletes == tried
+
+
+def test_a_sweep_ends_when_refusals_take_long(world: World) -> None:
+    for number in range(10):
+        world.calls.put(f"old{number}", b"x" * BLOCK)
+        world.calls.unlink(f"old{number}")
+
+    def slow(step: str) -> None:
+        if step == "delete":
+            world.clock += 0.6
+            world.store.unavailable = {"delete"}
+
+    world.store.before = slow
+    assert not world.calls.do(world.face.collect)
+    assert world.store.deletes == 0
+    world.store.before = lambda step: None
+    world.store.unavailable = set()
+    assert world.calls.do(world.face.collect)
+    assert len(world.store.blocks) == 2, "it went on behind those two"
+
+
+def test_a_block_gets_a_name_that_leads_to_an_enclosure_that_is_there(world: World) -> None:
+    world.store.is_away = lambda name: name[0] % 16 != 0
+    for number in range(100):
+        world.calls.put(f"file{number}", b"x%d" % number)
+    assert world.face.counters.seals_failed == 0
+    assert world.face.gauges().doomed_blocks == 0, "of names that were not used nothing is to be deleted"
+    assert all(world.calls.get(f"file{number}") == b"x%d" % number for number in range(100))
+
+
+def test_no_name_helps_where_all_are_away(world: World) -> None:
+    world.store.is_away = lambda name: True
+    file = world.calls.open("file", os.O_CREAT | os.O_RDWR)
+    world.calls.pwrite(file, b"x", 0)
+    with pytest.raises(OSError) as refusal:
+        world.calls.fsync(file)
+    assert errno_of(refusal) == errno.EIO
+    assert world.face.gauges().doomed_blocks == 0
+    world.store.is_away = lambda name: False
+    world.calls.fsync(file)
+    world.calls.close(file)
+    assert world.calls.get("file") == b"x"
