@@ -2,14 +2,16 @@
 
 An entry names the epoch of the key that its slot is sealed under (`is_under`), so a look at the directory
 finds what is left to do. A value is opened whole, as it would be for a reader, and sealed into a free slot of
-its set; then one write of the directory names the new slot and frees the old one. In a set without a free
-slot a value of a cache is sealed over itself, and is a miss should we be interrupted; blocks of files wait
-until there is one. What does not open any more is dropped from a cache, and left where it holds files: a
-scrub is to look at it, and whoever keeps their names (leftovers.py).
+its set; then one write of the directory names the new slot and frees the old one. Blocks of files are flushed
+before and after that. In a set without a free slot a value of a cache is sealed over itself, and is a miss
+should we be interrupted; blocks of files wait until there is one. What does not open any more is dropped
+from a cache, and left where it holds files: a scrub is to look at it, and whoever keeps their names
+(leftovers.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -19,12 +21,16 @@ from agent.pool.occupancy import SetPlace
 from agent.pool.slot import HEADER_BYTES, OpenSlot
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
+from agent.pool.unflushed import flush_written
 from agent.pool.volume import Volume, wait_for
 
 EPOCH_SHIFT: Final = 8
 """The upper half of an entry's flags."""
 SECONDS: Final = 5.0
 UNOPENED_MAX: Final = 256
+BLOCKS_AT_ONCE: Final = 8
+"""Blocks of files that two flushes are for. Their new slots, half of those that are free at the most, are
+reserved meanwhile, and no block can be put there."""
 READERS_SECONDS: Final = 0.5
 """For how long nothing is written to a slot that a value has left."""
 _FREE: Final = bytes(16)
@@ -96,21 +102,120 @@ def reseal_set(volume: Volume, lanes: Lanes, place: SetPlace, counts: ResealCoun
         assert directory is not None
         epoch = volume.codec.epoch
         left = [(slot, entry) for slot, entry in directory if entry.length and not is_under(entry, epoch)]
+        if volume.settings.kind == "files":
+            yield from _reseal_blocks(volume, lanes, cached, left, counts)
+            return len(left)
         for slot, entry in left:
             if volume.erased:
                 break
-            yield from _reseal(volume, lanes, cached, slot, entry, counts)
+            sealed = yield from _reseal(volume, lanes, cached, slot, entry, counts)
+            if sealed is not None:
+                yield from _name_all(volume, lanes, cached, [sealed], counts)
         return len(left)
     finally:
         volume.give_back_sets([cached])
 
 
+def _reseal_blocks(
+    volume: Volume, lanes: Lanes, cached: CachedSet, left: list[tuple[int, Entry]], counts: ResealCounts
+) -> Steps[None]:
+    """Seal blocks of files anew, some at a time, with two flushes each time.
+
+    A program may have been told by fsync(2) that the old ones are durable. So the new ones are, before a
+    directory names them; and that directory is, before anything else is stored in the old slots.
+    """
+    while left and not volume.erased:
+        some = _at_once(lanes, cached)
+        batch, left = left[:some], left[some:]
+        if not batch or not (yield from _reseal_some(volume, lanes, cached, batch, counts)):
+            counts.left += len(left)
+            return
+
+
+def _at_once(lanes: Lanes, cached: CachedSet) -> int:
+    with cached.guard:
+        directory = cached.directory
+        if directory is None:
+            return 0
+        free = len(directory.free_slots() - cached.unavailable(lanes.now()))
+    return min(BLOCKS_AT_ONCE, (free + 1) // 2)
+
+
+def _reseal_some(
+    volume: Volume, lanes: Lanes, cached: CachedSet, batch: list[tuple[int, Entry]], counts: ResealCounts
+) -> Steps[bool]:
+    """False where the enclosure does not flush: the rest can wait."""
+    sealed: list[_Sealed] = []
+    flushed = False
+    try:
+        for slot, entry in batch:
+            done = yield from _reseal(volume, lanes, cached, slot, entry, counts)
+            if done is not None:
+                sealed.append(done)
+        if not sealed:
+            return True
+        flushed = not (yield from flush_written(lanes, {cached.namespace}))
+    finally:
+        if not flushed:
+            counts.left += len(sealed)
+            _release(cached, sealed)
+    if not flushed:
+        return False
+    shunned = yield from _name_all(volume, lanes, cached, sealed, counts)
+    if (yield from flush_written(lanes, {cached.namespace})):
+        return False  # The old slots stay shunned.
+    with cached.guard:
+        for slot, until in shunned.items():
+            if until > lanes.now():
+                cached.shunned[slot] = until
+            else:
+                cached.shunned.pop(slot, None)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A value that was sealed anew and is named in its old slot still. Its new one is reserved."""
+
+    slot: int
+    entry: Entry
+    target: int
+    epoch: int
+
+
+def _release(cached: CachedSet, sealed: Sequence[_Sealed]) -> None:
+    with cached.guard:
+        cached.reserved.difference_update(each.target for each in sealed)
+
+
+def _name_all(
+    volume: Volume, lanes: Lanes, cached: CachedSet, sealed: Sequence[_Sealed], counts: ResealCounts
+) -> Steps[dict[int, float]]:
+    """Name values in their new slots, which are released. The old slots, which are shunned from then on, and
+    until when they were to be shunned for other reasons."""
+    shunned: dict[int, float] = {}
+    try:
+        for each in sealed:
+            with cached.guard:
+                before = cached.shunned.get(each.slot, 0.0)
+            renamed = each.entry._replace(flags=each.entry.flags & 0xFF | flags_of(each.epoch))
+            moved = yield from _rename(volume, lanes, cached, each.slot, each.entry, each.target, renamed)
+            if moved:
+                shunned[each.slot] = before
+            counts.resealed += moved
+            counts.left += not moved
+    finally:
+        _release(cached, sealed)
+    return shunned
+
+
 def _reseal(
     volume: Volume, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry, counts: ResealCounts
-) -> Steps[None]:
+) -> Steps[_Sealed | None]:
+    """Open a value, and seal it into another slot. None, and counted, where that is not done."""
     value = bytearray(volume.codec.padded(min(entry.length, volume.settings.value_bytes)))
     try:
-        yield from _reseal_by(volume, lanes, cached, slot, entry, memoryview(value), counts)
+        return (yield from _reseal_by(volume, lanes, cached, slot, entry, memoryview(value), counts))
     finally:
         value[:] = bytes(len(value))  # Nothing that was opened stays in memory.
 
@@ -123,7 +228,7 @@ def _reseal_by(
     entry: Entry,
     value: memoryview,
     counts: ResealCounts,
-) -> Steps[None]:
+) -> Steps[_Sealed | None]:
     opened = yield from open_whole(volume, lanes, cached, slot, entry, value)
     if isinstance(opened, MissCause):
         dropped = False
@@ -133,22 +238,22 @@ def _reseal_by(
             counts.unopened.append(Unopened((cached.namespace, cached.offset), slot, entry))
         counts.dropped += dropped
         counts.left += not dropped
-        return
+        return None
     target = _reserve(volume, lanes, cached, slot)
     if target is None:
         counts.left += 1
-        return
+        return None
+    epoch = None
     try:
-        done = yield from _seal_into(volume, lanes, cached, target, opened, value)
-        moved = False
-        if done:
-            renamed = entry._replace(flags=entry.flags & 0xFF | flags_of(done.epoch))
-            moved = yield from _rename(volume, lanes, cached, slot, entry, target, renamed)
+        epoch = yield from _seal_into(volume, lanes, cached, target, opened, value)
     finally:
-        with cached.guard:
-            cached.reserved.discard(target)
-    counts.resealed += moved
-    counts.left += not moved
+        if epoch is None:
+            with cached.guard:
+                cached.reserved.discard(target)
+    if epoch is None:
+        counts.left += 1
+        return None
+    return _Sealed(slot, entry, target, epoch)
 
 
 def _reserve(volume: Volume, lanes: Lanes, cached: CachedSet, slot: int) -> int | None:
@@ -195,15 +300,11 @@ def open_whole(
     return opened
 
 
-@dataclass(frozen=True, slots=True)
-class _Sealed:
-    epoch: int
-
-
 def _seal_into(
     volume: Volume, lanes: Lanes, cached: CachedSet, target: int, opened: OpenSlot, value: memoryview
-) -> Steps[_Sealed | None]:
-    """Write the value to a slot, under the key of now and a fresh salt; the header last. None: it failed."""
+) -> Steps[int | None]:
+    """Write the value to a slot, under the key of now and a fresh salt; the header last. The key's epoch;
+    None: it failed."""
     codec, at, length = volume.codec, volume.slot_offset(cached, target), opened.length
     if codec.is_used_up:
         return None
@@ -219,7 +320,7 @@ def _seal_into(
     pending = lanes.write(cached.namespace, at, [header])
     if not (yield from _landed(lanes, cached, target, pending)):
         return None
-    return _Sealed(codec.epoch)
+    return codec.epoch
 
 
 def _landed(lanes: Lanes, cached: CachedSet, target: int, pending: Pending) -> Steps[bool]:
@@ -259,9 +360,11 @@ def _rename(
             if target is not None and renamed is not None:
                 if cached.shunned.get(target, 0.0) > lanes.now():
                     return False
-                if target != slot and volume.settings.kind == "kv":
-                    # Who has found the value there may be reading it: leave it for a moment.
-                    cached.shunned[slot] = lanes.now() + READERS_SECONDS
+                if target != slot:
+                    # Who has found the value there may be reading it: leave it for a moment. Of a block of a
+                    # file until this directory is flushed, and longer where it is not.
+                    moment = READERS_SECONDS if volume.settings.kind == "kv" else SHUN_SECONDS
+                    cached.shunned[slot] = lanes.now() + moment
                 directory.clear(slot)
                 # Hits and pins are those of now, and the ghost is the slot's own.
                 uses = present._replace(flags=renamed.flags, ghost=directory.ghost(target))

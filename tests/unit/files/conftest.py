@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +29,8 @@ class World:
         self.store = MemoryBlockStore(CAPACITIES)
         self.options = FilesOptions(staging_bytes=4 * BLOCK, workers=4, cache_seconds=0)
         self.now_ns = 1_700_000_000_000_000_000
-        self.clock = 1000.0
+        self.later = 0.0
+        """Seconds that the clock is ahead."""
         self._faces: list[FilesFace] = []
         self.start()
 
@@ -39,7 +41,11 @@ class World:
 
     def start(self) -> None:
         self.face = FilesFace(
-            self.metadata, self.store, self.options, clock=lambda: self.clock, wall_ns=self.tick
+            self.metadata,
+            self.store,
+            self.options,
+            clock=lambda: time.monotonic() + self.later,
+            wall_ns=self.tick,
         )
         self._faces.append(self.face)
         self.calls = FaceCalls(self.face, InlineRunner())

@@ -335,7 +335,7 @@ def test_one_doomed_block_that_cannot_be_deleted_does_not_hold_up_the_others(wor
     world.calls.do(world.face.collect)
     assert len(world.store.blocks) == 1
     assert not world.calls.do(world.face.collect), "it is left alone for a while"
-    world.clock += RETRY_SECONDS
+    world.later += RETRY_SECONDS
     world.calls.do(world.face.collect)
     assert world.store.blocks == {}
 
@@ -355,7 +355,7 @@ def test_what_cannot_be_deleted_does_not_fill_up_the_store(
     for _ in range(250):
         world.calls.put("new", b"y" * BLOCK)
         world.calls.unlink("new")
-        world.clock += 0.1
+        world.later += 0.1
         while world.calls.do(world.face.collect):
             pass
         assert world.face.gauges().doomed_blocks == len(world.store.blocks) == kept
@@ -364,7 +364,7 @@ def test_what_cannot_be_deleted_does_not_fill_up_the_store(
     assert warned[0].startswith(f"{kept} blocks")
     deletes = world.store.deletes
     world.store.is_away = lambda name: False
-    world.clock += RETRY_SECONDS
+    world.later += RETRY_SECONDS
     world.collect()
     assert world.store.blocks == {}
     assert world.store.deletes - deletes == kept
@@ -392,7 +392,7 @@ def test_a_sweep_ends_when_refusals_take_long(world: World) -> None:
 
     def slow(step: str) -> None:
         if step == "delete":
-            world.clock += 0.6
+            world.later += 0.6
             world.store.unavailable = {"delete"}
 
     world.store.before = slow
