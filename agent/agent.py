@@ -116,7 +116,12 @@ class Agent:
             fabric.note_taken,
         )
         self.membership = Membership(
-            configuration.pool, self.volumes, fabric, root, lambda: self.watch.pool_map
+            configuration.pool,
+            self.volumes,
+            fabric,
+            root,
+            lambda: self.watch.pool_map,
+            lambda: self.watch.without_map,
         )
         self.files: FilesFace | None = None
         first_extra = settings.workers + 1

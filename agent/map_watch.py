@@ -67,6 +67,9 @@ class MapWatch:
         self._tell_taken = taken
         self._taken: dict[int, str] = {}
         """Numbers of namespaces that carry another pool, and which."""
+        self.without_map: dict[str, str] = {}
+        """Namespaces (NGUID) that answer and do not carry the pool's map any more, and what was found. One
+        thread puts another dictionary here; any may read it."""
         self._said_too_far_ahead: set[int] = set()
         """Numbers of namespaces."""
         for volume in volumes:
@@ -85,10 +88,13 @@ class MapWatch:
         member = self.pool_map.namespaces[number]
         found = yield from _version_and_map(lanes, number, member, self.pool_map, now + LOOK_SECONDS)
         if isinstance(found, MissCause):
+            if found is MissCause.CORRUPT:
+                yield from self._look_for_map(lanes, number, member)
             return
         self._note_taken(number, found.pool_id)
         if isinstance(found, AnotherPool):
             return
+        self._note_map(member.nguid, "")
         if found.version > self.pool_map.version + VERSIONS_AHEAD_MAX:
             # Nobody goes by its version, or what the pool's own map says later would be older. What is gone
             # in it is gone: it may be all that verbs have to go on from.
@@ -124,6 +130,33 @@ class MapWatch:
             if isinstance(found, MissCause | AnotherPool) or found.version > known.version:
                 return None
         return known.version if self.pool_map is known else None
+
+    def _look_for_map(self, lanes: Lanes, number: int, member: MapNamespace) -> Steps[None]:
+        """What was read is no map; look at all of its copies."""
+        nguid = bytes.fromhex(member.nguid)
+        if member.kind == "kv":
+            found = yield from inspect_kv(lanes, number, nguid, LOOK_SECONDS)
+        else:
+            found = yield from inspect(lanes, number, nguid, member.bytes, lanes.now() + LOOK_SECONDS)
+        if found.content in (Content.BLANK, Content.FOREIGN):
+            self._note_map(member.nguid, found.detail or "it is blank")
+
+    def _note_map(self, nguid: str, lacks: str) -> None:
+        """`lacks`: what is there instead of the map; empty where it is there."""
+        if self.without_map.get(nguid, "") == lacks:
+            return
+        others = {other: said for other, said in self.without_map.items() if other != nguid}
+        self.without_map = others | ({nguid: lacks} if lacks else {})
+        if lacks:
+            log.error(
+                "namespace %s does not carry the pool's map any more (%s): what this pool had there is lost, "
+                "and puts that ask it for the map are refused. The next change of the pool (g35 tenant set) "
+                'writes it again, and so does an agent with membership = "auto"',
+                nguid,
+                lacks,
+            )
+        else:
+            log.warning("namespace %s carries the pool's map again", nguid)
 
     def _note_taken(self, number: int, pool_id: str) -> None:
         """Another pool was put on a namespace (g35 pool add --force, g35 pool format): what this one writes

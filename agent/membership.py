@@ -6,7 +6,7 @@ the configuration says so. One thread, that of upkeep, takes turns here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,11 +31,14 @@ class Membership:
         fabric: Fabric,
         root: RootKey,
         in_force: Callable[[], PoolMap],
+        without_map: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
-        """`in_force` gives the map that the agent goes by."""
+        """`in_force` gives the map that the agent goes by; `without_map` the members that do not carry it any
+        more, by NGUID, and what they carry (agent/map_watch.py)."""
         self._section = section
         self._volumes = volumes
         self._fabric = fabric
+        self._without_map = without_map
         self._mover = Mover(volumes, section.rebalance)
         self._auto: AutoMembership | None = None
         if section.membership == "auto":
@@ -65,9 +68,13 @@ class Membership:
             nguid.hex(): f"carries pool {pool_id} now; nothing is written there"
             for nguid, pool_id in self._fabric.taken.items()
         }
+        blank = {
+            nguid: f"does not carry the pool's map any more: {found}"
+            for nguid, found in self._without_map().items()
+        }
         return {
             "newcomers": dict(self._fabric.strays),
-            "contested": {**self._fabric.contested, **taken},
+            "contested": {**blank, **self._fabric.contested, **taken},
             "membership": self._section.membership,
             "rebalance_bytes_per_s": self._section.rebalance,
             "volumes_unsettled": joined,

@@ -229,7 +229,7 @@ def _membership(pool: Mapping[str, Any]) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "g35_pool_contested",
-        "Namespaces of the pool that several enclosures claim, or that carry another pool.",
+        "Namespaces of the pool that several enclosures claim, or that carry another pool, or none.",
         value=len(pool.get("contested", ())),
     )
     yield CounterMetricFamily(
