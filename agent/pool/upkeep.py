@@ -16,7 +16,7 @@ from agent.pool.writing import TIME_MAX, PutRefused
 PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
 """Of one set. Pins must not be able to stop a volume from taking new values."""
 
-NOT_REACHED = "an enclosure that may hold the key does not answer"
+NOT_REACHED: Final = "an enclosure that may hold the key does not answer"
 
 
 def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[bool]:

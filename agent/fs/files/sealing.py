@@ -44,7 +44,7 @@ even for a block that a killed process put without making it current."""
 PLACES_TRIED: Final = 3
 """Of a block whose place cannot be written; each try ends within the volume's write deadline."""
 
-NAMES_DRAWN = 256
+NAMES_DRAWN: Final = 256
 """For one that leads past enclosures that are known to be away. With one reached of 64, three puts of 10,000
 find none; with one of 8, none ever."""
 
