@@ -149,7 +149,7 @@ class MapWatch:
         self.without_map = others | ({nguid: lacks} if lacks else {})
         if lacks:
             log.error(
-                "namespace %s does not carry the pool's map any more (%s): what this pool had there is lost, "
+                "namespace %s does not carry the pool's map any more (%s): what lay there may be lost, "
                 "and puts that ask it for the map are refused. The next change of the pool (g35 tenant set) "
                 'writes it again, and so does an agent with membership = "auto"',
                 nguid,

@@ -172,6 +172,7 @@ def test_after_the_last_version_there_is_no_change_and_the_error_says_whose_faul
     assert pool.found() == last, "nothing was written"
 
 
+@pytest.mark.expects_log("does not carry the pool's map any more .*version")
 def test_a_version_beyond_the_last_is_no_superblock(tmp_path: Path) -> None:
     pool = Pool(tmp_path)
     whole = Superblock(pool.nguids[0], versioned(pool.formatted, VERSION_MAX)).encode()
