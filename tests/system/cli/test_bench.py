@@ -1,4 +1,7 @@
-"""`g35 bench` over real sockets, mounts and processes: the shape of what it says, never a time."""
+"""`g35 bench` over real sockets, mounts and processes: the shape of what it says, never a time.
+
+Names of tests are short, because the path of a Unix socket is, and theirs lie in folders of these names.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse on this machine")
 
 
-def test_the_cheapest_names_measured_for_a_moment(processes: Processes, tmp_path: Path) -> None:
+def test_cheapest(processes: Processes, tmp_path: Path) -> None:
+    """The names that cost least, measured for a moment."""
     target = tmp_path / "bench.json"
     names = ["kv_get_64k", "kv_put_64k", "aes_1m", "fuse_memory_1m", "agent_rss_mib"]
     bench = processes.g35(
@@ -42,10 +46,7 @@ def test_the_cheapest_names_measured_for_a_moment(processes: Processes, tmp_path
 
 
 def test_virtiofs(processes: Processes, tmp_path: Path) -> None:
-    """Both ways bring the same values; by the device nothing is copied on the way.
-
-    The name is short because the path of a Unix socket is.
-    """
+    """Both ways bring the same values; by the device nothing is copied on the way."""
     target = tmp_path / "bench.json"
     names = ["virtiofs_get_1m", "host_cpu_s_per_gib_virtiofs", "copies_per_byte_fuse"]
     names.append("copies_per_byte_virtiofs")
@@ -61,7 +62,8 @@ def test_virtiofs(processes: Processes, tmp_path: Path) -> None:
     assert all(found[name]["value"] > 0 for name in found if not name.startswith("copies"))
 
 
-def test_every_byte_of_the_values_is_written_once(processes: Processes, tmp_path: Path) -> None:
+def test_written_once(processes: Processes, tmp_path: Path) -> None:
+    """Every byte of the values is."""
     target = tmp_path / "bench.json"
     bench = processes.g35(
         "bench", "write_amplification", "--json", target, environment={"TMPDIR": str(tmp_path)}
@@ -72,8 +74,8 @@ def test_every_byte_of_the_values_is_written_once(processes: Processes, tmp_path
     assert record["bytes_of_values"] == record["puts"] << 20
 
 
-def test_pools_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fewer values, and faults that last less long than those of a bench."""
+def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names with pools of their own, with fewer values and faults that last less long than in a bench."""
     monkeypatch.setattr(tenant_probes, "STORED", 200)
     monkeypatch.setattr(stopped_probes, "WARM_SECONDS", 0.5)
     monkeypatch.setattr(stopped_probes, "STOPPED_SECONDS", 1.0)
@@ -101,9 +103,8 @@ def test_pools_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_bench_leaves_nothing_behind(
-    processes: Processes, tmp_path: Path, how: signal.Signals
-) -> None:
+def test_interrupted(processes: Processes, tmp_path: Path, how: signal.Signals) -> None:
+    """It leaves nothing behind."""
     bench = processes.g35("bench", "kv_get_64k", "--seconds", "600", environment={"TMPDIR": str(tmp_path)})
     bench.wait_for_line("warming up: kv_get_64k", 120)
     assert bench.stop(how=how, seconds=60) == 130
