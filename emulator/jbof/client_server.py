@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 _PEER: Final = struct.Struct("iII")
 """struct ucred: process, user, group."""
 
-UNIX_PATH_MAX: Final = 107
-"""Bytes of a Unix socket's path (unix(7): 108 with the NUL)."""
 ACCEPT_AGAIN_S: Final = 0.05
 """How soon after a client could not be taken the next is tried."""
 
@@ -144,7 +142,8 @@ def listen_at(path: Path, backlog: int) -> socket.socket:
         listener.listen(backlog)
     except OSError as error:
         listener.close()
-        hint = "; take a shorter folder" if len(os.fsencode(path)) > UNIX_PATH_MAX else ""
+        # Python refuses a path that is too long by itself, and has no errno for that.
+        hint = "" if error.errno else "; take a shorter folder"
         raise EnclosureError(f"cannot listen at {path}: {error}{hint}") from error
     except BaseException:
         listener.close()

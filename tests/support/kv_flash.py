@@ -14,13 +14,11 @@ from dataclasses import dataclass, field
 
 from agent.pool.kv_volume import KvVolume, room_of
 from agent.pool.steps import Buffer, Pending
-from agent.pool.tally import Tally
 from agent.pool.volume import KvShare, Timing, VolumeSettings
 from nvmeof.wire.kv import encode_key_list
-from tests.support.memory_lanes import WorkerBuffer
 from tests.support.memory_pool import TENANT, VOLUME_ID, fixed_secret, nguid_of
-from tests.support.sim_flash import EPOCH
 from tests.support.step_scheduler import StepScheduler
+from tests.support.timed_lanes import TimedLanes
 
 LIES = ("flip", "stale", "swap", "short", "empty", "gone")
 
@@ -109,15 +107,13 @@ class KvSimPending:
             self.done, self.fault, self.unreachable = True, fault, unreachable
 
 
-class SimKvLanes:
+class SimKvLanes(TimedLanes):
     """One worker's lanes to KV namespaces; blocks it has none."""
 
     def __init__(self, scheduler: StepScheduler, namespaces: Sequence[SimKvNamespace], name: str) -> None:
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         self._namespaces = namespaces
         self._random = random.Random(f"kv lanes {name} {scheduler.random.random()}")
-        self._receive, self._send = WorkerBuffer(), WorkerBuffer()
-        self.tallies: dict[str, Tally] = {"": Tally()}
         self._used_at_first = [each.used for each in namespaces]
 
     # -- commands on keys ---------------------------------------------------------------------------
@@ -251,37 +247,11 @@ class SimKvLanes:
             if pending.land is not None:
                 pending.land()
 
-    def receive_buffer(self, size: int) -> memoryview:
-        return self._receive.take(size)
-
-    def send_buffer(self, size: int) -> memoryview:
-        return self._send.take(size)
-
     def unflushed(self, namespace: int) -> int | None:
         return None
 
-    def flushed(self, namespace: int, mark: int, flush: Pending) -> None: ...
-
-    def written(self) -> int:
-        return 0
-
-    def is_unflushed(self, namespace: int, first: int, last: int) -> bool:
-        return False
-
-    def doubtful(self, namespace: int) -> int:
-        return 0
-
     def trusts(self, namespace: int) -> bool:
         return True
-
-    def tally(self, volume: str) -> Tally:
-        return self.tallies.setdefault(volume, Tally())
-
-    def now(self) -> float:
-        return self._scheduler.now
-
-    def wall(self) -> float:
-        return EPOCH + self._scheduler.now
 
 
 def kv_volume(

@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agent.pool.steps import Buffer, Pending
-from agent.pool.tally import Tally
 from agent.remote.asked import NOT_ANSWERING, Asked
 from agent.remote.health import Health
-from tests.support.memory_lanes import MemoryNamespace, WorkerBuffer
+from tests.support.memory_lanes import MemoryNamespace
 from tests.support.step_scheduler import StepScheduler
+from tests.support.timed_lanes import TimedLanes
 
-EPOCH = 1_800_000_000.0
 BLOCK = 4096
 
 
@@ -76,8 +75,8 @@ class SimPending:
             self.done, self.fault, self.unreachable = True, fault, unreachable
 
 
-class SimLanes:
-    """One worker's lanes. A worker runs one operation at a time, and its buffers are its own.
+class SimLanes(TimedLanes):
+    """One worker's lanes.
 
     `health`, one of each namespace, is the agent's; without it nobody is judged.
     """
@@ -90,14 +89,10 @@ class SimLanes:
         health: Sequence[Health] | None = None,
     ) -> None:
         self._health = health
-        self._scheduler = scheduler
+        super().__init__(scheduler)
         self._namespaces = namespaces
         self._random = random.Random(f"lanes {name} {scheduler.random.random()}")
-        self._receive, self._send = WorkerBuffer(), WorkerBuffer()
-        self.tallies: dict[str, Tally] = {"": Tally()}
         self.in_flight: list[SimPending] = []
-        self.skew = 0.0
-        """Seconds that this agent's wall clock is off."""
 
     # -- Lanes ------------------------------------------------------------------------------------
 
@@ -256,36 +251,10 @@ class SimLanes:
             pending.fail("crashed")
         self.in_flight.clear()
 
-    def receive_buffer(self, size: int) -> memoryview:
-        return self._receive.take(size)
-
-    def send_buffer(self, size: int) -> memoryview:
-        return self._send.take(size)
-
     def unflushed(self, namespace: int) -> int | None:
-        return 0
-
-    def flushed(self, namespace: int, mark: int, flush: Pending) -> None: ...
-
-    def written(self) -> int:
-        return 0
-
-    def is_unflushed(self, namespace: int, first: int, last: int) -> bool:
-        return False
-
-    def doubtful(self, namespace: int) -> int:
         return 0
 
     def trusts(self, namespace: int) -> bool:
         if self._health is not None:
             return self._health[namespace].trusted
         return not self._namespaces[namespace].suspect
-
-    def tally(self, volume: str) -> Tally:
-        return self.tallies.setdefault(volume, Tally())
-
-    def now(self) -> float:
-        return self._scheduler.now
-
-    def wall(self) -> float:
-        return EPOCH + self._scheduler.now + self.skew
