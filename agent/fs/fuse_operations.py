@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
 from agent.fs.fuse_abi import (
@@ -24,6 +23,7 @@ from agent.fs.fuse_abi import (
     SetattrValid,
 )
 from agent.fs.fuse_listing import pack_names, pack_names_looked_up
+from agent.fs.fuse_names import checked_name, checked_xattr_name, name_at, sized
 from agent.fs.fuse_replies import (
     AttrOfFile,
     AttrOut,
@@ -31,7 +31,6 @@ from agent.fs.fuse_replies import (
     EntryOut,
     OpenOut,
     StatfsOut,
-    sized,
 )
 from agent.fs.fuse_requests import (
     XATTR_BYTES_MAX,
@@ -56,7 +55,6 @@ from agent.fs.fuse_requests import (
     decode_names_untrusted,
 )
 from agent.fs.interface import (
-    NAME_BYTES_MAX,
     Attributes,
     Caller,
     Entry,
@@ -76,20 +74,32 @@ TARGET_BYTES_MAX: Final = 4095
 SECOND_NS: Final = 1_000_000_000
 VALID_SECONDS_MAX: Final = 1 << 31
 
+_GETXATTR_IN: Final = GetxattrIn.LAYOUT
 CAPABILITY_XATTR: Final = b"security.capability"
 
 
-@dataclass(slots=True)
 class Request:
     """One request while it is served. Its buffers belong to the worker."""
 
-    node: int
-    uid: int
-    gid: int
-    pid: int
-    arguments: memoryview
-    room: memoryview
-    runner: Runner
+    __slots__ = ("arguments", "gid", "node", "pid", "room", "runner", "uid")
+
+    def __init__(
+        self,
+        node: int,
+        uid: int,
+        gid: int,
+        pid: int,
+        arguments: memoryview,
+        room: memoryview,
+        runner: Runner,
+    ) -> None:
+        self.node: Final = node
+        self.uid: Final = uid
+        self.gid: Final = gid
+        self.pid: Final = pid
+        self.arguments: Final = arguments
+        self.room: Final = room
+        self.runner: Final = runner
 
     def caller(self, umask: int = 0) -> Caller:
         return Caller(self.uid, self.gid, self.pid, umask)
@@ -99,20 +109,7 @@ class Request:
 
     def name(self, offset: int = 0) -> bytes:
         """The name behind `offset` bytes of arguments."""
-        return checked_name(decode_names_untrusted(self.arguments[offset:], 1)[0][0])
-
-
-def checked_name(name: bytes) -> bytes:
-    """A name that every face may trust to be one component of a path.
-
-    The kernel sends no other (we don't ask for EXPORT_SUPPORT, which would bring `.` and `..`), but a
-    guest on the far side of virtio-fs could.
-    """
-    if not name or name in (b".", b"..") or b"/" in name:
-        raise FsError(errno.EINVAL, "not a name")
-    if len(name) > NAME_BYTES_MAX:
-        raise FsError(errno.ENAMETOOLONG)
-    return name
+        return checked_name(name_at(self.arguments, offset))
 
 
 def checked_offset(offset: int) -> int:
@@ -463,9 +460,11 @@ class FuseOperations:
         return b""
 
     def _getxattr(self, request: Request) -> Body:
-        size = GetxattrIn.decode_untrusted(request.arguments).size
-        (name,), _ = decode_names_untrusted(request.arguments[GetxattrIn.LAYOUT.size :], 1)
-        checked_xattr_name(name)
+        arguments = request.arguments
+        if len(arguments) < _GETXATTR_IN.size:
+            raise FuseFormatError("GETXATTR is truncated")
+        size: int = _GETXATTR_IN.unpack_from(arguments)[0]
+        name = checked_xattr_name(name_at(arguments, _GETXATTR_IN.size))
         wanted = min(size, XATTR_BYTES_MAX) or XATTR_BYTES_MAX
         room = request.room[:wanted]
         if len(room) < wanted:  # a guest lays it out as it likes
@@ -479,15 +478,9 @@ class FuseOperations:
         return sized(b"".join(name + b"\0" for name in names), room)
 
     def _removexattr(self, request: Request) -> Body:
-        (name,), _ = decode_names_untrusted(request.arguments, 1)
-        checked_xattr_name(name)
+        name = checked_xattr_name(name_at(request.arguments, 0))
         request.settle(self._filesystem.removexattr(request.caller(), request.node, name))
         return b""
 
     def _ioctl(self, request: Request) -> Body:
         raise FsError(errno.ENOTTY)
-
-
-def checked_xattr_name(name: bytes) -> None:
-    if not name or len(name) > NAME_BYTES_MAX:
-        raise FsError(errno.ERANGE, "the name of an extended attribute has 1 to 255 bytes")

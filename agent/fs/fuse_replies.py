@@ -6,14 +6,12 @@ reply is variable (READ, READDIR, READLINK, attributes' values), and turns a wro
 
 from __future__ import annotations
 
-import errno
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
 from agent.fs.fuse_abi import Buffer, FuseFormatError, WireRecord
-from agent.fs.interface import FsError
 
 Body: TypeAlias = bytes | memoryview
 
@@ -189,12 +187,3 @@ def looked_up_in(listing: Buffer) -> Iterator[int]:
         at += len(NOT_LOOKED_UP) + ((DirentHead.LAYOUT.size + name_bytes + 7) & ~7)
         if node:
             yield node
-
-
-def sized(value: Body, room: int) -> Body:
-    """The answer to GETXATTR and LISTXATTR: how much there is, or all of it, or ERANGE."""
-    if room == 0:
-        return GetxattrOut.LAYOUT.pack(len(value))
-    if len(value) > room:
-        raise FsError(errno.ERANGE)
-    return value

@@ -18,18 +18,20 @@ import errno as errno_codes
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from agent.pool.steps import Outcome
 
 Xattr: TypeAlias = bytes | memoryview
 """The value of an extended attribute."""
 
-FACE_SHIFT = 56
-ROOT_INODE = 1
-FACE_KV, FACE_FILES, FACE_CONTROL = 1, 2, 3
+FACE_SHIFT: Final = 56
+ROOT_INODE: Final = 1
+FACE_KV: Final = 1
+FACE_FILES: Final = 2
+FACE_CONTROL: Final = 3
 
-NAME_BYTES_MAX = 255
+NAME_BYTES_MAX: Final = 255
 """NAME_MAX of Linux; a longer name is ENAMETOOLONG in every face."""
 
 
@@ -41,14 +43,16 @@ class FsError(Exception):
         self.errno = errno
 
 
-@dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks: the credentials of the process as FUSE reports them."""
 
-    uid: int = 0
-    gid: int = 0
-    pid: int = 0
-    umask: int = 0o022
+    __slots__ = ("gid", "pid", "uid", "umask")
+
+    def __init__(self, uid: int = 0, gid: int = 0, pid: int = 0, umask: int = 0o022) -> None:
+        self.uid: Final = uid
+        self.gid: Final = gid
+        self.pid: Final = pid
+        self.umask: Final = umask
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import trio
 from pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ModeT, XAttrNameT
 
 from agent.fs.complaints import Complaints
-from agent.fs.fuse_operations import checked_name
+from agent.fs.fuse_names import checked_name
 from agent.fs.fuse_protocol import errno_for_kernel
 from agent.fs.interface import (
     ROOT_INODE,

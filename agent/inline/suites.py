@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import hmac
 import struct
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import ClassVar, Final, Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -45,6 +45,9 @@ from agent.pool.steps import Buffer
 PROOF_BYTES: Final = 16
 SALT_BYTES: Final = 24
 UNIT_BYTES_MAX: Final = 1 << 20
+ONE_SHOT_BYTES: Final = 64 << 10
+"""Up to here a unit is opened by one call that keeps the GIL: that takes less than giving it away and having
+it back, and far less than a context of its own. What is longer leaves the GIL to the other workers."""
 HEADER_UNIT: Final = 0xFFFF_FFFF
 """The number under which the header itself is sealed; a slot has far fewer units."""
 
@@ -53,11 +56,14 @@ _CRC_PROOF: Final = struct.Struct("<Q8x")
 _TWEAK: Final = struct.Struct("<QII")
 
 
-class Place(NamedTuple):
+class Place:
     """Where a slot lies, as far as a cipher cares: the namespace and the slot's number in it."""
 
-    nguid: bytes
-    slot: int
+    __slots__ = ("nguid", "slot")
+
+    def __init__(self, nguid: bytes, slot: int) -> None:
+        self.nguid: Final = nguid
+        self.slot: Final = slot
 
 
 class SlotCipher(Protocol):
@@ -72,6 +78,12 @@ class SlotCipher(Protocol):
 
     def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
         """Open into `into` (same length). False: it is not what was sealed, and `into` must not be used."""
+
+    def open_small(
+        self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
+    ) -> bool:
+        """As `open_unit`, of at most `ONE_SHOT_BYTES` in one piece. Behind what is sealed there are 16 bytes
+        of room, nobody else's, which hold the same after it as before."""
 
     def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
         """Seal the header's text into `into`, which is 16 bytes longer: the proof follows the text."""
@@ -94,24 +106,35 @@ class _GcmSlot:
 
     def __init__(self, key: bytes, nonce_prefix: bytes) -> None:
         self._key = key
-        self._algorithm = algorithms.AES256(key)
+        self._algorithm: algorithms.AES256 | None = None
+        self._aead: AESGCM | None = None
         self._nonce_prefix = nonce_prefix
+
+    def _in_parts(self) -> algorithms.AES256:
+        if self._algorithm is None:
+            self._algorithm = algorithms.AES256(self._key)
+        return self._algorithm
+
+    def _at_once(self) -> AESGCM:
+        if self._aead is None:
+            self._aead = AESGCM(self._key)
+        return self._aead
 
     # The header is small and its proof lies behind it, which is what the one-shot AEAD wants: a fifth of
     # the time of a context, and it keeps the GIL, which for four kilobytes is cheaper than giving it away.
     def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
-        AESGCM(self._key).encrypt_into(self._nonce_prefix + _HEADER_NUMBER, plain, bound, into)
+        self._at_once().encrypt_into(self._nonce_prefix + _HEADER_NUMBER, plain, bound, into)
 
     def open_header(self, sealed: Buffer, into: memoryview, bound: bytes) -> bool:
         try:
-            AESGCM(self._key).decrypt_into(self._nonce_prefix + _HEADER_NUMBER, sealed, bound, into)
+            self._at_once().decrypt_into(self._nonce_prefix + _HEADER_NUMBER, sealed, bound, into)
         except InvalidTag:
             return False
         return True
 
     def seal_unit(self, number: int, plain: Buffer, into: memoryview, bound: bytes) -> bytes:
         nonce = self._nonce_prefix + number.to_bytes(4, "little")
-        encryptor = Cipher(self._algorithm, modes.GCM(nonce)).encryptor()
+        encryptor = Cipher(self._in_parts(), modes.GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(bound)
         encryptor.update_into(plain, into)
         encryptor.finalize()
@@ -119,7 +142,7 @@ class _GcmSlot:
 
     def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
         nonce = self._nonce_prefix + number.to_bytes(4, "little")
-        decryptor = Cipher(self._algorithm, modes.GCM(nonce, proof)).decryptor()
+        decryptor = Cipher(self._in_parts(), modes.GCM(nonce, proof)).decryptor()
         decryptor.authenticate_additional_data(bound)
         if isinstance(into, memoryview):
             decryptor.update_into(sealed, into)
@@ -132,6 +155,21 @@ class _GcmSlot:
             decryptor.finalize()
         except InvalidTag:
             return False
+        return True
+
+    def open_small(
+        self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
+    ) -> bool:
+        nonce = self._nonce_prefix + number.to_bytes(4, "little")
+        room = sealed_and_room[-PROOF_BYTES:]
+        before = bytes(room)
+        room[:] = proof
+        try:
+            self._at_once().decrypt_into(nonce, sealed_and_room, bound, into)
+        except InvalidTag:
+            return False
+        finally:
+            room[:] = before
         return True
 
 
@@ -180,6 +218,11 @@ class _CrcSlot:
         self._decrypt(number, sealed, into)
         found = _CRC_PROOF.pack(crc64(into, crc64(bound + number.to_bytes(4, "little"))))
         return hmac.compare_digest(found, proof)
+
+    def open_small(
+        self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
+    ) -> bool:
+        return self.open_unit(number, sealed_and_room[:-PROOF_BYTES], into, bound, proof)
 
     def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
         into[-PROOF_BYTES:] = self.seal_unit(HEADER_UNIT, plain, into[:-PROOF_BYTES], bound)

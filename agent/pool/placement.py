@@ -44,6 +44,11 @@ class Candidate(NamedTuple):
     set_number: int
 
 
+def _candidate(namespace: int, set_number: int) -> Candidate:
+    # Every request makes two, and a named tuple's own way to be made is interpreted.
+    return tuple.__new__(Candidate, (namespace, set_number))
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """The part of one namespace that belongs to a volume, as far as placement cares."""
@@ -110,7 +115,7 @@ class Placement:
     def _set_in(self, member: int, high: int) -> Candidate:
         # The same set whichever rank the namespace has: a new one ahead of it moves nothing within it.
         extent = self._extents[member]
-        return Candidate(extent.namespace, _mixed(high ^ self._members[member]) % extent.sets)
+        return _candidate(extent.namespace, _mixed(high ^ self._members[member]) % extent.sets)
 
     def _two_sets(self, member: int, low: int, high: int) -> tuple[Candidate, Candidate]:
         """Two different sets of one namespace, where it has two."""
@@ -118,7 +123,7 @@ class Placement:
         if extent.sets == 1:
             return first, first
         step = 1 + _mixed(low ^ self._members[member]) % (extent.sets - 1)
-        return first, Candidate(extent.namespace, (first.set_number + step) % extent.sets)
+        return first, _candidate(extent.namespace, (first.set_number + step) % extent.sets)
 
     def _two_best(self, word: int) -> tuple[int, int]:
         # -ln(u)/w is exponentially distributed with rate w, so the smallest falls to a namespace with

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass
 
 from agent.inline.scatter import Target
-from agent.inline.suites import Place
+from agent.inline.suites import ONE_SHOT_BYTES, PROOF_BYTES, Place
 from agent.pool.directory_cache import CachedSet
 from agent.pool.hedging import race
 from agent.pool.prestage import PrestageCache
@@ -30,19 +29,31 @@ from agent.pool.which_copy import DOUBTFUL, doubt, in_turn, the_other_served
 _numbers = itertools.count(1)
 
 
-@dataclass(slots=True)
 class _Source:
     """Where the sealed bytes of a range come from: a buffer, and the read that fills it, if any.
 
     What was prestaged needs no read: `pending` is None.
     """
 
-    header: memoryview | None
-    data: memoryview
-    pending: Pending | None
-    header_pending: Pending | None
-    data_starts_at: int
-    """How many bytes of `pending` come before `data`: the header, where both are one read."""
+    __slots__ = ("data", "data_starts_at", "header", "header_pending", "pending", "with_room")
+
+    def __init__(
+        self,
+        header: memoryview | None,
+        data: memoryview,
+        pending: Pending | None,
+        header_pending: Pending | None = None,
+        data_starts_at: int = 0,
+        with_room: memoryview | None = None,
+    ) -> None:
+        self.header = header
+        self.data = data
+        self.pending = pending
+        self.header_pending = header_pending
+        self.data_starts_at = data_starts_at
+        """How many bytes of `pending` come before `data`: the header, where both are one read."""
+        self.with_room = with_room
+        """`data`, of one small unit, and behind it the room that opening it by one call takes."""
 
 
 class Reading:
@@ -146,7 +157,7 @@ class Reading:
         opened = self._open
         if opened is None or offset >= opened.length:
             return 0
-        generation, length = opened.identity.generation, opened.length
+        generation, length = opened.generation, opened.length
         unit_bytes = self.volume.codec.unit_bytes
         number, within = divmod(offset, unit_bytes)
         wanted = min(len(into), length - offset)
@@ -226,7 +237,7 @@ class Reading:
         sets = volume.borrow_sets(self.pseudonym)
         try:
             for found in volume.find(sets, self.pseudonym):
-                same = found.entry.generation == opened.identity.generation
+                same = found.entry.generation == opened.generation
                 if same and found.cached.namespace != failed_at:
                     lanes.tally(volume.settings.name).other_copy_reads += 1
                     return (yield from self._try(lanes, found, offset, into, deadline))
@@ -393,17 +404,24 @@ class Reading:
             if staged is not None:
                 if with_header:
                     lanes.tally(self.volume.settings.name).prestage_hits += 1
-                return _Source(staged[:HEADER_BYTES], staged[HEADER_BYTES + first_byte :], None, None, 0)
+                return _Source(staged[:HEADER_BYTES], staged[HEADER_BYTES + first_byte :], None)
         span = last_byte - first_byte
         whole_bytes = HEADER_BYTES + span
-        buffer = memoryview(bytearray(whole_bytes)) if aside else lanes.receive_buffer(whole_bytes)
+        with_room = None
+        if aside:
+            buffer = memoryview(bytearray(whole_bytes))
+        elif span <= ONE_SHOT_BYTES:
+            roomy = lanes.receive_buffer(whole_bytes + PROOF_BYTES)
+            buffer, with_room = roomy[:whole_bytes], roomy[HEADER_BYTES:]
+        else:
+            buffer = lanes.receive_buffer(whole_bytes)
         header, data = buffer[:HEADER_BYTES], buffer[HEADER_BYTES:]
         if with_header and first_byte == 0:
             whole = lanes.read(self.namespace, self._offset, buffer)
-            return _Source(header, data, whole, None, HEADER_BYTES)
+            return _Source(header, data, whole, None, HEADER_BYTES, with_room)
         header_pending = lanes.read(self.namespace, self._offset, header) if with_header else None
         pending = lanes.read(self.namespace, self._offset + HEADER_BYTES + first_byte, data)
-        return _Source(header if with_header else None, data, pending, header_pending, 0)
+        return _Source(header if with_header else None, data, pending, header_pending, 0, with_room)
 
     def _reused_or_corrupt(self, lanes: Lanes, opened: OpenSlot, deadline: float) -> Steps[MissCause]:
         """A unit no longer proves itself: has the slot been given away since the header was read?"""
@@ -412,7 +430,7 @@ class Reading:
         cause = yield from wait_for(lanes, lanes.read(self.namespace, self._offset, header), deadline)
         if cause is not None:
             return cause
-        again = self.volume.codec.open(header, self.key, self._place, opened.identity.generation)
+        again = self.volume.codec.open(header, self.key, self._place, opened.generation)
         if isinstance(again, MissCause) or again.bound != opened.bound:
             return MissCause.EVICTED
         return MissCause.CORRUPT
@@ -449,7 +467,9 @@ class Reading:
             sealed = source.data[at : at + size]
             target = start - offset
             piece = into[target : target + size] if target >= 0 and target + size <= len(into) else None
-            if piece is not None and (isinstance(piece, memoryview) or opened.cipher.scatters):
+            if source.with_room is not None and isinstance(piece, memoryview):
+                opened_whole = opened.open_small(number, source.with_room, piece)
+            elif piece is not None and (isinstance(piece, memoryview) or opened.cipher.scatters):
                 opened_whole = opened.open_unit(number, sealed, piece)
             else:
                 # The range ends inside this unit, its padding does not fit, or it lies in several places

@@ -285,7 +285,7 @@ def open_whole(
     opened = volume.codec.open(header, None, volume.place(cached, slot), entry.generation)
     if isinstance(opened, MissCause):
         return opened
-    if opened.length != entry.length or volume.placement.pseudonym(opened.identity.key) != entry.pseudonym:
+    if opened.length != entry.length or volume.placement.pseudonym(opened.key) != entry.pseudonym:
         return MissCause.CORRUPT
     unit = volume.codec.unit_bytes
     for number, start in enumerate(range(0, len(value), unit)):
@@ -308,7 +308,7 @@ def _seal_into(
     codec, at, length = volume.codec, volume.slot_offset(cached, target), opened.length
     if codec.is_used_up:
         return None
-    sealer = codec.seal(opened.identity.key, opened.identity.generation, volume.place(cached, target))
+    sealer = codec.seal(opened.key, opened.generation, volume.place(cached, target))
     for number, start in enumerate(range(0, len(value), codec.unit_bytes)):
         plain = value[start : min(start + codec.unit_bytes, length)]
         sealed = lanes.send_buffer(codec.padded(len(plain)))

@@ -28,7 +28,6 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from agent.inline.key_use import KeyUse
@@ -49,6 +48,7 @@ from agent.pool.tally import MissCause
 
 HEADER_BYTES: Final = 4096
 MAGIC: Final = b"g35slot1"
+_NO_MAGIC, _ZERO, _ZEROS = bytes(len(MAGIC)), bytes(6), bytes(16)
 UNITS_MAX: Final = 64
 UNIT_BYTES_MIN: Final = 1 << 16
 
@@ -72,9 +72,8 @@ class Identity(NamedTuple):
 
     def bound(self, salt: bytes) -> bytes:
         """32 bytes that stand for the identity and this one write; authenticated with every unit."""
-        digest = hashlib.blake2b(digest_size=32, person=b"g35 slot unit")
-        for part in (self.tenant, self.volume, self.key, self.generation.to_bytes(8, "little"), salt):
-            digest.update(part)
+        digest = _bound_to(self.tenant, self.volume)
+        digest.update(self.key + self.generation.to_bytes(8, "little") + salt)
         return digest.digest()
 
     def tag(self) -> int:
@@ -82,6 +81,11 @@ class Identity(NamedTuple):
         digest = hashlib.blake2b(self.tenant + self.volume + self.key, digest_size=4, person=b"g35 entry")
         digest.update(self.generation.to_bytes(8, "little"))
         return int.from_bytes(digest.digest(), "little")
+
+
+def _bound_to(tenant: bytes, volume: bytes) -> hashlib.blake2b:
+    """What `Identity.bound` begins with for every value of a volume."""
+    return hashlib.blake2b(tenant + volume, digest_size=32, person=b"g35 slot unit")
 
 
 class SlotCodec:
@@ -111,6 +115,7 @@ class SlotCodec:
         self.epoch = epoch
         self._others = tuple(others)
         self._use: KeyUse | None = None
+        self._bound_to = _bound_to(tenant, volume)
 
     def count_in(self, use: KeyUse) -> None:
         """Count there what is sealed from now on."""
@@ -149,7 +154,7 @@ class SlotCodec:
     ) -> OpenSlot | MissCause:
         """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
         magic, suite, unit_log2, zero, fingerprint, salt, zeros = _PRELUDE.unpack_from(header)
-        if magic == bytes(8) and not any(header):
+        if magic == _NO_MAGIC and not any(header):
             # Freed by a delete, which zeroes the header, or trimmed: an old directory led here.
             return MissCause.EVICTED
         if magic != MAGIC or suite != self.suite.number or 1 << unit_log2 != self.unit_bytes:
@@ -159,14 +164,14 @@ class SlotCodec:
                 if other.fingerprint == fingerprint:
                     return other.open(header, key, place, generation)
             return MissCause.WRONG_KEY
-        if any(zero) or any(zeros):
+        if zero != _ZERO or zeros != _ZEROS:
             return MissCause.CORRUPT
         cipher = self.suite.slot(salt, place)
         plain = memoryview(bytearray(_SEALED_BYTES))
         if not cipher.open_header(header[_SEALED_AT:], plain, bytes(header[:_SEALED_AT])):
             return MissCause.CORRUPT
         tenant, volume, found, made, stored_us, length, expiry, units, _ = _SEALED.unpack_from(plain)
-        if (tenant, volume) != (self.tenant, self.volume):
+        if tenant != self.tenant or volume != self.volume:
             return MissCause.CORRUPT
         if (key is not None and found != key) or (generation is not None and made != generation):
             # A slot since reused: the directory that led here was old.
@@ -177,8 +182,9 @@ class SlotCodec:
             bytes(plain[at : at + PROOF_BYTES])
             for at in range(_SEALED.size, _SEALED.size + units * PROOF_BYTES, PROOF_BYTES)
         ]
-        identity = Identity(tenant, volume, found, made)
-        return OpenSlot(self, cipher, identity, identity.bound(salt), length, expiry, stored_us, proofs)
+        digest = self._bound_to.copy()
+        digest.update(found + made.to_bytes(8, "little") + salt)
+        return OpenSlot(self, cipher, found, made, digest.digest(), length, expiry, stored_us, proofs)
 
 
 class SlotSealer:
@@ -257,18 +263,33 @@ class SlotSealer:
         return bytes(block)
 
 
-@dataclass(slots=True)
 class OpenSlot:
     """A header that has proven itself; what is needed to open the units."""
 
-    codec: SlotCodec
-    cipher: SlotCipher
-    identity: Identity
-    bound: bytes
-    length: int
-    expiry: int
-    stored_us: int
-    proofs: Sequence[bytes]
+    __slots__ = ("bound", "cipher", "codec", "expiry", "generation", "key", "length", "proofs", "stored_us")
+
+    def __init__(
+        self,
+        codec: SlotCodec,
+        cipher: SlotCipher,
+        key: bytes,
+        generation: int,
+        bound: bytes,
+        length: int,
+        expiry: int,
+        stored_us: int,
+        proofs: Sequence[bytes],
+    ) -> None:
+        self.codec = codec
+        self.cipher = cipher
+        self.key = key
+        self.generation = generation
+        self.bound = bound
+        """`Identity.bound` of this write."""
+        self.length = length
+        self.expiry = expiry
+        self.stored_us = stored_us
+        self.proofs = proofs
 
     def unit_span(self, offset: int, size: int) -> tuple[int, int, int, int]:
         """For a range of the value: first unit, one past the last, and their bytes on flash from/to."""
@@ -280,6 +301,10 @@ class OpenSlot:
     def open_unit(self, number: int, sealed: memoryview, into: Target) -> bool:
         """Open one unit (all of it, with its padding) into a buffer of the same length."""
         return self.cipher.open_unit(number, sealed, into, self.bound, self.proofs[number])
+
+    def open_small(self, number: int, sealed_and_room: memoryview, into: memoryview) -> bool:
+        """As `open_unit`, of a unit with `PROOF_BYTES` of room behind it (`SlotCipher.open_small`)."""
+        return self.cipher.open_small(number, sealed_and_room, into, self.bound, self.proofs[number])
 
 
 assert len(MAGIC) == 8

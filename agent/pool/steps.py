@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     from agent.pool.tally import Tally
@@ -99,21 +98,25 @@ class Lanes(Protocol):
         """Seconds since the epoch, for times that are stored."""
 
 
-@dataclass(slots=True)
 class Wait:
     """Resume me with True when `pending` is done or has received `at_least`, with False at `deadline`."""
 
-    pending: Pending
-    deadline: float
-    at_least: int | None = None
+    __slots__ = ("at_least", "deadline", "pending")
+
+    def __init__(self, pending: Pending, deadline: float, at_least: int | None = None) -> None:
+        self.pending: Final = pending
+        self.deadline: Final = deadline
+        self.at_least: Final = at_least
 
 
-@dataclass(slots=True)
 class Acquire:
     """Resume me with True when I hold `lock`, with False at `deadline`."""
 
-    lock: threading.Lock
-    deadline: float
+    __slots__ = ("deadline", "lock")
+
+    def __init__(self, lock: threading.Lock, deadline: float) -> None:
+        self.lock: Final = lock
+        self.deadline: Final = deadline
 
 
 Steps: TypeAlias = Generator[Wait | Acquire, bool, T]

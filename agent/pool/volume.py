@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
@@ -105,12 +105,15 @@ class Timing:
     """For how long an absent entry in a remembered directory is believed without asking again."""
 
 
-class Found(NamedTuple):
+class Found:
     """An entry that the directories hint at."""
 
-    cached: CachedSet
-    slot: int
-    entry: Entry
+    __slots__ = ("cached", "entry", "slot")
+
+    def __init__(self, cached: CachedSet, slot: int, entry: Entry) -> None:
+        self.cached: Final = cached
+        self.slot: Final = slot
+        self.entry: Final = entry
 
 
 class Volume:

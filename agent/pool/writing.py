@@ -232,7 +232,7 @@ class Writing:
 
     def _stands(self, found: Found, lanes: Lanes) -> bool:
         """Whether an entry of the key means that the key is stored, and stays so: its slot is not shunned."""
-        cached, slot, entry = found
+        cached, slot, entry = found.cached, found.slot, found.entry
         expired = entry.expiry and entry.expiry <= lanes.wall()
         shunned = cached.shunned.get(slot, 0.0) > lanes.now()
         return not expired and not shunned and cached.disproven.get(slot) != entry.generation

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 from agent.payload_memory import payload_memory
 from agent.pool.slot import HEADER_BYTES
-from agent.pool.steps import Acquire, Buffer, Pending, Steps
+from agent.pool.steps import Acquire, Buffer, Pending, Steps, Wait
 from agent.pool.tally import Tally
 from agent.remote.asked import CLOCK_SLACK, NOT_ANSWERING, Asked
 from agent.remote.block_commands import block_commands
@@ -384,9 +384,13 @@ class WorkerLanes(KvCommands):
         _current.lanes = self
         answer: bool | None = None
         self._in_use.acquire()
+        came: list[T] = []
+        whole = _into(came, steps)
         try:
             while True:
-                wanted = steps.send(answer)  # type: ignore[arg-type]  # a generator begins with None
+                wanted = whole.send(answer)  # type: ignore[arg-type]  # a generator begins with None
+                if wanted is None:
+                    return came[0]
                 if isinstance(wanted, Acquire):
                     timeout = max(0.0, wanted.deadline - time.monotonic())
                     answer = wanted.lock.acquire(timeout=timeout)
@@ -394,9 +398,6 @@ class WorkerLanes(KvCommands):
                     pending = wanted.pending
                     assert isinstance(pending, LanePending)
                     answer = self._wait(pending, wanted.deadline, wanted.at_least)
-        except StopIteration as finished:
-            value: T = finished.value
-            return value
         finally:
             self._in_use.release()
 
@@ -480,6 +481,12 @@ class WorkerLanes(KvCommands):
         if asked is not None:
             asked.answered(time.monotonic(), failed=failed, lost=lost)
         return True
+
+
+def _into(came: list[T], steps: Steps[T]) -> Generator[Wait | Acquire | None, bool, None]:
+    """The steps, then None when their value has come: their own end would be an exception, and dearer."""
+    came.append((yield from steps))
+    yield None
 
 
 def _again(queue: HostQueue) -> HostQueue:

@@ -158,14 +158,26 @@ class H2CData(NamedTuple):
     last: bool = True
 
 
-class C2HData(NamedTuple):
+@dataclass(init=False, slots=True)
+class C2HData:
     """`data_length` bytes for the host, `offset` into command `cid`. `success` replaces the completion."""
 
     cid: int
     offset: int
     data_length: int
-    last: bool = True
-    success: bool = False
+    last: bool
+    success: bool
+
+    # Written out, here and in `Frame`: one of each is made for every read, and what `dataclass` and
+    # `NamedTuple` write themselves is interpreted.
+    def __init__(
+        self, cid: int, offset: int, data_length: int, last: bool = True, success: bool = False
+    ) -> None:
+        self.cid = cid
+        self.offset = offset
+        self.data_length = data_length
+        self.last = last
+        self.success = success
 
 
 class R2T(NamedTuple):
@@ -262,7 +274,8 @@ def _bad(reason: str, field: int) -> MalformedPdu:
     return MalformedPdu(reason, fatal_error_status=FatalErrorStatus.INVALID_HEADER_FIELD, information=field)
 
 
-class Frame(NamedTuple):
+@dataclass(init=False, slots=True)
+class Frame:
     """The eight common bytes of a PDU, checked: what is where."""
 
     kind: int
@@ -274,6 +287,16 @@ class Frame(NamedTuple):
     data_length: int
     total: int
     """PLEN."""
+
+    def __init__(
+        self, kind: int, flags: int, header_bytes: int, data_offset: int, data_length: int, total: int
+    ) -> None:
+        self.kind = kind
+        self.flags = flags
+        self.header_bytes = header_bytes
+        self.data_offset = data_offset
+        self.data_length = data_length
+        self.total = total
 
 
 def decode_frame_untrusted(
@@ -329,7 +352,7 @@ def decode_pdu_untrusted(frame: Frame, raw: Buffer) -> Pdu:
     `raw` has exactly `frame.header_bytes` bytes; of a termination request, all of `frame.total`.
     The header digest is not part of it and has been checked by the caller (`receiver.py`).
     """
-    kind, flags, _, _, length, _ = frame
+    kind, flags, length = frame.kind, frame.flags, frame.data_length
     if kind == PduType.C2H_DATA:
         cid, _, offset, stated = DATA.unpack_from(raw, 8)
         if stated != length:
