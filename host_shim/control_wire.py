@@ -53,35 +53,36 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-VERSION = 1
-SESSION_PATH = ".g35/session"
-SESSION_FILE_BYTES = 1 << 62
+VERSION: Final = 1
+SESSION_PATH: Final = ".g35/session"
+SESSION_FILE_BYTES: Final = 1 << 62
 """The size that stat shows, by which a session is told from any other file of its name. Data offsets lie
 below it, so that the kernel never takes a write for one that extends the file, which it would let in only one
 at a time."""
-REQUEST_MAGIC = b"g35q"
-ANSWER_MAGIC = b"g35a"
-KEY_BYTES = 16
-KEYS_MAX = 4096
+REQUEST_MAGIC: Final = b"g35q"
+ANSWER_MAGIC: Final = b"g35a"
+KEY_BYTES: Final = 16
+KEYS_MAX: Final = 4096
 """Keys in one request. 4,096 blocks of 512 tokens are two million tokens of prefix."""
-VOLUME_NAME_BYTES_MAX = 64
-TICKETS_MAX = 4096
+VOLUME_NAME_BYTES_MAX: Final = 64
+TICKETS_MAX: Final = 4096
 """Tickets of one session; each costs the agent well under a kilobyte while it is bound."""
-ANSWERS_MAX = 64
-TICKET_SHIFT = 32
-VALUE_BYTES_MAX = 1 << 24
-AT_ONCE_BYTES = 1 << 16
+ANSWERS_MAX: Final = 64
+TICKET_SHIFT: Final = 32
+VALUE_BYTES_MAX: Final = 1 << 24
+AT_ONCE_BYTES: Final = 1 << 16
 """What Linux lets the value of an extended attribute have (XATTR_SIZE_MAX)."""
-FLAG_NO_ANSWER = 0x0001
+FLAG_NO_ANSWER: Final = 0x0001
 
-_REQUEST = struct.Struct("<4sHHIIIIHHI")
-_ANSWER = struct.Struct("<4sHHIII12x")
+_REQUEST: Final = struct.Struct("<4sHHIIIIHHI")
+_ANSWER: Final = struct.Struct("<4sHHIII12x")
 assert _REQUEST.size == 32
 assert _ANSWER.size == 32
-HEADER_BYTES = 32
-REQUEST_BYTES_MAX = HEADER_BYTES + VOLUME_NAME_BYTES_MAX + KEYS_MAX * (KEY_BYTES + 4)
-ANSWER_BYTES_MAX = 1 << 20
+HEADER_BYTES: Final = 32
+REQUEST_BYTES_MAX: Final = HEADER_BYTES + VOLUME_NAME_BYTES_MAX + KEYS_MAX * (KEY_BYTES + 4)
+ANSWER_BYTES_MAX: Final = 1 << 20
 
 
 class Operation(enum.IntEnum):
@@ -170,8 +171,8 @@ class Answer:
         return head + self.body
 
 
-_HEX_KEY = re.compile(rb"[0-9a-fA-F]{32}")
-_KEY_PERSONALITY = b"g35 key"
+_HEX_KEY: Final = re.compile(rb"[0-9a-fA-F]{32}")
+_KEY_PERSONALITY: Final = b"g35 key"
 
 
 def key_of_name(name: str | bytes) -> bytes:
@@ -188,7 +189,7 @@ def key_of_name(name: str | bytes) -> bytes:
     return hashlib.blake2b(raw, digest_size=KEY_BYTES, person=_KEY_PERSONALITY).digest()
 
 
-_VALUE_XATTR = b"user.g35."
+_VALUE_XATTR: Final = b"user.g35."
 
 
 def value_xattr(volume: str, key: bytes) -> bytes:

@@ -130,8 +130,22 @@ class Runner(Protocol):
     def run(self, steps: Steps[T]) -> T: ...
 
 
+_KNOWN: Final[dict[type, bool]] = {}
+"""What is known of the types of outcomes, of which a program has as many as it has operations."""
+
+
 def settle(outcome: Outcome[T], runner: Runner) -> T:
     """The value of an outcome, running its steps where it has any."""
-    if isinstance(outcome, Generator):
+    if is_steps(outcome):
         return runner.run(cast("Steps[T]", outcome))
-    return outcome
+    return cast(T, outcome)
+
+
+def is_steps(outcome: object) -> bool:
+    """Whether an outcome is the steps that lead to a value. Asked for every request, and an abstract class's
+    own answer is dear."""
+    kind = type(outcome)
+    known = _KNOWN.get(kind)
+    if known is None:
+        known = _KNOWN[kind] = isinstance(outcome, Generator)
+    return known

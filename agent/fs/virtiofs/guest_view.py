@@ -23,7 +23,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, TypeVar, cast
 
 from agent.fs.interface import (
@@ -43,7 +43,7 @@ from agent.fs.interface import (
 )
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
 from agent.fs.virtiofs.left_open import LeftOpen, is_value
-from agent.pool.steps import Outcome, Runner, Steps, settle
+from agent.pool.steps import Outcome, Runner, Steps, is_steps, settle
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ T = TypeVar("T")
 
 def then(outcome: Outcome[T], noted: Callable[[T], T]) -> Outcome[T]:
     """`noted` of what the outcome comes to."""
-    if isinstance(outcome, Generator):
+    if is_steps(outcome):
         return _then_later(cast("Steps[T]", outcome), noted)
-    return noted(outcome)
+    return noted(cast(T, outcome))
 
 
 def _then_later(steps: Steps[T], noted: Callable[[T], T]) -> Steps[T]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Final, TypeVar, cast
 
 from agent.fs.interface import FACE_CONTROL, FACE_KV, FACE_SHIFT, Caller, FileSystem, FsError
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
-from agent.pool.steps import Outcome, Steps
+from agent.pool.steps import Outcome, Steps, is_steps
 
 T = TypeVar("T")
 
@@ -29,9 +29,9 @@ def is_value(ino: int) -> bool:
 
 def _steps_of(outcome: Outcome[T]) -> Steps[T]:
     """An outcome as steps, for those that go on after it."""
-    if isinstance(outcome, Generator):
+    if is_steps(outcome):
         return (yield from cast("Steps[T]", outcome))
-    return outcome
+    return cast(T, outcome)
 
 
 def _with_lost_data(books: GuestBooks) -> set[Handle]:
