@@ -322,9 +322,10 @@ class ControlFace(RefusesAll):
         return self._value(self._volume(volume_name), key, room)
 
     def _value(self, volume: AnyVolume, key: bytes, room: memoryview) -> Steps[Xattr]:
-        reading = new_reading(volume, key, self._prestage)
+        reading, lanes = new_reading(volume, key, self._prestage), self._lanes()
+        deadline = lanes.now() + volume.timing.read_deadline
         try:
-            got = yield from self._get(reading, 0, room)
+            got = yield from reading.read(lanes, 0, room, deadline)
             if reading.cause is None and reading.length is not None:
                 if reading.length > len(room):
                     raise FsError(errno.ERANGE)

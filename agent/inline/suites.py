@@ -45,9 +45,6 @@ from agent.pool.steps import Buffer
 PROOF_BYTES: Final = 16
 SALT_BYTES: Final = 24
 UNIT_BYTES_MAX: Final = 1 << 20
-ONE_SHOT_BYTES: Final = 64 << 10
-"""Up to here a unit is opened by one call that keeps the GIL: that takes less than giving it away and having
-it back, and far less than a context of its own. What is longer leaves the GIL to the other workers."""
 HEADER_UNIT: Final = 0xFFFF_FFFF
 """The number under which the header itself is sealed; a slot has far fewer units."""
 
@@ -79,11 +76,11 @@ class SlotCipher(Protocol):
     def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
         """Open into `into` (same length). False: it is not what was sealed, and `into` must not be used."""
 
-    def open_small(
+    def open_with_room(
         self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
     ) -> bool:
-        """As `open_unit`, of at most `ONE_SHOT_BYTES` in one piece. Behind what is sealed there are 16 bytes
-        of room, nobody else's, which hold the same after it as before."""
+        """As `open_unit`, in one piece, with `PROOF_BYTES` of room behind what is sealed: nobody else's, and
+        the same after it as before. For the ciphers that want text and proof in one."""
 
     def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
         """Seal the header's text into `into`, which is 16 bytes longer: the proof follows the text."""
@@ -120,8 +117,9 @@ class _GcmSlot:
             self._aead = AESGCM(self._key)
         return self._aead
 
-    # The header is small and its proof lies behind it, which is what the one-shot AEAD wants: a fifth of
-    # the time of a context, and it keeps the GIL, which for four kilobytes is cheaper than giving it away.
+    # Where the proof lies, or may be laid, behind the text, the one-shot AEAD does with one call what takes a
+    # context, three calls and a dozen of Python's within the library. It gives the GIL away where there is
+    # much to do.
     def seal_header(self, plain: Buffer, into: memoryview, bound: bytes) -> None:
         self._at_once().encrypt_into(self._nonce_prefix + _HEADER_NUMBER, plain, bound, into)
 
@@ -157,7 +155,7 @@ class _GcmSlot:
             return False
         return True
 
-    def open_small(
+    def open_with_room(
         self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
     ) -> bool:
         nonce = self._nonce_prefix + number.to_bytes(4, "little")
@@ -219,7 +217,7 @@ class _CrcSlot:
         found = _CRC_PROOF.pack(crc64(into, crc64(bound + number.to_bytes(4, "little"))))
         return hmac.compare_digest(found, proof)
 
-    def open_small(
+    def open_with_room(
         self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
     ) -> bool:
         return self.open_unit(number, sealed_and_room[:-PROOF_BYTES], into, bound, proof)

@@ -16,44 +16,18 @@ import itertools
 import threading
 
 from agent.inline.scatter import Target
-from agent.inline.suites import ONE_SHOT_BYTES, PROOF_BYTES, Place
+from agent.inline.suites import PROOF_BYTES, Place
 from agent.pool.directory_cache import CachedSet
 from agent.pool.hedging import race
 from agent.pool.prestage import PrestageCache
 from agent.pool.slot import HEADER_BYTES, OpenSlot
-from agent.pool.steps import Acquire, Lanes, Pending, Steps
+from agent.pool.source import Source
+from agent.pool.steps import Acquire, Lanes, Pending, Steps, Wait
 from agent.pool.tally import MissCause
-from agent.pool.volume import Found, Volume, wait_for
+from agent.pool.volume import Found, Volume, has_come, wait_for, what_came
 from agent.pool.which_copy import DOUBTFUL, doubt, in_turn, the_other_served
 
 _numbers = itertools.count(1)
-
-
-class _Source:
-    """Where the sealed bytes of a range come from: a buffer, and the read that fills it, if any.
-
-    What was prestaged needs no read: `pending` is None.
-    """
-
-    __slots__ = ("data", "data_starts_at", "header", "header_pending", "pending", "with_room")
-
-    def __init__(
-        self,
-        header: memoryview | None,
-        data: memoryview,
-        pending: Pending | None,
-        header_pending: Pending | None = None,
-        data_starts_at: int = 0,
-        with_room: memoryview | None = None,
-    ) -> None:
-        self.header = header
-        self.data = data
-        self.pending = pending
-        self.header_pending = header_pending
-        self.data_starts_at = data_starts_at
-        """How many bytes of `pending` come before `data`: the header, where both are one read."""
-        self.with_room = with_room
-        """`data`, of one small unit, and behind it the room that opening it by one call takes."""
 
 
 class Reading:
@@ -257,18 +231,18 @@ class Reading:
         lanes: Lanes,
         found: Found,
         spare: Found,
-        source: _Source,
+        source: Source,
         offset: int,
         size: int,
         deadline: float,
-    ) -> Steps[_Source | None]:
+    ) -> Steps[Source | None]:
         """Ask the other copy too, if the first takes long; what came of it, where that was first."""
         volume, tally = self.volume, lanes.tally(self.volume.settings.name)
         assert volume.hedge is not None
         assert source.pending is not None
-        asked: list[_Source] = []
+        asked: list[Source] = []
 
-        def enough_of(read: _Source) -> int:
+        def enough_of(read: Source) -> int:
             return read.data_starts_at + min(volume.codec.unit_bytes, len(read.data))
 
         def ask() -> tuple[Pending, int]:
@@ -338,7 +312,7 @@ class Reading:
         lanes: Lanes,
         found: Found,
         place: Place,
-        source: _Source,
+        source: Source,
         offset: int,
         into: Target,
         deadline: float,
@@ -351,7 +325,9 @@ class Reading:
             # With the first unit, where both are one read: each look at the socket gives the GIL away,
             # and with several workers getting it back costs more than opening a header early gains.
             first = min(self.volume.codec.unit_bytes, len(source.data)) if source.data_starts_at else 0
-            cause = yield from wait_for(lanes, header_from, deadline, HEADER_BYTES + first)
+            enough = HEADER_BYTES + first
+            came = has_come(header_from, enough) or (yield Wait(header_from, deadline, enough))
+            cause = what_came(lanes, header_from, came)
             if cause is not None:
                 self._give_up(lanes, source)
                 return cause
@@ -390,7 +366,7 @@ class Reading:
         *,
         with_header: bool,
         aside: bool = False,
-    ) -> _Source:
+    ) -> Source:
         """Ask for the units that a range lies in, and for the header with them or beside them.
 
         `aside`: into memory of its own, since the worker's is being received into.
@@ -404,13 +380,13 @@ class Reading:
             if staged is not None:
                 if with_header:
                     lanes.tally(self.volume.settings.name).prestage_hits += 1
-                return _Source(staged[:HEADER_BYTES], staged[HEADER_BYTES + first_byte :], None)
+                return Source(staged[:HEADER_BYTES], staged[HEADER_BYTES + first_byte :], None)
         span = last_byte - first_byte
         whole_bytes = HEADER_BYTES + span
         with_room = None
         if aside:
             buffer = memoryview(bytearray(whole_bytes))
-        elif span <= ONE_SHOT_BYTES:
+        elif span <= codec.unit_bytes:
             roomy = lanes.receive_buffer(whole_bytes + PROOF_BYTES)
             buffer, with_room = roomy[:whole_bytes], roomy[HEADER_BYTES:]
         else:
@@ -418,10 +394,10 @@ class Reading:
         header, data = buffer[:HEADER_BYTES], buffer[HEADER_BYTES:]
         if with_header and first_byte == 0:
             whole = lanes.read(self.namespace, self._offset, buffer)
-            return _Source(header, data, whole, None, HEADER_BYTES, with_room)
+            return Source(header, data, whole, None, HEADER_BYTES, with_room)
         header_pending = lanes.read(self.namespace, self._offset, header) if with_header else None
         pending = lanes.read(self.namespace, self._offset + HEADER_BYTES + first_byte, data)
-        return _Source(header if with_header else None, data, pending, header_pending, 0, with_room)
+        return Source(header if with_header else None, data, pending, header_pending, 0, with_room)
 
     def _reused_or_corrupt(self, lanes: Lanes, opened: OpenSlot, deadline: float) -> Steps[MissCause]:
         """A unit no longer proves itself: has the slot been given away since the header was read?"""
@@ -435,7 +411,7 @@ class Reading:
             return MissCause.EVICTED
         return MissCause.CORRUPT
 
-    def _give_up(self, lanes: Lanes, source: _Source) -> None:
+    def _give_up(self, lanes: Lanes, source: Source) -> None:
         for pending in (source.header_pending, source.pending):
             if pending is not None and not pending.done:
                 lanes.abandon(pending)
@@ -444,7 +420,7 @@ class Reading:
         self,
         lanes: Lanes,
         opened: OpenSlot,
-        source: _Source,
+        source: Source,
         offset: int,
         into: Target,
         deadline: float,
@@ -457,26 +433,26 @@ class Reading:
             start = number * unit_bytes
             size = min(unit_bytes, to_byte - start)
             at = start - from_byte
-            if source.pending is not None:
-                cause = yield from wait_for(
-                    lanes, source.pending, deadline, source.data_starts_at + at + size
-                )
+            pending = source.pending
+            if pending is not None:
+                enough = source.data_starts_at + at + size
+                came = has_come(pending, enough) or (yield Wait(pending, deadline, enough))
+                cause = what_came(lanes, pending, came)
                 if cause is not None:
                     self._give_up(lanes, source)
                     return cause
-            sealed = source.data[at : at + size]
             target = start - offset
             piece = into[target : target + size] if target >= 0 and target + size <= len(into) else None
             if source.with_room is not None and isinstance(piece, memoryview):
-                opened_whole = opened.open_small(number, source.with_room, piece)
+                opened_whole = opened.open_with_room(number, source.with_room, piece)
             elif piece is not None and (isinstance(piece, memoryview) or opened.cipher.scatters):
-                opened_whole = opened.open_unit(number, sealed, piece)
+                opened_whole = opened.open_unit(number, source.data[at : at + size], piece)
             else:
                 # The range ends inside this unit, its padding does not fit, or it lies in several places
                 # and the cipher cannot: open it aside.
                 buffer = self.volume.unit_buffers.borrow()
                 aside = buffer[:size]
-                opened_whole = opened.open_unit(number, sealed, aside)
+                opened_whole = opened.open_unit(number, source.data[at : at + size], aside)
                 if opened_whole:
                     begin, end = max(0, -target), min(size, wanted - target)
                     into[target + begin : target + end] = aside[begin:end]

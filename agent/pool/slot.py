@@ -302,9 +302,9 @@ class OpenSlot:
         """Open one unit (all of it, with its padding) into a buffer of the same length."""
         return self.cipher.open_unit(number, sealed, into, self.bound, self.proofs[number])
 
-    def open_small(self, number: int, sealed_and_room: memoryview, into: memoryview) -> bool:
-        """As `open_unit`, of a unit with `PROOF_BYTES` of room behind it (`SlotCipher.open_small`)."""
-        return self.cipher.open_small(number, sealed_and_room, into, self.bound, self.proofs[number])
+    def open_with_room(self, number: int, sealed_and_room: memoryview, into: memoryview) -> bool:
+        """As `open_unit`, of a unit with `PROOF_BYTES` of room behind it (`SlotCipher.open_with_room`)."""
+        return self.cipher.open_with_room(number, sealed_and_room, into, self.bound, self.proofs[number])
 
 
 assert len(MAGIC) == 8

@@ -413,11 +413,20 @@ def wait_for(
 
     Whatever did not come in time is abandoned, so its buffer is the caller's own again.
     """
-    if not pending.done and (at_least is None or pending.received < at_least):
-        came = yield Wait(pending, deadline, at_least)
-        if not came:
-            lanes.abandon(pending)
-            return MissCause.LATE
+    came = has_come(pending, at_least) or (yield Wait(pending, deadline, at_least))
+    return what_came(lanes, pending, came)
+
+
+def has_come(pending: Pending, at_least: int | None = None) -> bool:
+    """Whether it is over, or `at_least` bytes of it are there: then there is nothing to wait for."""
+    return pending.done or (at_least is not None and pending.received >= at_least)
+
+
+def what_came(lanes: Lanes, pending: Pending, came: bool) -> MissCause | None:
+    """What a wait for it came to: None where what was waited for is there, else why it is not."""
+    if not came:
+        lanes.abandon(pending)
+        return MissCause.LATE
     if pending.fault is None:
         return None
     return fault_cause(pending)

@@ -31,6 +31,7 @@ from nvmeof.host.command import Command
 from nvmeof.limits import DISCARD_BYTES, MAX_OUTSTANDING_R2T, MAX_QUEUE_DEPTH, MIN_MAXH2CDATA
 from nvmeof.tcp.crc32c import Buffer, crc32c
 from nvmeof.tcp.pdu import (
+    CAPSULE_CMD,
     DIGEST,
     FLAG_DATA_DIGEST,
     FLAG_HEADER_DIGEST,
@@ -44,7 +45,6 @@ from nvmeof.tcp.pdu import (
     H2CData,
     ICReq,
     ICResp,
-    PduType,
     TermReq,
     alignment_bytes,
     encode_header,
@@ -63,6 +63,8 @@ assert CAPSULE.size == 72
 SGL_IN_CAPSULE: Final = 0x01 << 56
 SGL_TRANSPORT: Final = 0x5A << 56
 """The high halves of the two descriptors that TCP uses, less their length (`wire/sgl.py`)."""
+
+_SUCCESS: Final[int] = Status.SUCCESS.value
 
 CID_COUNT: Final = 0xFFFF
 """Ids are dealt in turn from 0 to FFFEh, so that an id comes again as late as it can. FFFFh has a meaning
@@ -138,7 +140,11 @@ class TcpQueue:
 
     def oldest_abandoned(self) -> float | None:
         """When the oldest command was submitted that was abandoned and has not been answered."""
-        return min((c.submitted_at for c in self._commands.values() if c.abandoned), default=None)
+        oldest: float | None = None
+        for command in self._commands.values():
+            if command.abandoned and (oldest is None or command.submitted_at < oldest):
+                oldest = command.submitted_at
+        return oldest
 
     def _become(self, state: QueueState) -> None:
         if (self.state, state) not in LEGAL:
@@ -219,7 +225,7 @@ class TcpQueue:
                 flags |= FLAG_DATA_DIGEST
                 total += 4
         header = CAPSULE.pack(
-            PduType.CAPSULE_CMD, flags, 72, offset, total,
+            CAPSULE_CMD, flags, 72, offset, total,
             command.opcode, FLAGS_SGL, cid, command.nsid, command.cdw2, command.cdw3, 0, 0, sgl,
             command.cdw10, command.cdw11, command.cdw12, command.cdw13, command.cdw14, command.cdw15,
         )  # fmt: skip
@@ -403,7 +409,7 @@ class TcpQueue:
         if command.abandoned:
             command.answered_late = True
             return
-        if status == Status.SUCCESS:
+        if status == _SUCCESS:
             # A success that does not come with all the data is none: nobody may take the bytes that
             # happened to be in the buffer for an answer.
             if command.spoiled:

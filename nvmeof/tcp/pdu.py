@@ -86,10 +86,15 @@ HEADER_BYTES: Final = {
     PduType.R2T: 24,
 }
 _HEADER_BYTES: Final = [HEADER_BYTES.get(kind, 0) for kind in range(256)]  # type: ignore[call-overload]
-_NEVER_DIGESTED: Final = frozenset(
-    {PduType.IC_REQ, PduType.IC_RESP, PduType.H2C_TERM_REQ, PduType.C2H_TERM_REQ}
-)
-_WITH_DATA: Final = frozenset({PduType.CAPSULE_CMD, PduType.H2C_DATA, PduType.C2H_DATA})
+NEVER_DIGESTED: Final = [kind <= PduType.C2H_TERM_REQ for kind in range(256)]
+"""By type: the first words and the last ones of a connection."""
+_WITH_DATA: Final = [kind in (PduType.CAPSULE_CMD, PduType.H2C_DATA, PduType.C2H_DATA) for kind in range(256)]
+# Types that come with every command: a member of an enumeration is looked up by its name each time.
+CAPSULE_CMD: Final[int] = PduType.CAPSULE_CMD.value
+_CAPSULE_RESP: Final[int] = PduType.CAPSULE_RESP.value
+_H2C_DATA: Final[int] = PduType.H2C_DATA.value
+_C2H_DATA: Final[int] = PduType.C2H_DATA.value
+_R2T: Final[int] = PduType.R2T.value
 
 
 class Digests(NamedTuple):
@@ -318,7 +323,7 @@ def decode_frame_untrusted(
         )
     if hlen != expected:
         raise _bad(f"HLEN of {PduType(kind).name} is {hlen}, not {expected}", 2)
-    if kind in _NEVER_DIGESTED:
+    if NEVER_DIGESTED[kind]:
         if flags & (FLAG_HEADER_DIGEST | FLAG_DATA_DIGEST):
             raise _bad(f"{PduType(kind).name} has no digests", 1)
         if kind <= PduType.IC_RESP:
@@ -332,8 +337,8 @@ def decode_frame_untrusted(
         start = hlen + 4
     if (flags & FLAG_HEADER_DIGEST != 0) != digests.header:
         raise _bad("the header-digest flag differs from what was agreed", 1)
-    if kind not in _WITH_DATA or plen == start:
-        if plen != start or kind in (PduType.H2C_DATA, PduType.C2H_DATA):
+    if not _WITH_DATA[kind] or plen == start:
+        if plen != start or kind in (_H2C_DATA, _C2H_DATA):
             raise _bad(f"PLEN of {PduType(kind).name} is {plen}", 4)
         return Frame(kind, flags, hlen, start, 0, plen)
     if (flags & FLAG_DATA_DIGEST != 0) != digests.data:
@@ -353,21 +358,21 @@ def decode_pdu_untrusted(frame: Frame, raw: Buffer) -> Pdu:
     The header digest is not part of it and has been checked by the caller (`receiver.py`).
     """
     kind, flags, length = frame.kind, frame.flags, frame.data_length
-    if kind == PduType.C2H_DATA:
+    if kind == _C2H_DATA:
         cid, _, offset, stated = DATA.unpack_from(raw, 8)
         if stated != length:
             raise _bad(f"DATAL is {stated}, but the PDU carries {length} bytes", 16)
         return C2HData(cid, offset, length, flags & FLAG_LAST != 0, flags & FLAG_SUCCESS != 0)
-    if kind == PduType.CAPSULE_RESP:
+    if kind == _CAPSULE_RESP:
         return CapsuleResp(decode_cqe_untrusted(raw[8:24]))
-    if kind == PduType.CAPSULE_CMD:
+    if kind == CAPSULE_CMD:
         return CapsuleCmd(decode_sqe_untrusted(raw[8:72]), length)
-    if kind == PduType.H2C_DATA:
+    if kind == _H2C_DATA:
         cid, ttag, offset, stated = DATA.unpack_from(raw, 8)
         if stated != length:
             raise _bad(f"DATAL is {stated}, but the PDU carries {length} bytes", 16)
         return H2CData(cid, ttag, offset, length, flags & FLAG_LAST != 0)
-    if kind == PduType.R2T:
+    if kind == _R2T:
         cid, ttag, offset, wanted = DATA.unpack_from(raw, 8)
         return R2T(cid, ttag, offset, wanted)
     if kind in (PduType.IC_REQ, PduType.IC_RESP):

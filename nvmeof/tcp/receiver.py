@@ -25,12 +25,11 @@ from nvmeof.tcp.crc32c import crc32c
 from nvmeof.tcp.pdu import (
     COMMON,
     DIGEST,
+    NEVER_DIGESTED,
     NO_DIGESTS,
     DataPdu,
     Digests,
     Frame,
-    ICReq,
-    ICResp,
     Pdu,
     PduType,
     decode_frame_untrusted,
@@ -171,7 +170,8 @@ class PduReceiver:
     def _take(self, frame: Frame, events: list[Event]) -> None:
         """A whole header is at the start of staging."""
         start, hlen = self._start, frame.header_bytes
-        is_termination = frame.kind in (PduType.H2C_TERM_REQ, PduType.C2H_TERM_REQ)
+        begins_or_ends = NEVER_DIGESTED[frame.kind]
+        is_termination = begins_or_ends and frame.kind >= PduType.H2C_TERM_REQ
         raw = self._view[start : start + (frame.total if is_termination else hlen)]
         if self.digests.header and frame.data_offset > hlen and not is_termination:
             (stated,) = DIGEST.unpack_from(self._staging, start + hlen)
@@ -183,12 +183,12 @@ class PduReceiver:
                 )
         pdu = decode_pdu_untrusted(frame, raw)
         if frame.data_length:
-            assert not isinstance(pdu, ICReq | ICResp)
+            assert not begins_or_ends
             self._begin(pdu, frame.data_length)  # type: ignore[arg-type]
             self._start = start + frame.data_offset
             return
         self._start = start + frame.data_offset
-        if isinstance(pdu, ICReq | ICResp) and self._end != self._start:
+        if begins_or_ends and not is_termination and self._end != self._start:
             # What follows was sent before the digests were agreed on, so it cannot be understood.
             raise MalformedPdu(
                 "more bytes on the heels of the connection's initialization",
@@ -198,7 +198,11 @@ class PduReceiver:
 
     def _begin(self, pdu: DataPdu, length: int) -> None:
         where = self._owner.place(pdu)
-        views = [where] if isinstance(where, memoryview) else [view for view in where if len(view)]
-        if sum(map(len, views)) != length:
-            raise LocalProtocolError(f"place() gave {sum(map(len, views))} bytes for {length}")
+        if isinstance(where, memoryview):
+            views, given = [where], len(where)
+        else:
+            views = [view for view in where if len(view)]
+            given = sum(map(len, views))
+        if given != length:
+            raise LocalProtocolError(f"place() gave {given} bytes for {length}")
         self.pdu, self._views, self.payload_left, self._digest = pdu, views, length, 0

@@ -39,7 +39,8 @@ from nvmeof.tcp.pdu import Digests
 from nvmeof.transport.base import ControllerInfo
 
 SLACK_S: Final = 0.002
-"""How inexact a deadline may be kept."""
+SLACK_PART: Final = 1 / 64
+"""How inexact a deadline may be kept: by so many seconds, or by that part of what is left until then."""
 
 MOST_BUFFERS: Final = 256
 """Buffers in one sendmsg; the kernel allows 1024."""
@@ -135,7 +136,8 @@ class TcpHostQueue:
                 flags = socket.MSG_WAITALL
                 if queue.receiving is command and at_least is not None:
                     size = min(size, at_least - command.received)
-            if not -SLACK_S < self._armed - remaining < SLACK_S:
+            slack = max(SLACK_S, remaining * SLACK_PART)
+            if not -slack < self._armed - remaining < slack:
                 self._arm(remaining)
             self._receive(buffer, size, flags)
         return True
