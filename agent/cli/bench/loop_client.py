@@ -1,11 +1,15 @@
-"""A process with an event loop and a ticker in it: `python -m ... calls|ticker MOUNT VALUE-BYTES SECONDS`.
+"""A process with an event loop and a ticker in it.
+
+    python -m agent.cli.bench.loop_client calls MOUNT VALUE-BYTES SECONDS CPU,CPU,...
+    python -m agent.cli.bench.loop_client watch CPU
 
 `calls`: four tasks get, put, look up and prestage values of a volume `kv` meanwhile, each call by
 `asyncio.to_thread`. The ticker is a timer of the kernel that the loop watches, because the loop's own timers
-are a millisecond late by themselves. One line of JSON says how late the ticks were seen.
+are a millisecond late by themselves. One line of JSON says how late the ticks were seen. `watch`: the ticker alone, on one processor, until standard input ends.
 
-The process goes before all others of this machine, where it is let (SCHED_RR): an engine has a host of its
+The processes go before all others of this machine, where they are let (SCHED_RR): an engine has a host of its
 own, where agent and enclosures, which are on other machines, do not wait for a core in front of its loop.
+Those that watch go before the one that calls: what holds them up is not host_shim.
 """
 
 from __future__ import annotations
@@ -18,17 +22,19 @@ import struct
 import sys
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent.cli.bench.contents import Contents, pages
 from agent.errors import G35Error
 from host_shim.block_key import key_of
 from host_shim.pool import Pool, Volume
 
-CALLS, TICKER = "calls", "ticker"
+CALLS, WATCH = "calls", "watch"
 TASKS = 4
 VALUES = 16
 TICK_SECONDS = 1e-3
-LATE_MS = 1.0
+SEEN_MS = 0.05
+"""Ticks that were later than that are told one by one."""
 _EXPIRATIONS = struct.Struct("=Q")
 """What a read of a timerfd brings: how often it expired since the last (timerfd_create(2))."""
 _ITIMERSPEC = struct.Struct("@qqqq")
@@ -38,22 +44,17 @@ _TFD_NONBLOCK, _TFD_CLOEXEC, _TFD_TIMER_ABSTIME = 0o4000, 0o2000000, 1
 
 @dataclass(slots=True)
 class Ticks:
-    """What the ticker saw: milliseconds by which the loop was late, for each time that it looked."""
+    """What the ticker saw, each time that it looked: when it was due (seconds of the monotonic clock), and by
+    how many milliseconds it was late."""
 
-    late: list[float] = field(default_factory=list)
+    late: list[tuple[float, float]] = field(default_factory=list)
     calls: int = 0
     compare: list[tuple[int, memoryview]] = field(default_factory=list)
     """A value's number, and what a task got last for it."""
 
-    def said(self) -> dict[str, float | int]:
-        late = sorted(self.late)
-        return {
-            "longest_ms": round(late[-1], 4),
-            "p99_ms": round(late[len(late) * 99 // 100], 4),
-            "over_1_ms": sum(one > LATE_MS for one in late),
-            "ticks": len(late),
-            "calls": self.calls,
-        }
+    def said(self) -> dict[str, Any]:
+        told = [one for one in self.late if one[1] > SEEN_MS]
+        return {"late": told, "ticks": len(self.late), "calls": self.calls}
 
 
 class Ticker:
@@ -82,13 +83,13 @@ class Ticker:
     def _seen(self) -> None:
         """The loop is here: late by the time since the first expiry that it has not seen yet."""
         (expired,) = _EXPIRATIONS.unpack(os.read(self._descriptor, _EXPIRATIONS.size))
-        self._ticks.late.append((time.monotonic() - self._next) * 1e3)
+        self._ticks.late.append((self._next, (time.monotonic() - self._next) * 1e3))
         self._next += expired * TICK_SECONDS
 
 
-async def calling(volume: Volume, task: int, value_bytes: int, end: float, ticks: Ticks) -> None:
+async def calling(volume: Volume, task: int, buffer: memoryview, end: float, ticks: Ticks) -> None:
     """Gets, mostly, and each other call once among eight; what was got last is compared at the end."""
-    buffer, contents = pages(value_bytes), Contents(value_bytes)
+    contents = Contents(len(buffer))
     number, got, own = task, -1, key_of(f"loop put {task} of {os.getpid()}")
     while time.monotonic() < end:
         key = key_number(number % VALUES)
@@ -108,20 +109,20 @@ async def calling(volume: Volume, task: int, value_bytes: int, end: float, ticks
     ticks.compare.append((got, buffer))
 
 
-async def run(what: str, mount: str, value_bytes: int, seconds: float) -> Ticks:
+async def call(mount: str, value_bytes: int, seconds: float) -> Ticks:
     ticks, loop = Ticks(), asyncio.get_running_loop()
-    Contents(value_bytes)  # made before the clock runs
+    # Before the clock runs: memory, and the threads that an engine's loop has long since had.
+    Contents(value_bytes)
+    buffers = [pages(value_bytes) for _ in range(TASKS)]
+    await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.05) for _ in range(TASKS + 1)))
     ticker = Ticker(ticks)
     with Pool(mount, sessions=TASKS + 1) as pool:
         volume, end = pool.volume("kv"), time.monotonic() + seconds
         ticker.start(loop)
         try:
-            if what == CALLS:
-                await asyncio.gather(
-                    *(calling(volume, task, value_bytes, end, ticks) for task in range(TASKS))
-                )
-            else:
-                await asyncio.sleep(seconds)
+            await asyncio.gather(
+                *(calling(volume, task, buffer, end, ticks) for task, buffer in enumerate(buffers))
+            )
         finally:
             ticker.stop(loop)
     for number, got in ticks.compare:
@@ -130,10 +131,23 @@ async def run(what: str, mount: str, value_bytes: int, seconds: float) -> Ticks:
     return ticks
 
 
-def goes_before_others() -> bool:
-    """See the top of this file. False where it may not: without CAP_SYS_NICE."""
+async def watch() -> Ticks:
+    ticks, loop, ended = Ticks(), asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), ended.set)
+    ticker = Ticker(ticks)
+    ticker.start(loop)
     try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+        await ended.wait()
+    finally:
+        ticker.stop(loop)
+    return ticks
+
+
+def goes_before_others(by: int = 0) -> bool:
+    """See the top of this file. False where it may not: without CAP_SYS_NICE."""
+    least = os.sched_get_priority_min(os.SCHED_RR)
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(least + by))
     except PermissionError:
         return False
     return True
@@ -144,9 +158,15 @@ def key_number(number: int) -> bytes:
 
 
 def main() -> None:
-    what, mount, value_bytes, seconds = sys.argv[1:]
-    before_others = goes_before_others()
-    said = asyncio.run(run(what, mount, int(value_bytes), float(seconds))).said()
+    if sys.argv[1] == WATCH:
+        os.sched_setaffinity(0, {int(sys.argv[2])})
+        before_others = goes_before_others(by=1)
+        said = asyncio.run(watch()).said()
+    else:
+        mount, value_bytes, seconds, processors = sys.argv[2:]
+        os.sched_setaffinity(0, map(int, processors.split(",")))
+        before_others = goes_before_others()
+        said = asyncio.run(call(mount, int(value_bytes), float(seconds))).said()
     print(json.dumps({**said, "before_others": before_others}))
 
 

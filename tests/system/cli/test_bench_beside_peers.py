@@ -124,8 +124,7 @@ def test_a_ticker_sees_what_holds_up_its_loop() -> None:
         return ticks
 
     said = asyncio.run(held_up()).said()
-    assert said["longest_ms"] >= 45
-    assert said["over_1_ms"] >= 1
+    assert max(late_ms for _, late_ms in said["late"]) >= 45
     assert said["ticks"] >= 10
 
 
@@ -138,7 +137,8 @@ def test_a_loop_that_calls_host_shim(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert counted.value > 0
     assert counted.details["calls"] > 0
     assert counted.details["ticks"] > 0
-    assert counted.details["without_calls_ms"] > 0
+    assert counted.details["with_the_machine_ms"] >= counted.value
+    assert counted.details["watching_ms"] > 0
 
 
 @pytest.mark.parametrize("peer", ["mooncake", "lm"])

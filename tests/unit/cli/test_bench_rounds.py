@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from agent.cli.bench.contents import STEPS, Contents, pages
+from agent.cli.bench.loop_probe import own_part
 from agent.cli.bench.pool_probes import LATENCIES_MIN, latencies, shape_for
 from agent.cli.bench.rounds import ROUNDS, Sample, details, middle, rate, run_rounds, together
 
@@ -115,3 +116,11 @@ def test_a_pool_has_three_times_the_room_that_the_probes_need(value_bytes: int) 
     shape = shape_for(value_bytes)
     slots = (shape.drive_bytes - DATA_START) // set_size(value_bytes) * 64
     assert slots >= 3 * (values_got(value_bytes) + puts_at_a_time(value_bytes))
+
+
+def test_a_hold_up_is_not_counted_while_the_machine_was_held_up_as_well() -> None:
+    assert own_part((10.0, 5.0), []) == 5.0
+    assert own_part((10.0, 5.0), [(9.0, 3.0), (10.2, 1.0)]) == 5.0, "before and after it"
+    assert own_part((10.0, 5.0), [(9.999, 2.0)]) == pytest.approx(4.0)
+    assert own_part((10.0, 5.0), [(10.001, 2.0), (10.002, 2.0)]) == pytest.approx(2.0), "each moment once"
+    assert own_part((10.0, 5.0), [(9.0, 2000.0)]) == 0.0
