@@ -5,7 +5,8 @@
 
 `calls`: four tasks get, put, look up and prestage values of a volume `kv` meanwhile, each call by
 `asyncio.to_thread`. The ticker is a timer of the kernel that the loop watches, because the loop's own timers
-are a millisecond late by themselves. One line of JSON says how late the ticks were seen. `watch`: the ticker alone, on one processor, until standard input ends.
+are a millisecond late by themselves. One line of JSON says how late the ticks were seen. `watch`: the ticker
+alone, on one processor, until standard input ends.
 
 The processes go before all others of this machine, where they are let (SCHED_RR): an engine has a host of its
 own, where agent and enclosures, which are on other machines, do not wait for a core in front of its loop.
