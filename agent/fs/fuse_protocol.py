@@ -28,12 +28,10 @@ from typing import Final, TypeAlias, cast
 
 from agent.fs.complaints import Complaints
 from agent.fs.fuse_abi import (
-    IN_HEADER_BYTES,
     INIT_FLAGS2,
     MAJOR,
     MINOR,
     MINOR_LEAST,
-    OUT_HEADER_BYTES,
     PAGE_BYTES,
     WRITE_KILL_SUIDGID,
     FuseFormatError,
@@ -46,7 +44,7 @@ from agent.fs.fuse_abi import (
 )
 from agent.fs.fuse_operations import OFFSET_MAX, FuseOperations, Request
 from agent.fs.fuse_replies import AttrOfFile, EntryOut, OpenOut, WriteOut, looked_up_in
-from agent.fs.fuse_requests import WRITE_HEAD_BYTES, ReadIn, WriteIn
+from agent.fs.fuse_requests import ReadIn, WriteIn
 from agent.fs.interface import FileSystem, FsError
 from agent.inline.scatter import Target
 from agent.pool.steps import Runner, settle
@@ -85,15 +83,22 @@ followed by a stat of each name (which is what AUTO finds out) brings the attrib
 NO_ANSWER: Final = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.NOTIFY_REPLY})
 GIVES_ENTRY: Final = frozenset({Opcode.LOOKUP, Opcode.SYMLINK, Opcode.MKNOD, Opcode.MKDIR, Opcode.LINK})
 
+# Needed for every request, and of modules that are not compiled, where each would be looked up by its name.
+_IN_HEADER: Final = InHeader.LAYOUT
 _OUT_HEADER: Final = OutHeader.LAYOUT
+_READ_IN: Final = ReadIn.LAYOUT
+_WRITE_IN: Final = WriteIn.LAYOUT
+_WRITE_OUT: Final = WriteOut.LAYOUT
+IN_HEADER_BYTES: Final[int] = InHeader.LAYOUT.size
+OUT_HEADER_BYTES: Final[int] = OutHeader.LAYOUT.size
+WRITE_HEAD_BYTES: Final[int] = InHeader.LAYOUT.size + WriteIn.LAYOUT.size
 _NO_ROOM: Final = memoryview(bytearray())
-_READ, _WRITE, _GETXATTR, _INIT, _DESTROY = (
-    Opcode.READ.value,
-    Opcode.WRITE.value,
-    Opcode.GETXATTR.value,
-    Opcode.INIT.value,
-    Opcode.DESTROY.value,
-)
+_READ: Final[int] = Opcode.READ.value
+_WRITE: Final[int] = Opcode.WRITE.value
+_GETXATTR: Final[int] = Opcode.GETXATTR.value
+_INIT: Final[int] = Opcode.INIT.value
+_DESTROY: Final[int] = Opcode.DESTROY.value
+_KILL_SUIDGID: Final[int] = WRITE_KILL_SUIDGID
 ENTRY_BYTES: Final = EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size
 
 
@@ -195,7 +200,11 @@ class FuseSession:
         if received < IN_HEADER_BYTES or len(request) < IN_HEADER_BYTES:
             self.complaints.peer("a request", "shorter than its header")
             return None
-        length, opcode, unique, node, uid, gid, pid, words = InHeader.LAYOUT.unpack_from(request)
+        length: int
+        opcode: int
+        node: int
+        words: int
+        length, opcode, unique, node, uid, gid, pid, words = _IN_HEADER.unpack_from(request)
         try:
             if length != received:
                 raise FuseFormatError("its length is not what was received")
@@ -245,7 +254,10 @@ class FuseSession:
     ) -> Reply:
         if received < WRITE_HEAD_BYTES or len(request) < WRITE_HEAD_BYTES:
             raise FuseFormatError("READ is truncated")
-        handle, offset, size = ReadIn.LAYOUT.unpack_from(request, IN_HEADER_BYTES)
+        handle: int
+        offset: int
+        size: int
+        handle, offset, size = _READ_IN.unpack_from(request, IN_HEADER_BYTES)
         # A guest lays out as much room as it likes, and one request must not take for ever.
         if size > len(room) or size > self.transfer_bytes or offset > OFFSET_MAX - size:
             raise FsError(errno.EINVAL)
@@ -266,14 +278,18 @@ class FuseSession:
     ) -> Reply:
         if received < WRITE_HEAD_BYTES or len(request) < WRITE_HEAD_BYTES:
             raise FuseFormatError("WRITE is truncated")
-        handle, offset, size, flags = WriteIn.LAYOUT.unpack_from(request, IN_HEADER_BYTES)
+        handle: int
+        offset: int
+        size: int
+        flags: int
+        handle, offset, size, flags = _WRITE_IN.unpack_from(request, IN_HEADER_BYTES)
         if size > received - WRITE_HEAD_BYTES or size > len(data):
             raise FuseFormatError("WRITE has less data than it says")
         if size > self.transfer_bytes:
             raise FsError(errno.EINVAL)
         if offset > OFFSET_MAX - size:
             raise FsError(errno.EFBIG)
-        if flags & WRITE_KILL_SUIDGID and node in self._operations.set_id_nodes:
+        if flags & _KILL_SUIDGID and node in self._operations.set_id_nodes:
             self._operations.clear_set_id(node, handle, runner)
         outcome = self._filesystem.write(node, handle, offset, data[:size])
         taken = settle(outcome, runner)
@@ -281,8 +297,8 @@ class FuseSession:
             raise ValueError(f"write took {taken} of {size} bytes")
         self._traffic_of(runner).bytes_written += taken
         return [
-            _OUT_HEADER.pack(OUT_HEADER_BYTES + WriteOut.LAYOUT.size, 0, unique),
-            WriteOut.LAYOUT.pack(taken),
+            _OUT_HEADER.pack(OUT_HEADER_BYTES + _WRITE_OUT.size, 0, unique),
+            _WRITE_OUT.pack(taken),
         ]
 
     def _init(self, arguments: memoryview, runner: Runner) -> bytes:

@@ -31,7 +31,9 @@ def _fast_engine() -> tuple[str, Callable[[Buffer, int], int]]:
     return "awscrt", cast("Callable[[Buffer, int], int]", crc64nvme)
 
 
-ENGINE, _engine = _fast_engine()
+_FOUND: Final = _fast_engine()
+ENGINE: Final = _FOUND[0]
+_engine = _FOUND[1]
 
 
 def crc64(data: Buffer, previous: int = 0) -> int:

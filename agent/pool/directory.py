@@ -41,9 +41,15 @@ assert ENTRY_BYTES * SLOTS_PER_SET == DIRECTORY_BYTES
 _CHECKED_BYTES: Final = 60
 _HITS_MAX: Final = 0xFFFF
 _FREE: Final = bytes(KEY_BYTES)
-_GHOST_AT, _GHOST_BYTES = 48, 8
-_LAST_USE_AT, _HITS_AT, _PINNED_AT, _CRC_AT = 24, 44, 40, 60
-_U64, _U32, _U16 = struct.Struct("<Q"), struct.Struct("<I"), struct.Struct("<H")
+_GHOST_AT: Final = 48
+_GHOST_BYTES: Final = 8
+_LAST_USE_AT: Final = 24
+_HITS_AT: Final = 44
+_PINNED_AT: Final = 40
+_CRC_AT: Final = 60
+_U64: Final = struct.Struct("<Q")
+_U32: Final = struct.Struct("<I")
+_U16: Final = struct.Struct("<H")
 _ENTRIES: Final = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
 _PSEUDONYMS: Final = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
 _EXPIRIES: Final = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
@@ -219,7 +225,7 @@ class Directory:
         """Count a hit. The block on flash learns of it with the next write of this directory."""
         start = slot * ENTRY_BYTES
         _U64.pack_into(self.raw, start + _LAST_USE_AT, now_us)
-        hits = _U16.unpack_from(self.raw, start + _HITS_AT)[0]
+        hits: int = _U16.unpack_from(self.raw, start + _HITS_AT)[0]
         if hits < _HITS_MAX:
             _U16.pack_into(self.raw, start + _HITS_AT, hits + 1)
         self._uncounted.add(slot)

@@ -54,6 +54,8 @@ class KeptUnits:
 
     def drop(self, reader: int) -> None:
         """The reader is gone."""
+        if not self._units:  # as mostly: who reads whole values keeps nothing
+            return
         with self._lock:
             kept = self._units.pop(reader, None)
         if kept is not None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Final
 
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
@@ -32,16 +33,16 @@ from agent.pool.unit_buffers import UnitBuffers
 from agent.pool.unsettled import Unsettled
 from agent.pool.volume import LOADS_IN_FLIGHT, Timing, VolumeSettings, fault_cause, wait_for
 
-REMEMBERED_KEYS = 1 << 16
+REMEMBERED_KEYS: Final = 1 << 16
 """Keys of a volume of which this agent remembers the last use, or that it evicted them. 100 bytes each."""
 
-PIECES_BYTES = 256 << 20
+PIECES_BYTES: Final = 256 << 20
 """Memory for values that come in pieces, and wait for their last one; more of them are refused."""
 
-ROOM_UNIT = 4096
+ROOM_UNIT: Final = 4096
 """What values are reckoned to take up, each in whole units: our enclosure's, and close to any drive's."""
 
-LIVE_FULL = 0.9
+LIVE_FULL: Final = 0.9
 """Live values go only from a volume that is at least so full."""
 
 

@@ -103,6 +103,8 @@ class Placement:
 
     def candidates(self, pseudonym: bytes) -> tuple[Candidate, Candidate]:
         """The two sets of a pseudonym, the better-ranked first; both the same in a volume of one set."""
+        low: int
+        high: int
         low, high = _WORDS.unpack(pseudonym)
         extents = self._extents
         if len(extents) == 1:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from typing import Final
 
 from agent.inline.scatter import Target
 from agent.inline.suites import PROOF_BYTES, Place
@@ -27,7 +28,7 @@ from agent.pool.tally import MissCause
 from agent.pool.volume import Found, Volume, has_come, wait_for, what_came
 from agent.pool.which_copy import DOUBTFUL, doubt, in_turn, the_other_served
 
-_numbers = itertools.count(1)
+_NUMBERS: Final = itertools.count(1)
 
 
 class Reading:
@@ -55,7 +56,7 @@ class Reading:
         self.pseudonym = volume.placement.pseudonym(key)
         self.cause: MissCause | None = None
         """Why it is a miss; None before the first read, and after a hit."""
-        self._number = next(_numbers)
+        self._number = next(_NUMBERS)
         self._beginning = threading.Lock()
         self._counting = threading.Lock()
         self._hit = False

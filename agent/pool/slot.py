@@ -48,13 +48,16 @@ from agent.pool.tally import MissCause
 
 HEADER_BYTES: Final = 4096
 MAGIC: Final = b"g35slot1"
-_NO_MAGIC, _ZERO, _ZEROS = bytes(len(MAGIC)), bytes(6), bytes(16)
+_NO_MAGIC: Final = bytes(len(MAGIC))
+_ZERO: Final = bytes(6)
+_ZEROS: Final = bytes(16)
 UNITS_MAX: Final = 64
 UNIT_BYTES_MIN: Final = 1 << 16
 
 _PRELUDE: Final = struct.Struct("<8sBB6s8s24s16s")
 _SEALED: Final = struct.Struct("<16s16s16sQQIIH6s")
-_SEALED_AT: Final = _PRELUDE.size
+_SEALED_AT: Final[int] = _PRELUDE.size
+_PROOFS_AT: Final[int] = _SEALED.size
 _SEALED_BYTES: Final = HEADER_BYTES - _SEALED_AT - PROOF_BYTES
 _PROOF_AT: Final = HEADER_BYTES - PROOF_BYTES
 assert _PRELUDE.size == 64
@@ -111,6 +114,8 @@ class SlotCodec:
         self.unit_bytes = unit_bytes
         self.lba_bytes = lba_bytes
         self.suite = SUITES[suite](data_key)
+        self._suite_number: int = self.suite.number
+        self._unit_log2 = unit_bytes.bit_length() - 1
         self.fingerprint = data_key.fingerprint()
         self.epoch = epoch
         self._others = tuple(others)
@@ -153,11 +158,18 @@ class SlotCodec:
         self, header: memoryview, key: bytes | None, place: Place, generation: int | None = None
     ) -> OpenSlot | MissCause:
         """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
+        magic: bytes
+        suite: int
+        unit_log2: int
+        zero: bytes
+        fingerprint: bytes
+        salt: bytes
+        zeros: bytes
         magic, suite, unit_log2, zero, fingerprint, salt, zeros = _PRELUDE.unpack_from(header)
         if magic == _NO_MAGIC and not any(header):
             # Freed by a delete, which zeroes the header, or trimmed: an old directory led here.
             return MissCause.EVICTED
-        if magic != MAGIC or suite != self.suite.number or 1 << unit_log2 != self.unit_bytes:
+        if magic != MAGIC or suite != self._suite_number or unit_log2 != self._unit_log2:
             return MissCause.CORRUPT
         if fingerprint != self.fingerprint:
             for other in self._others:
@@ -170,6 +182,14 @@ class SlotCodec:
         plain = memoryview(bytearray(_SEALED_BYTES))
         if not cipher.open_header(header[_SEALED_AT:], plain, bytes(header[:_SEALED_AT])):
             return MissCause.CORRUPT
+        tenant: bytes
+        volume: bytes
+        found: bytes
+        made: int
+        stored_us: int
+        length: int
+        expiry: int
+        units: int
         tenant, volume, found, made, stored_us, length, expiry, units, _ = _SEALED.unpack_from(plain)
         if tenant != self.tenant or volume != self.volume:
             return MissCause.CORRUPT
@@ -180,7 +200,7 @@ class SlotCodec:
             return MissCause.CORRUPT
         proofs = [
             bytes(plain[at : at + PROOF_BYTES])
-            for at in range(_SEALED.size, _SEALED.size + units * PROOF_BYTES, PROOF_BYTES)
+            for at in range(_PROOFS_AT, _PROOFS_AT + units * PROOF_BYTES, PROOF_BYTES)
         ]
         digest = self._bound_to.copy()
         digest.update(found + made.to_bytes(8, "little") + salt)

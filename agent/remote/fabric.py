@@ -15,7 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from agent.pool.unflushed import Unflushed
 from agent.remote.fence import Fence
@@ -104,7 +104,8 @@ class Route:
     access: AnaState = AnaState.OPTIMIZED
 
 
-AVOID_SECONDS, AVOID_MOST_SECONDS = 0.5, 5.0
+AVOID_SECONDS: Final = 0.5
+AVOID_MOST_SECONDS: Final = 5.0
 """A session that is dead in truth is noticed by its keep-alive before the longest of these is over."""
 
 Ways: TypeAlias = tuple[tuple[Route, ...], ...]

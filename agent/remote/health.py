@@ -18,7 +18,8 @@ import math
 from typing import Final
 
 LATE_BEFORE_PAUSE: Final = 5
-PAUSE_FIRST, PAUSE_MAX = 0.1, 2.0
+PAUSE_FIRST: Final = 0.1
+PAUSE_MAX: Final = 2.0
 """Seconds. Two seconds is how long a namespace that came back may go unnoticed."""
 
 LATENCY_BUCKETS: Final = 24

@@ -51,12 +51,12 @@ CLOSE_WAIT_SECONDS: Final = 0.1
 FENCED: Final = "a write that was not answered may still land there"
 
 
-_current = threading.local()
+_CURRENT: Final = threading.local()
 
 
 def current_lanes() -> WorkerLanes:
     """The lanes whose `run` drives the steps that ask. Only steps may ask."""
-    lanes: WorkerLanes = _current.lanes
+    lanes: WorkerLanes = _CURRENT.lanes
     return lanes
 
 
@@ -381,7 +381,7 @@ class WorkerLanes(KvCommands):
 
     def run(self, steps: Steps[T]) -> T:
         """Drive steps to their end on this thread, with these lanes as `current_lanes`."""
-        _current.lanes = self
+        _CURRENT.lanes = self
         answer: bool | None = None
         self._in_use.acquire()
         came: list[T] = []

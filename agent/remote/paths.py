@@ -35,7 +35,8 @@ The first three are what a controller says that is being reset or shut down (3.6
 """
 SHARE: Final = 0.5
 """Of the time that is left, what a path gets to answer a read that has another."""
-SHARE_LEAST_SECONDS, SHARE_MOST_SECONDS = 0.01, 0.5
+SHARE_LEAST_SECONDS: Final = 0.01
+SHARE_MOST_SECONDS: Final = 0.5
 
 Build: TypeAlias = Callable[[Route, HostQueue, int], Sequence[Command]]
 """The commands of a request for a way, without the bytes at its beginning that have come already."""

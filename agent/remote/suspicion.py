@@ -43,16 +43,21 @@ from typing import Final
 from agent.remote.health import LATENCY_BUCKETS, Health
 
 LOOK_SECONDS: Final = 0.25
-READS_DECAY, ERRORS_DECAY = 0.7, 0.97
+READS_DECAY: Final = 0.7
+ERRORS_DECAY: Final = 0.97
 """What a look keeps of the counts before it: half of the reads for half a second, of the errors for six."""
 READS_LEAST: Final = 10
 """A quantile of fewer reads than this says nothing."""
-LATE_LEAST, LATE_SHARE = 3, 0.2
-ERRORS_LEAST, ERRORS_SHARE = 3, 0.005
-SLOWER_THAN_PEERS, SLOW_LEAST_SECONDS = 4.0, 0.004
+LATE_LEAST: Final = 3
+LATE_SHARE: Final = 0.2
+ERRORS_LEAST: Final = 3
+ERRORS_SHARE: Final = 0.005
+SLOWER_THAN_PEERS: Final = 4.0
+SLOW_LEAST_SECONDS: Final = 0.004
 BAD_LOOKS: Final = 2
 PATIENCE_LEAST_SECONDS: Final = 0.002
-HOLD_FIRST_SECONDS, HOLD_MAX_SECONDS = 5.0, 300.0
+HOLD_FIRST_SECONDS: Final = 5.0
+HOLD_MAX_SECONDS: Final = 300.0
 PROBATION_SECONDS: Final = 30.0
 _SCALE_LEAST: Final = 1e-6
 _FORGOTTEN: Final = 0.05

@@ -75,7 +75,8 @@ class Descriptor:
 
 
 LENGTH_MASK: Final = 0xFFFF_FFFF
-FLAGS_SHIFT, NEXT_SHIFT = 32, 48
+FLAGS_SHIFT: Final = 32
+NEXT_SHIFT: Final = 48
 """Where length, flags and next are in the second 64-bit word of a descriptor; the first is the address."""
 
 USED_ELEMENT: Final = struct.Struct("<II")

@@ -38,9 +38,11 @@ BODY_BYTES: Final = 4096
 LAYOUTS_MAX: Final = 4096
 """Buffers whose descriptors are kept; beyond that they are forgotten and made anew."""
 
-_NEXT, _WRITE = DescriptorFlag.NEXT.value, DescriptorFlag.WRITE.value
+_NEXT: Final[int] = DescriptorFlag.NEXT.value
+_WRITE: Final[int] = DescriptorFlag.WRITE.value
 _descriptor = Descriptor.LAYOUT.pack_into
-_READ_ARGUMENTS, _WRITE_ARGUMENTS = wire.READ_IN.size, wire.WRITE_IN.size
+_READ_ARGUMENTS: Final[int] = wire.READ_IN.size
+_WRITE_ARGUMENTS: Final[int] = wire.WRITE_IN.size
 _ARGUMENTS_AT: Final = 64
 _REPLY_AT: Final = 4096
 _ARGUMENTS_MAX: Final = _REPLY_AT - _ARGUMENTS_AT

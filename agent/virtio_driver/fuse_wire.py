@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-MAJOR, MINOR = 7, 38
+MAJOR: Final = 7
+MINOR: Final = 38
 ROOT_NODE: Final = 1
 
 IN_HEADER: Final = struct.Struct("<IIQQIIIHH")
@@ -42,7 +43,8 @@ _ENTRY_HEAD: Final = struct.Struct("<QQQQII")
 _ATTR_HEAD: Final = struct.Struct("<QII")
 _DIRENT: Final = struct.Struct("<QQII")
 
-IN_HEADER_BYTES, OUT_HEADER_BYTES = IN_HEADER.size, OUT_HEADER.size
+IN_HEADER_BYTES: Final[int] = IN_HEADER.size
+OUT_HEADER_BYTES: Final[int] = OUT_HEADER.size
 ENTRY_BYTES: Final = _ENTRY_HEAD.size + _ATTRIBUTES.size
 ATTR_OUT_BYTES: Final = _ATTR_HEAD.size + _ATTRIBUTES.size
 

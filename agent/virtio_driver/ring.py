@@ -55,11 +55,9 @@ Span: TypeAlias = "tuple[int, int]"
 CHAIN_BYTES_MAX: Final = 1 << 32
 """All that a chain describes, by virtio 1.2, 2.7.5.2.1."""
 
-NEXT, WRITE, INDIRECT = (
-    DescriptorFlag.NEXT.value,
-    DescriptorFlag.WRITE.value,
-    DescriptorFlag.INDIRECT.value,
-)
+NEXT: Final[int] = DescriptorFlag.NEXT.value
+WRITE: Final[int] = DescriptorFlag.WRITE.value
+INDIRECT: Final[int] = DescriptorFlag.INDIRECT.value
 _DESCRIPTOR: Final = Descriptor.LAYOUT
 _USED_HEAD: Final = 4
 """Flags and index of the used ring, before its entries."""

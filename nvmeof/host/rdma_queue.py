@@ -72,7 +72,8 @@ SPARE_RECEIVES: Final = 2
 WORK_FOR_A_COMMAND: Final = 3
 """Bind, SEND, invalidate."""
 
-BIND, INVALIDATE = work_id(WorkKind.BIND), work_id(WorkKind.INVALIDATE)
+BIND: Final = work_id(WorkKind.BIND)
+INVALIDATE: Final = work_id(WorkKind.INVALIDATE)
 
 
 def send_room(depth: int) -> int:

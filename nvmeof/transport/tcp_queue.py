@@ -48,9 +48,12 @@ MOST_BUFFERS: Final = 256
 DRAIN_CALLS: Final = 64
 """Receives in one look for what has arrived already; each takes at most what the socket holds."""
 
+_WAIT_ALL: Final[int] = socket.MSG_WAITALL
+_DONT_WAIT: Final[int] = socket.MSG_DONTWAIT
 _TIMEVAL: Final = struct.Struct("@ll")
 _LINGER: Final = struct.Struct("@ii")
-END_HARD, END_IN_ORDER = _LINGER.pack(1, 0), _LINGER.pack(0, 0)
+END_HARD: Final = _LINGER.pack(1, 0)
+END_IN_ORDER: Final = _LINGER.pack(0, 0)
 """SO_LINGER: on for 0 s, and off (socket(7))."""
 
 
@@ -133,7 +136,7 @@ class TcpHostQueue:
             flags = 0
             if queue.receiving is not None:
                 # Payload: the whole of it in one call, or as much as the caller wants to begin with.
-                flags = socket.MSG_WAITALL
+                flags = _WAIT_ALL
                 if queue.receiving is command and at_least is not None:
                     size = min(size, at_least - command.received)
             slack = max(SLACK_S, remaining * SLACK_PART)
@@ -209,7 +212,7 @@ class TcpHostQueue:
             if not self.alive:
                 return
             buffer = self._queue.next_buffer()
-            if not self._receive(buffer, len(buffer), socket.MSG_DONTWAIT):
+            if not self._receive(buffer, len(buffer), _DONT_WAIT):
                 return
 
     def _push(self) -> None:
@@ -219,9 +222,9 @@ class TcpHostQueue:
             output = queue.output
             try:
                 if len(output) == 1:
-                    count = self._sock.send(output[0], socket.MSG_DONTWAIT)
+                    count = self._sock.send(output[0], _DONT_WAIT)
                 else:
-                    count = self._sock.sendmsg(output[:MOST_BUFFERS], (), socket.MSG_DONTWAIT)
+                    count = self._sock.sendmsg(output[:MOST_BUFFERS], (), _DONT_WAIT)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -234,7 +237,7 @@ class TcpHostQueue:
         for _, ready in self._poll.poll(max(remaining * 1000, 1)):
             if ready & ~select.POLLOUT:
                 buffer = self._queue.next_buffer()
-                self._receive(buffer, len(buffer), socket.MSG_DONTWAIT)
+                self._receive(buffer, len(buffer), _DONT_WAIT)
             if ready & select.POLLOUT and self.alive:
                 self._push()
 
@@ -245,7 +248,7 @@ class TcpHostQueue:
         tell = request is not None and not self._queue.output
         if request is not None and tell:
             with suppress(OSError):
-                self._sock.send(request, socket.MSG_DONTWAIT)
+                self._sock.send(request, _DONT_WAIT)
         self._die(error.reason, in_order=tell)
 
     def _die(self, reason: str, *, in_order: bool = False) -> None:

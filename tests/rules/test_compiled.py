@@ -32,7 +32,8 @@ def test_none_has_what_the_translator_gets_wrong(name: str) -> None:
 def test_constants_are_final(name: str) -> None:
     """Of these the translator makes C's; any other global is looked for by its name at each use."""
     body = ast.parse(compiled.source_of(name).read_text()).body
-    named = [line.targets[0] for line in body if isinstance(line, ast.Assign) and not makes_a_type(line)]
+    targets = [line.targets[0] for line in body if isinstance(line, ast.Assign) and not makes_a_type(line)]
+    named = [name for each in targets for name in (each.elts if isinstance(each, ast.Tuple) else [each])]
     assert [each.id for each in named if isinstance(each, ast.Name) and each.id.isupper()] == []
 
 

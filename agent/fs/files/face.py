@@ -71,8 +71,9 @@ from agent.fs.interface import (
 )
 from agent.pool.steps import Outcome, Steps
 
-FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_RANGE = 0x01, 0x02, 0x10
-
+FALLOC_KEEP_SIZE: Final = 0x01
+FALLOC_PUNCH_HOLE: Final = 0x02
+FALLOC_ZERO_RANGE: Final = 0x10
 STATFS_BLOCK_BYTES: Final = 4096
 BACKLOG_ROWS_COUNTED: Final = 10_000
 ATIME_STALE_NS: Final = 24 * 3600 * 10**9
@@ -80,7 +81,6 @@ ATIME_STALE_NS: Final = 24 * 3600 * 10**9
 
 USED_STALE_NS: Final = 10**9
 """For eviction, files used within the same second are equally recent."""
-
 _MODE_BITS: Final = 0o7777
 
 

@@ -42,12 +42,12 @@ from agent.virtio.split_ring import (
 CHAIN_BYTES_MAX: Final = (1 << 32) - 1
 """What a chain may describe: its length is told back in 32 bits."""
 
-_NEXT, _WRITE, _INDIRECT = (
-    DescriptorFlag.NEXT.value,
-    DescriptorFlag.WRITE.value,
-    DescriptorFlag.INDIRECT.value,
-)
-_NEXT_BIT, _WRITE_BIT, _INDIRECT_BIT = _NEXT << FLAGS_SHIFT, _WRITE << FLAGS_SHIFT, _INDIRECT << FLAGS_SHIFT
+_NEXT: Final[int] = DescriptorFlag.NEXT.value
+_WRITE: Final[int] = DescriptorFlag.WRITE.value
+_INDIRECT: Final[int] = DescriptorFlag.INDIRECT.value
+_NEXT_BIT: Final = _NEXT << FLAGS_SHIFT
+_WRITE_BIT: Final = _WRITE << FLAGS_SHIFT
+_INDIRECT_BIT: Final = _INDIRECT << FLAGS_SHIFT
 
 Run = tuple[int, int, int]
 """Address and length of memory that lies in one piece, and what is not 0 where the device may write to it."""

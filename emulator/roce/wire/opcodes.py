@@ -7,7 +7,7 @@ known from it alone stands in one table, `OPCODES`, indexed by that byte.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 
 class Service(IntEnum):
@@ -104,9 +104,13 @@ _SIZES: Final = {
 }
 """The extended headers, in the order in which they follow each other."""
 
-_FIRST, _MIDDLE, _LAST, _ONLY = (True, False), (False, False), (False, True), (True, True)
+_FIRST: Final = (True, False)
+_MIDDLE: Final = (False, False)
+_LAST: Final = (False, True)
+_ONLY: Final = (True, True)
 
-_O, _P = Opcode, Operation
+_O: TypeAlias = Opcode
+_P: TypeAlias = Operation
 _TABLE: Final[dict[Opcode, tuple[Operation, tuple[bool, bool], str]]] = {
     _O.SEND_FIRST: (_P.SEND, _FIRST, ""),
     _O.SEND_MIDDLE: (_P.SEND, _MIDDLE, ""),
