@@ -15,7 +15,7 @@ what an earlier device had taken and not completed.
 from __future__ import annotations
 
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent.virtio import inflight
 from agent.virtio.fence import full_fence, ordering_fence
@@ -57,14 +57,19 @@ class BadRing(Exception):
     """The guest's fault: the ring cannot be followed any further."""
 
 
-class Chain(NamedTuple):
+class Chain:
     """One request: what the device reads, then what it writes, each as runs of the guest's memory."""
 
-    head: int
-    readable: list[memoryview]
-    writable: list[memoryview]
-    again: bool = False
-    """An earlier device had taken it: what it asks for may have been done."""
+    __slots__ = ("again", "head", "readable", "writable")
+
+    def __init__(
+        self, head: int, readable: list[memoryview], writable: list[memoryview], again: bool = False
+    ) -> None:
+        self.head: Final = head
+        self.readable: Final = readable
+        self.writable: Final = writable
+        self.again: Final = again
+        """An earlier device had taken it: what it asks for may have been done."""
 
 
 class DeviceQueue:

@@ -15,7 +15,7 @@ What is copied is counted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent.fs.fuse_abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
 from agent.fs.fuse_protocol import Reply
@@ -34,13 +34,16 @@ _WRITE: Final[int] = Opcode.WRITE.value
 _READ: Final[int] = Opcode.READ.value
 
 
-class GuestRequest(NamedTuple):
+class GuestRequest:
     """What `FuseSession.answer` is given."""
 
-    message: memoryview
-    received: int
-    data: memoryview
-    room: Target
+    __slots__ = ("data", "message", "received", "room")
+
+    def __init__(self, message: memoryview, received: int, data: memoryview, room: Target) -> None:
+        self.message: Final = message
+        self.received: Final = received
+        self.data: Final = data
+        self.room: Final = room
 
 
 class RequestBuffers:
