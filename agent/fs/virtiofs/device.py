@@ -169,7 +169,8 @@ class Device:
         runner = _NoRunner()
 
         def serve(chain: Chain) -> int:
-            message, received, data, room = buffers.take(chain.readable, chain.writable)
+            taken = buffers.take(chain.readable, chain.writable)
+            message, received, data, room = taken.message, taken.received, taken.data, taken.room
             if received < IN_HEADER_BYTES:
                 self.complaints.peer("a high-priority request", "shorter than its header")
                 return 0

@@ -24,7 +24,8 @@ class RequestService:
     def serve(self, chain: Chain) -> int:
         """How many bytes were written into the chain's buffers."""
         buffers = self._buffers
-        message, received, data, room = buffers.take(chain.readable, chain.writable)
+        taken = buffers.take(chain.readable, chain.writable)
+        message, received, data, room = taken.message, taken.received, taken.data, taken.room
         if chain.again:
             return self._serve_again(message, received, data, room)
         reply = self._session.answer(message, received, data, room, self._runner)
