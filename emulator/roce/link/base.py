@@ -21,7 +21,8 @@ MAX_DATAGRAM: Final = 65507
 
 
 class Received(NamedTuple):
-    """One burst that has arrived. `data` is the link's own buffer: valid until its next `receive`."""
+    """One burst that has arrived. `data` is the link's own buffer: valid until the next `receive` or
+    `pending`."""
 
     data: memoryview
     segment_size: int
@@ -77,8 +78,8 @@ class Link(Protocol):
         """True: segment i of a burst to `ip` carries IP identification i; False: all of them carry 0."""
 
     def pending(self) -> Received | None:
-        """The burst that `receive` has taken from the network already, if there is one: poll() does not tell
-        of it any more, so whoever stops receiving asks for it."""
+        """The next of the bursts that `receive` has taken from the network already, if there is one: poll()
+        does not tell of them any more, so whoever stops receiving asks for them all."""
 
     def receive(self) -> Received | None:
         """The next burst, or None if there is none now. It may be several that have come one after the other

@@ -31,11 +31,9 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from emulator.roce.link.base import MAX_DATAGRAM, LinkCounters, Received
+from emulator.roce.link.messages import SOL_UDP, UDP_GRO, UDP_SEGMENT, Inbox, Outbox, address_in, name_of
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 
-SOL_UDP: Final = 17
-UDP_SEGMENT: Final = 103
-UDP_GRO: Final = 104
 UDP_NO_CHECK6_RX: Final = 102
 IP_MTU_DISCOVER: Final = 10
 IPV6_MTU_DISCOVER: Final = 23
@@ -63,20 +61,17 @@ MERGED_BURSTS: Final = 5
 burst of up to so many, which saves the receiver's work for each; where segments are numbered each burst
 begins with 0 again, so there they stay apart. More would fall out of the processor's cache."""
 
-_TRUNCATED: Final = int(socket.MSG_TRUNC)
-"""As a plain number: to combine flags of an enum costs ten times as much."""
+VOLLEY_BURSTS: Final = 8
+"""Bursts that one call sends at most."""
 
 _SIZE: Final = struct.Struct("=H")
-_GRO_SIZE: Final = struct.Struct("=i")
-_CONTROL_BYTES: Final = socket.CMSG_SPACE(_GRO_SIZE.size)
 _BUFFER_BYTES: Final = 1 << 16
-_LAST_START: Final = (MERGED_BURSTS - 1) * _BUFFER_BYTES
 
 MAX_VIEWS: Final = 64
 """Parts of the receive buffer of which the view is remembered."""
 
-_Arrival: TypeAlias = tuple[int, int, Address]
-"""Bytes, segment size, source."""
+_Arrival: TypeAlias = tuple[int, int, int, Address]
+"""Where in the receive buffer it begins, where it ends, segment size, source."""
 
 
 def _most_of(segment_size: int) -> int:
@@ -106,12 +101,15 @@ class UdpLink:
         self._waiting: deque[tuple[bytes, int, Address]] = deque()
         self._controls: dict[int, list[tuple[int, int, bytes]]] = {}
         self._no_offload: set[str] = set()
-        self._buffer = memoryview(bytearray(MERGED_BURSTS * _BUFFER_BYTES))
+        self._inbox = Inbox(MERGED_BURSTS, _BUFFER_BYTES)
+        self._outbox = Outbox(VOLLEY_BURSTS)
+        self._buffer = self._inbox.memory
         self._views: dict[tuple[int, int], memoryview] = {}
-        self._targets: dict[int, list[memoryview]] = {}
-        self._held: tuple[int, _Arrival] | None = None
-        """A burst that was received and not given, and where in the buffer it begins."""
-        self._last_source: tuple[str, int] = ("", 0)
+        self._stride = _BUFFER_BYTES
+        """Bytes of a whole burst as they come now."""
+        self._held: deque[_Arrival] = deque()
+        """Bursts that were received and not given."""
+        self._last_name = b""
         self._source = Address("", 0)
         self._ipv6 = ":" in ip
         self._socket = socket.socket(socket.AF_INET6 if self._ipv6 else socket.AF_INET, socket.SOCK_DGRAM)
@@ -122,7 +120,7 @@ class UdpLink:
         except BaseException:
             self._socket.close()
             raise
-        self._receive_message = self._socket.recvmsg_into
+        self._descriptor = self._socket.fileno()
         self._address = Address(bound[0], bound[1])
         self._numbers = offload and not self._ipv6 and not ipaddress.ip_address(ip).is_loopback
 
@@ -163,8 +161,7 @@ class UdpLink:
 
     def pending(self) -> Received | None:
         """See `Link`."""
-        held, self._held = self._held, None
-        return None if held is None else self._received(held[0], *held[1])
+        return self._next() if self._held else None
 
     def fileno(self) -> int:
         """See `Link`."""
@@ -178,26 +175,20 @@ class UdpLink:
 
     def receive(self) -> Received | None:
         """See `Link`. A report that some datagram of ours found nobody is counted on the way."""
-        held, self._held = self._held, None
-        start, burst = (0, self._receive_at(0)) if held is None else held
-        if burst is None:
-            return None
-        count, segment_size, source = burst
-        end = start + count
-        if count > segment_size and not self._numbers:
-            while end <= _LAST_START and not (end - start) % segment_size:
-                more = self._receive_at(end)
-                if more is None:
-                    break
-                if more[1] != segment_size or more[2] is not source:
-                    self._held = end, more
-                    break
-                end += more[0]
-        return self._received(start, end - start, segment_size, source)
+        return self._next() if self._held or self._receive_some() else None
 
-    def _received(self, start: int, count: int, segment_size: int, source: Address) -> Received:
-        """With the same view each time for the same part of the buffer: the NIC remembers what lies where."""
-        end = start + count
+    def _next(self) -> Received:
+        """The first burst that is held, and with it what follows it side by side."""
+        held = self._held
+        start, end, segment_size, source = held.popleft()
+        if end - start > segment_size and not self._numbers:
+            while held and not (end - start) % segment_size:
+                begins, ends, following, whose = held[0]
+                if begins != end or following != segment_size or whose is not source:
+                    break
+                held.popleft()
+                end = ends
+        # The same view each time for the same part of the buffer: the NIC remembers what lies where.
         view = self._views.get((start, end))
         if view is None:
             if len(self._views) >= MAX_VIEWS:
@@ -205,40 +196,37 @@ class UdpLink:
             view = self._views[start, end] = self._buffer[start:end]
         return Received(view, segment_size, source)
 
-    def _receive_at(self, at: int) -> _Arrival | None:
-        """The next burst as the socket has it, to this place in the buffer."""
-        buffers = self._targets.get(at)
-        if buffers is None:
-            if len(self._targets) >= MAX_VIEWS:
-                self._targets.clear()
-            buffers = self._targets[at] = [self._buffer[at : at + _BUFFER_BYTES]]
-        counters = self.counters
+    def _receive_some(self) -> bool:
+        """Take what the socket has, as far as there is room; whether there was anything."""
+        counters, inbox, held = self.counters, self._inbox, self._held
+        if inbox.stride != self._stride:
+            inbox.lay_out(self._stride)
         while True:
-            try:
-                count, control, flags, source = self._receive_message(buffers, _CONTROL_BYTES)
-            except BlockingIOError:
-                return None
-            except OSError as error:
-                if error.errno == errno.EBADF:
-                    return None
-                self._read_errors(error)
+            arrived = inbox.receive(self._descriptor)
+            if not arrived:
+                if inbox.error == errno.EAGAIN or inbox.error == errno.EBADF:
+                    return False
+                if inbox.error != errno.EINTR:
+                    self._read_errors(inbox.error)
                 continue
-            if flags & _TRUNCATED:
-                counters.truncated += 1
-                continue
-            segment_size = count or 1
-            for level, kind, value in control:
-                if level == SOL_UDP and kind == UDP_GRO:
-                    (segment_size,) = _GRO_SIZE.unpack(value)
-            if source != self._last_source:
-                self._last_source = source
-                self._source = Address(source[0], source[1])
-            counters.bursts_received += 1
-            counters.bytes_received += count
-            return count, segment_size, self._source
+            for index in range(arrived):
+                start, count, segment_size, name, truncated = inbox.burst(index)
+                if truncated:
+                    counters.truncated += 1
+                    continue
+                if name != self._last_name:
+                    self._last_name = name
+                    self._source = Address(*address_in(name))
+                counters.bursts_received += 1
+                counters.bytes_received += count
+                held.append((start, start + count, segment_size, self._source))
+                if count > segment_size:
+                    self._stride = _most_of(segment_size)
+            if held:
+                return True
 
-    def _read_errors(self, error: OSError) -> None:
-        if error.errno in _NOBODY_THERE:
+    def _read_errors(self, number: int) -> None:
+        if number in _NOBODY_THERE:
             self.counters.unreachable += 1
         else:
             self.counters.refused += 1
@@ -258,8 +246,12 @@ class UdpLink:
         """See `Link`."""
         data, segment_size, destination = burst
         size = len(data)
-        most = _most_of(segment_size) if size > MAX_DATAGRAM else size
-        for start in range(0, size, most):
+        most, done = size, 0
+        if size > MAX_DATAGRAM:
+            most = _most_of(segment_size)
+            if not self._waiting and self._offload and destination.ip not in self._no_offload:
+                done = self._send_volley(data, most, segment_size, destination)
+        for start in range(done, size, most):
             part = data[start : start + most] if most < size else data
             if self._waiting:
                 self._keep(part, segment_size, destination)
@@ -268,6 +260,24 @@ class UdpLink:
             if sent < len(part):
                 self.counters.waited += 1
                 self._keep(part[sent:], segment_size, destination)
+
+    def _send_volley(self, data: memoryview, most: int, segment_size: int, destination: Address) -> int:
+        """Several bursts by one call; how many bytes of them the socket took. What keeps it from taking the
+        others is told to who sends those by themselves."""
+        outbox = self._outbox
+        size = min(len(data), VOLLEY_BURSTS * most)
+        try:
+            name = name_of(destination.ip, destination.port)
+            sent = outbox.send(self._descriptor, data, size, most, segment_size, name)
+        except (OSError, TypeError):
+            return 0  # an address with a zone; memory that is read-only
+        if not sent and outbox.error == errno.ECONNREFUSED:
+            # As in `_one`.
+            self._read_errors(outbox.error)
+        taken = min(size, sent * most)
+        self.counters.bursts_sent += sent
+        self.counters.bytes_sent += taken
+        return taken
 
     def flush(self) -> None:
         """See `Link`."""
@@ -308,7 +318,7 @@ class UdpLink:
         except OSError as error:
             if again and error.errno == errno.ECONNREFUSED:
                 # It is about an earlier datagram, and maybe another peer; this one was not sent.
-                self._read_errors(error)
+                self._read_errors(error.errno or 0)
                 return self._one(data, destination, again=False)
             self._lost(error)
         else:
@@ -329,7 +339,7 @@ class UdpLink:
             return 0
         except OSError as error:
             if again and error.errno == errno.ECONNREFUSED:
-                self._read_errors(error)
+                self._read_errors(error.errno or 0)
                 return self._many(data, segment_size, destination, again=False)
             if error.errno in _OFFLOAD_REFUSED:
                 self._empty_error_queue()
@@ -351,11 +361,13 @@ class UdpLink:
 
     def _lost(self, error: OSError) -> None:
         if error.errno != errno.EBADF:
-            self._read_errors(error)
+            self._read_errors(error.errno or 0)
 
     def close(self) -> None:
         """See `Link`."""
         self._waiting.clear()
+        self._held.clear()
+        self._descriptor = -1
         self._socket.close()
 
 

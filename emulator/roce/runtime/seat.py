@@ -347,7 +347,7 @@ class Seat:
                 break
             if number & 1 or len(data) > MAX_DATAGRAM:
                 self._send(now)
-        if (received := link.pending()) is not None:
+        while (received := link.pending()) is not None:
             take(received[0], received[1], received[2], clock())
         return True
 
