@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
 
@@ -83,24 +82,27 @@ class _Table:
         self.parts = [data[at + SAME_BYTES : at + size] for at in range(start, start + count * size, size)]
 
 
-@dataclass(slots=True)
 class Row:
     """The packets of a burst that follow each other as they should: `count` of them, of `mtu` bytes each.
 
     `asked` is the position of the last one that asks for an acknowledgement, or -1.
     """
 
-    payload: Bytes
-    mtu: int
-    count: int
-    asked: int
+    __slots__ = ("asked", "count", "mtu", "payload")
+
+    def __init__(self, payload: Bytes, mtu: int, count: int, asked: int) -> None:
+        self.payload = payload
+        self.mtu = mtu
+        self.count = count
+        self.asked = asked
 
     def place(self, target: Bytes) -> None:
         """Copy the payload, all of it, in one go."""
         count, mtu = self.count, self.mtu
         if len(target) != count * mtu:
             target = target[: count * mtu]
-        target.reshape(count, mtu)[...] = self.payload[:count]
+        payload = self.payload
+        target.reshape(count, mtu)[...] = payload if len(payload) == count else payload[:count]
 
 
 class RowReader:
@@ -144,7 +146,9 @@ def _quick_run(table: _Table, most: int, value: int) -> tuple[int, int] | None:
     parts = table.parts[:most]
     if crc32(parts[0], value) != RESIDUE:
         return None
-    heads, words = table.heads[:most], table.words[:most]
+    heads, words = table.heads, table.words
+    if most < len(heads):
+        heads, words = heads[:most], words[:most]
     # Bytes are compared several times quicker than arrays of such length.
     same = heads.tobytes()
     if same != same[:SAME_BYTES] * most:

@@ -82,7 +82,10 @@ def _icrcs(count: int) -> struct.Struct:
 class _Layout:
     """A buffer of its own for rows of packets with `mtu` bytes of payload, and the views of its parts."""
 
-    __slots__ = ("common", "covered", "icrc", "payload", "sequence", "size", "steps", "table", "view")
+    __slots__ = (
+        "common", "covered", "icrc", "icrcs", "made", "payload", "sequence", "size", "spoiled", "steps",
+        "table", "view",
+    )  # fmt: skip
 
     def __init__(self, mtu: int) -> None:
         rows, size = VOLLEY_BURSTS * rows_of(mtu), mtu + ROW_OVERHEAD
@@ -97,14 +100,21 @@ class _Layout:
         self.icrc = table[:, BTH_BYTES + mtu :].view("<u4")[:, 0]
         self.steps = np.arange(rows, dtype=np.uint32)
         self.covered = [view[i * size + SAME_BYTES : (i + 1) * size - ICRC_BYTES] for i in range(rows)]
+        self.made = bytearray(rows * ICRC_BYTES)
+        self.icrcs: NDArray[np.uint32] = np.frombuffer(self.made, "<u4")
         self.common = b""
-        """The first bytes of every packet in the buffer; empty when one of them has others."""
+        """The first bytes of every packet in the buffer, but of those in `spoiled`."""
+        self.spoiled: list[int] = []
 
     def write_common(self, common: bytes) -> None:
         """The first bytes of every packet."""
         if self.common != common:
             self.common = common
             self.table[:, :SAME_BYTES] = np.frombuffer(common, np.uint8)
+            self.spoiled.clear()
+        while self.spoiled:
+            at = self.spoiled.pop() * self.size
+            self.view[at : at + SAME_BYTES] = common
 
     def write_psns(self, psn: int, count: int) -> None:
         """The rest of the headers; nobody is asked to acknowledge."""
@@ -120,8 +130,8 @@ class _Layout:
         """Of packets that differ in their PSN alone."""
         value = crc32(self.common, prefix_crc(flow, self.size))
         # By way of `struct`, which takes a third of the time that numpy needs for numbers one by one.
-        made = _icrcs(count).pack(*map(crc32, self.covered[:count], repeat(value)))
-        self.icrc[:count] = np.frombuffer(made, "<u4")
+        _icrcs(count).pack_into(self.made, 0, *map(crc32, self.covered[:count], repeat(value)))
+        self.icrc[:count] = self.icrcs[:count]
 
     def write_icrc(self, index: int, prefix: int) -> None:
         """Of a packet that differs in more."""
@@ -213,8 +223,7 @@ class PacketWriter:
             layout.write_icrcs(flow, count)
             for index in outer:
                 layout.write_icrc(index, prefix_crc(flow, size))
-        if outer:
-            layout.common = b""
+        layout.spoiled += outer
         return Burst(view[: count * size], size, path.destination)
 
     def with_last(self, row: Burst, mtu: int, last: Burst) -> Burst:
@@ -223,5 +232,5 @@ class PacketWriter:
         layout, end = self._layouts[mtu], len(row.data)
         longer = end + len(last.data)
         layout.view[end:longer] = last.data
-        layout.common = b""
+        layout.spoiled.append(end // layout.size)
         return Burst(layout.view[:longer], row.segment_size, row.destination)

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 _INLINE: Final = int(SendFlags.INLINE)
 
-_OPCODES: Final = {
-    QpType.RC: frozenset(SendOpcode),
-    QpType.UD: frozenset({SendOpcode.SEND, SendOpcode.SEND_WITH_IMM}),
+_OPCODES: Final[dict[QpType, dict[int, SendOpcode]]] = {
+    QpType.RC: {int(opcode): opcode for opcode in SendOpcode},
+    QpType.UD: {int(opcode): opcode for opcode in (SendOpcode.SEND, SendOpcode.SEND_WITH_IMM)},
 }
 _MAY_BE_INLINE: Final = frozenset(
     {
@@ -275,10 +275,10 @@ class QueuePair:
         self.schedule()
 
     def _check_send(self, request: SendRequest) -> None:
-        opcode = request.opcode
-        if opcode not in _OPCODES[self.type]:
-            raise VerbsError(errno.EINVAL, f"{self.type.name} does not do opcode {int(opcode)}")
-        opcode = request.opcode = SendOpcode(opcode)
+        opcode = _OPCODES[self.type].get(request.opcode)
+        if opcode is None:
+            raise VerbsError(errno.EINVAL, f"{self.type.name} does not do opcode {int(request.opcode)}")
+        request.opcode = opcode
         if len(request.sges) > self.capabilities.max_send_sge:
             raise VerbsError(errno.EINVAL, f"{len(request.sges)} gather entries are too many")
         length = sum(sge[1] for sge in request.sges) if request.inline is None else len(request.inline)
