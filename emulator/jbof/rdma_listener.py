@@ -25,7 +25,8 @@ from nvmeof.errors import NvmeofError
 from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Access
 from nvmeof.transport.rdma_pair import Domain, poll, verbs_errors
-from nvmeof.transport.verbs_provider import Completions, Verbs, load_verbs
+from nvmeof.transport.verbs_provider import Verbs, load_verbs
+from nvmeof.transport.verbs_waiting import Completions
 from nvmeof.wire.rdma import (
     ConnectReject,
     RejectStatus,

@@ -21,7 +21,8 @@ from nvmeof.errors import ConnectionLost, MalformedPdu
 from nvmeof.rdma.work import Done, Receive, Work
 from nvmeof.transport.base import Address, VerbsChoice
 from nvmeof.transport.rdma_pair import Domain, QueuePair, poll, verbs_errors
-from nvmeof.transport.verbs_provider import Completions, Verbs
+from nvmeof.transport.verbs_provider import Verbs
+from nvmeof.transport.verbs_waiting import Completions
 from nvmeof.wire.rdma import (
     ConnectAccept,
     ConnectRequest,

@@ -27,7 +27,8 @@ from nvmeof.rdma.work import (
     WorkKind,
     Write,
 )
-from nvmeof.transport.verbs_provider import Completions, Verbs
+from nvmeof.transport.verbs_provider import Verbs
+from nvmeof.transport.verbs_waiting import Completions
 
 INVALIDATED: Final = 8 | 4
 """IBV_WC_WITH_INV; rdma_rxe passes the kernel's value of the flag through (4). Nothing here sends immediates.
@@ -145,6 +146,12 @@ class QueuePair:
         with verbs_errors(verbs, "no queue pair"):
             self._qp = verbs.qp.QPEx(context, attributes)
         self.number = int(self._qp.qp_num)
+        self._post_rows = getattr(self._qp, "post_rows", None)
+        """One call for all of it; the emulator's, which pyverbs has not."""
+        self._opcodes: tuple[int, int, int, int, int, int] = (
+            int(enums.IBV_WR_SEND), int(enums.IBV_WR_SEND_WITH_INV), int(enums.IBV_WR_RDMA_WRITE),
+            int(enums.IBV_WR_RDMA_READ), int(enums.IBV_WR_BIND_MW), int(enums.IBV_WR_LOCAL_INV),
+        )  # fmt: skip
 
     def modify(self, cmid: Any, state: int, *, timeout: int | None = None) -> None:
         """To `state`, with the attributes that the connection manager has for it."""
@@ -157,6 +164,12 @@ class QueuePair:
     def post(self, receives: Sequence[Receive], work: Sequence[Work]) -> None:
         """Post, receives first. Raises `ConnectionLost`."""
         try:
+            if work and self._post_rows is not None:
+                self._post_rows(
+                    [(receive.work_id, receive.span) for receive in receives],
+                    [self._row(each) for each in work],
+                )
+                return
             for receive in receives:
                 self._qp.post_recv(self._receive_request(receive))
             if work:
@@ -171,6 +184,24 @@ class QueuePair:
             request = self._recv_wr(receive.work_id, 1, [self._sge(*receive.span)])
             self._posted[receive.work_id] = request
         return request
+
+    def _row(self, each: Work) -> tuple[int, int, int, Span | None, int, int, Any, Any]:
+        """A work request as `post_rows` takes it."""
+        number, flags = each.work_id, self._signaled if each.signaled else 0
+        send, send_inv, write, read, bind, invalidate = self._opcodes
+        if isinstance(each, Send):
+            if each.invalidate is None:
+                return send, number, flags, each.span, 0, 0, None, None
+            return send_inv, number, flags, each.span, each.invalidate, 0, None, None
+        if isinstance(each, Write):
+            return write, number, flags, each.span, each.rkey, each.remote_address, None, None
+        if isinstance(each, Read):
+            return read, number, flags, each.span, each.rkey, each.remote_address, None, None
+        if isinstance(each, BindWindow):
+            span = each.span
+            info = self._bind_info(self._domain.region(span), span.address, span.length, int(each.access))
+            return bind, number, flags, None, each.rkey, 0, self._domain.window(each.window), info
+        return invalidate, number, flags, None, each.rkey, 0, None, None
 
     def _post_work(self, work: Iterable[Work]) -> None:
         qp, sge, signaled = self._qp, self._sge, self._signaled
@@ -219,21 +250,17 @@ class QueuePair:
 def poll(verbs: Verbs, queue: Completions) -> list[tuple[int, Done]]:
     """What has completed: (number of the queue pair, completion)."""
     try:
-        count, completions = queue.take()
+        taken = queue.take()
     except verbs.error as error:
         raise ConnectionLost(f"polling: {error}") from error
-    if not count:
-        return []
     found = []
-    for completion in completions:
-        work_id = completion.wr_id
+    for number, work_id, status, size, key, flags in taken:
         done: Done
-        if completion.status:
-            done = Done(work_id, int(completion.status))
+        if status:
+            done = Done(work_id, status)
         elif work_id >> 32 == _RECEIVED:
-            invalidated = completion.imm_data if int(completion.wc_flags) & INVALIDATED else None
-            done = Done(work_id, 0, completion.byte_len, invalidated)
+            done = Done(work_id, 0, size, key if flags & INVALIDATED else None)
         else:
             done = Done(work_id)
-        found.append((completion.qp_num, done))
+        found.append((number, done))
     return found

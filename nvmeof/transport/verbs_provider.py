@@ -24,21 +24,17 @@ import importlib
 import importlib.util
 import os
 import random
-import select
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
-from nvmeof.errors import ConnectionLost, NvmeofError
+from nvmeof.errors import NvmeofError
 from nvmeof.transport.base import DEFAULT_PROVIDER
+from nvmeof.transport.verbs_waiting import Channel
 
 MODULES = ("cm_enums", "cmid", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
-
-POLL_AT_MOST = 64
-"""Completions taken in one call."""
 
 _making_channels = threading.Lock()
 """Held while a channel is made, so that the descriptor that appears is its own."""
@@ -183,26 +179,6 @@ class Verbs:
         return Channel(channel, fd)
 
 
-class Channel:
-    """A channel with its descriptor, which is readable while an event waits."""
-
-    def __init__(self, channel: Any, fd: int) -> None:
-        self.channel = channel
-        self.fd = fd
-        # The emulator's events lie in this process: to count them saves a system call with every look.
-        self._events: Any = channel if hasattr(channel, "__len__") else None
-        self._poll = select.poll()
-        self._poll.register(fd, select.POLLIN)
-
-    def waits(self) -> bool:
-        """Whether an event waits."""
-        return bool(self._poll.poll(0)) if self._events is None else len(self._events) > 0
-
-    def wait(self, seconds: float) -> bool:
-        """Until an event waits; False when it did not come in time."""
-        return bool(self._poll.poll(seconds * 1000))
-
-
 def _descriptors() -> dict[int, str]:
     found = {}
     for name in os.listdir("/proc/self/fd"):
@@ -259,64 +235,3 @@ def why_unavailable(name: str) -> str | None:
     except Exception as error:
         return f"it imports, but there is no RDMA device ({error})"
     return None if found else "it imports, but there is no RDMA device"
-
-
-class Completions:
-    """A completion queue and the ways to wait for it. Used by one thread or task."""
-
-    def __init__(self, verbs: Verbs, context: Any, entries: int) -> None:
-        self._verbs = verbs
-        self._context = context
-        self._driven = hasattr(getattr(context, "device", None), "drive_until")
-        made = verbs.make_channel(lambda: verbs.cq.CompChannel(context))
-        self.channel, self.fd = made.channel, made.fd
-        self.queue = verbs.cq.CQ(context, entries, None, self.channel)
-        self._poll = select.poll()
-        self._poll.register(self.fd, select.POLLIN)
-
-    def watch(self, fd: int) -> None:
-        """Let `wait` return for this descriptor too."""
-        self._poll.register(fd, select.POLLIN)
-
-    def arm(self) -> None:
-        """`fd` becomes readable with the next completion; whoever arms looks once more before he waits."""
-        self.queue.req_notify()
-
-    def consume(self) -> None:
-        """Take the event that made `fd` readable."""
-        with contextlib.suppress(self._verbs.error):  # it was none of ours, or was taken already
-            self.channel.get_cq_event(self.queue)
-            self.queue.ack_events(1)
-
-    def take(self) -> tuple[int, list[Any]]:
-        """How many have completed, and which. Raises what the provider raises."""
-        if self._driven and not len(self.queue.queue):
-            # The emulator's `poll` would look at its socket first, and so does `wait`, which comes next.
-            return 0, []
-        count, completions = self.queue.poll(POLL_AT_MOST)
-        return count, completions
-
-    def wait(self, deadline: float, also: Callable[[], object] = lambda: False) -> None:
-        """Until there may be a completion, `also()` holds (asked while driving), or `deadline` has come."""
-        if self._driven:
-            queue = self.queue.queue
-            try:
-                self._context.device.drive_until(lambda: len(queue) or also(), deadline)
-            except Exception as error:
-                raise ConnectionLost(f"{self._verbs.name}: {error}") from error
-            return
-        left = deadline - time.monotonic()
-        if left > 0:
-            for fd, _ in self._poll.poll(left * 1000):
-                if fd == self.fd:
-                    self.consume()
-
-    @property
-    def needs_arming(self) -> bool:
-        """Whether `arm` has to be called before `wait`."""
-        return not self._driven
-
-    def close(self) -> None:
-        """Give queue and channel back."""
-        self.queue.close()
-        self.channel.close()

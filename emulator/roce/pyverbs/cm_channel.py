@@ -58,6 +58,11 @@ class CMEventChannel(PyverbsObject):
             self._events.close()
 
     @property
+    def events(self) -> EventChannel[Happened]:
+        """The row itself: who drives a device counts it after every burst. Not in pyverbs."""
+        return self._events
+
+    @property
     def fd(self) -> int:
         """For select and poll. Not in pyverbs."""
         return self._events.fileno()

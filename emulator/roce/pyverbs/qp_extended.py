@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.verbs import QpType, SendFlags, SendOpcode, SendRequest, Sge, VerbsError
-from emulator.roce.pyverbs import mem_alloc
+from emulator.roce.pyverbs import mem_alloc, posting
 from emulator.roce.pyverbs.base import refusal
 from emulator.roce.pyverbs.enums_queues import ibv_qp_create_send_ops_flags as ops
 from emulator.roce.pyverbs.enums_queues import ibv_qp_init_attr_mask
@@ -96,6 +96,20 @@ class QPEx(QP):
                     pair.post_send(request)
         except VerbsError as error:
             raise refusal("ibv_wr_complete failed.", error) from error
+
+    def post_rows(self, receives: Sequence[posting.ReceiveRow], rows: Sequence[posting.SendRow]) -> None:
+        """Post receives, then requests, as `post_recv` and a row between `wr_start` and `wr_complete` do,
+        with one call (see `posting.py`). Not in pyverbs."""
+        granted = self._granted
+        for row in rows:
+            if not granted & _GRANTED_BY.get(row[0], 0):  # type: ignore[call-overload]  # numbers are equal
+                raise PyverbsRDMAError("post_rows failed.", errno.EOPNOTSUPP)
+            if row[6] is not None:
+                self.mws.add(row[6])
+        try:
+            posting.post(self.pair, self.device, receives, rows)
+        except VerbsError as error:
+            raise refusal("post_rows failed.", error) from error
 
     def wr_abort(self) -> None:
         """Forget the row."""

@@ -1,0 +1,64 @@
+"""A row of work posted by one call: receives, and requests with one element of memory each. Not in pyverbs.
+
+Between `wr_start` and `wr_complete` a request takes half a dozen calls of interpreted code, and a receive
+takes the device's lock by itself. Who posts both with every command (`nvmeof.transport.rdma_pair`) gives
+plain tuples instead, and the lock is taken once.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from emulator.roce.nic.queue_pair import QueuePair
+from emulator.roce.nic.verbs import ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge, VerbsError
+
+if TYPE_CHECKING:
+    from emulator.roce.runtime.device import Device
+
+ReceiveRow: TypeAlias = tuple[int, tuple[int, int, int]]
+"""The id of the work request, and its memory: address, length, key."""
+
+SendRow: TypeAlias = tuple[int, int, int, tuple[int, int, int] | None, int, int, Any, Any]
+"""Opcode (ibv_wr_opcode), id and flags of the work request; its memory as in `ReceiveRow`; the peer's key (or
+the key to invalidate, or of the window that is bound) and address; what is bound: the window, and to what
+(`MWBindInfo`)."""
+
+_OPCODES: Final[dict[int, SendOpcode]] = {int(opcode): opcode for opcode in SendOpcode}
+_FLAGS: Final[dict[int, SendFlags]] = {bits: SendFlags(bits) for bits in range(16)}
+_SEND_WITH_INV: Final = int(SendOpcode.SEND_WITH_INV)
+_LOCAL_INV: Final = int(SendOpcode.LOCAL_INV)
+_BIND_MW: Final = int(SendOpcode.BIND_MW)
+
+
+def request_of(row: SendRow) -> SendRequest:
+    """The device's own record. VerbsError for an opcode or flags that there are not."""
+    number, wr_id, bits, memory, key, address, window, bind = row
+    opcode, flags = _OPCODES.get(number), _FLAGS.get(bits)
+    if opcode is None or flags is None:
+        raise VerbsError(errno.EINVAL, f"opcode {number}, flags {bits:#x}")
+    request = SendRequest(wr_id, opcode, flags)
+    if memory is not None:
+        request.sges = (Sge(memory[0], memory[1], memory[2]),)
+    if number in (_SEND_WITH_INV, _LOCAL_INV):
+        request.invalidate_rkey = key
+    elif number == _BIND_MW:
+        request.window, request.window_rkey, request.bind = window.window, key, bind.bind()
+    else:
+        request.rkey, request.remote_address = key, address
+    return request
+
+
+def post(pair: QueuePair, device: Device, receives: Sequence[ReceiveRow], rows: Sequence[SendRow]) -> None:
+    """Post receives, then requests: of these all or none. VerbsError where any is refused; receives before
+    one that is refused are posted."""
+    requests = [request_of(row) for row in rows]
+    with device.turn():
+        for wr_id, memory in receives:
+            pair.post_recv(ReceiveRequest(wr_id, (Sge(memory[0], memory[1], memory[2]),)))
+        waiting = pair.requester if pair.datagrams is None else pair.datagrams
+        if len(requests) > 1 and len(waiting) + len(requests) > pair.capabilities.max_send_wr:
+            raise VerbsError(errno.ENOMEM, "the send queue is full")
+        for request in requests:
+            pair.post_send(request)
