@@ -21,6 +21,10 @@ UDP_GRO: Final = 104
 
 _HEADER: Final = struct.Struct("@PIPNPNi0PI0P")
 """struct mmsghdr: name and its length, vector and its length, control and its length, flags; bytes moved."""
+_MOVED: Final = struct.Struct(
+    f"@{struct.calcsize('@P')}xI{struct.calcsize('@PIPNP') - struct.calcsize('@PI')}xNi0PI0P"
+)
+"""What the kernel writes into it: length of the name, of the control data, flags, bytes moved."""
 _PART: Final = struct.Struct("@PN")
 """struct iovec."""
 _CONTROL_HEADER: Final = "@Nii"
@@ -37,6 +41,10 @@ _FAMILY: Final = struct.Struct("=H")
 
 MAX_NAMES: Final = 4096
 """Destinations of which the name is remembered."""
+
+_DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
+_TRUNCATED: Final = int(socket.MSG_TRUNC)
+"""As plain numbers: to combine flags of an enum costs ten times as much."""
 
 _LIBRARY: Final = ctypes.CDLL(None, use_errno=True)
 _receive_messages: Final = _LIBRARY.recvmmsg
@@ -63,7 +71,7 @@ def name_of(ip: str, port: int) -> bytes:
     return _FAMILY.pack(socket.AF_INET) + packed[_FAMILY.size :]
 
 
-def address_in(name: bytes) -> tuple[str, int]:
+def address_in(name: bytes | bytearray) -> tuple[str, int]:
     """The IP address and the port in a struct sockaddr, of IPv6 where it is as long."""
     if len(name) == _IPV6_NAME.size:
         port, packed = _IPV6_NAME.unpack(name)
@@ -116,31 +124,30 @@ class Inbox:
     def receive(self, descriptor: int) -> int:
         """How many bursts the socket had; 0 with an errno in `error`. Never waits."""
         self._headers[:] = self._fresh
-        count: int = _receive_messages(descriptor, self._headers_at, self._count, socket.MSG_DONTWAIT, None)
+        count: int = _receive_messages(descriptor, self._headers_at, self._count, _DONT_WAIT, None)
         if count > 0:
             return count
         self.error = _errno()
         return 0
 
-    def burst(self, index: int) -> tuple[int, int, int, bytes, bool]:
+    def burst(self, index: int) -> tuple[int, int, int, bytearray, bool]:
         """Where one begins in `memory`, its bytes, the size of its segments, its sender's name (for
         `address_in`), and whether it was cut off."""
-        _, name_bytes, _, _, _, control_bytes, flags, count = _HEADER.unpack_from(
-            self._headers, index * _HEADER.size
-        )
-        segment_size: int = count or 1
+        moved: tuple[int, int, int, int] = _MOVED.unpack_from(self._headers, index * _HEADER.size)
+        name_bytes, control_bytes, flags, count = moved
+        segment_size = count or 1
         if control_bytes:
             _, level, kind, value = _GRO.unpack_from(self._controls, index * _GRO.size)
             if level == SOL_UDP and kind == UDP_GRO:
                 segment_size = value
         at = index * _NAME_BYTES
-        name = bytes(self._names[at : at + name_bytes])
+        name = self._names[at : at + name_bytes]
         stride = self.stride
         start = index * stride
         if count > stride:
             first, start = start, (self._count + index) * self._size
             self.memory[start : start + stride] = self.memory[first : first + stride]
-        return start, count, segment_size, name, flags & socket.MSG_TRUNC != 0
+        return start, count, segment_size, name, flags & _TRUNCATED != 0
 
 
 class Outbox:
@@ -175,7 +182,7 @@ class Outbox:
                 length = min(most, size - i * most)
                 _PART.pack_into(self._parts, i * _PART.size, what[0] + i * most, length)
             self._what = what
-        count: int = _send_messages(descriptor, self._headers_at, bursts, socket.MSG_DONTWAIT)
+        count: int = _send_messages(descriptor, self._headers_at, bursts, _DONT_WAIT)
         if count > 0:
             return count
         self.error = _errno()

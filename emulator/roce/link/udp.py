@@ -109,7 +109,7 @@ class UdpLink:
         """Bytes of a whole burst as they come now."""
         self._held: deque[_Arrival] = deque()
         """Bursts that were received and not given."""
-        self._last_name = b""
+        self._last_name = bytearray()
         self._source = Address("", 0)
         self._ipv6 = ":" in ip
         self._socket = socket.socket(socket.AF_INET6 if self._ipv6 else socket.AF_INET, socket.SOCK_DGRAM)

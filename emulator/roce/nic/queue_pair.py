@@ -281,7 +281,12 @@ class QueuePair:
         request.opcode = opcode
         if len(request.sges) > self.capabilities.max_send_sge:
             raise VerbsError(errno.EINVAL, f"{len(request.sges)} gather entries are too many")
-        length = sum(sge[1] for sge in request.sges) if request.inline is None else len(request.inline)
+        length = 0
+        if request.inline is not None:
+            length = len(request.inline)
+        else:
+            for sge in request.sges:
+                length += sge[1]
         if length > MAX_MESSAGE:
             raise VerbsError(errno.EINVAL, f"a message of {length} bytes is too long")
         if int(request.flags) & _INLINE:
