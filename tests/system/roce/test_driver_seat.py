@@ -14,7 +14,7 @@ import pytest
 from emulator.roce.link.base import LinkCounters, Received
 from emulator.roce.nic.verbs import Address, Burst
 from emulator.roce.runtime.grip import Grip
-from emulator.roce.runtime.seat import ROUND_BURSTS, Seat
+from emulator.roce.runtime.seat import LINGER_BYTES, ROUND_BURSTS, Seat
 from emulator.roce.runtime.sleep import DOUBT, LINGER_S, RARELY, TRUST, Sleep
 from tests.support.waiting import wait_until
 
@@ -32,6 +32,8 @@ class PairLink:
         self.blocked = False
         self.endless = False
         """There is always something to receive."""
+        self.least = 0
+        """What arrives is made as long as this."""
 
     @property
     def backlog(self) -> int:
@@ -50,7 +52,7 @@ class PairLink:
             data = self.sock.recv(2048)
         except OSError:
             return None
-        return Received(memoryview(data), len(data), self.address) if data else None
+        return Received(memoryview(data.ljust(self.least)), len(data), self.address) if data else None
 
     def send(self, burst: Burst) -> None:
         self.waiting.append(bytes(burst.data))
@@ -255,6 +257,29 @@ def test_the_driver_serves_those_who_wait(stand: Stand) -> None:
     stand.other.send(b"end")
     driver.join(20)
     waiter.join(20)
+
+
+def test_who_receives_much_does_not_look_again(stand: Stand) -> None:
+    def looks(least: int) -> int:
+        """How often a driver looks before it sleeps, once it has received so much."""
+        stand.link.least = least
+        before, asked = stand.seat._driver_sleep._looks, 0
+
+        def never() -> bool:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                # We are in the seat, so nobody else receives it.
+                stand.other.send(b"now")
+            return False
+
+        stand.seat.drive_until(never, time.monotonic() + 0.1)
+        return stand.seat._driver_sleep._looks - before
+
+    assert looks(0) == 1
+    assert looks(LINGER_BYTES) == 1
+    assert looks(LINGER_BYTES + 1) == 0
+    assert looks(0) == 1
 
 
 def test_who_looks_in_vain_again_and_again_looks_rarely() -> None:
