@@ -273,3 +273,81 @@ def test_of_a_row_with_a_bad_request_nothing_is_posted() -> None:
         left.qp.wr_abort()
         deadline = time.monotonic() + 0.05
         assert not right.context.drive_until(right.cq_ex.queue.__len__, deadline)
+
+
+def place(side: Side, offset: int, length: int) -> tuple[int, int, int]:
+    """Registered memory, as rows name it."""
+    return side.mr.buf + offset, length, side.mr.lkey
+
+
+def test_rows_are_posted_by_one_call() -> None:
+    with two_sides(extended=True) as (left, right):
+        assert isinstance(left.qp, QPEx)
+        assert isinstance(right.qp, QPEx)
+        signaled = int(e.IBV_SEND_SIGNALED)
+        right.qp.post_rows([(70, place(right, 0, 4096)), (71, place(right, 4096, 4096))], [])
+        left.mr.write(b"some bytes here", 15, 0)
+        key, address = right.mr.rkey, right.mr.buf + 8192
+        left.qp.post_rows(
+            [(72, place(left, 20000, 100))],
+            [
+                (int(e.IBV_WR_RDMA_WRITE), 1, 0, place(left, 0, 15), key, address, None, None),
+                (int(e.IBV_WR_SEND), 2, signaled, place(left, 0, 4), 0, 0, None, None),
+                (int(e.IBV_WR_RDMA_READ), 3, signaled, place(left, 100, 15), key, address, None, None),
+                (int(e.IBV_WR_SEND), 4, 0, None, 0, 0, None, None),
+            ],
+        )
+        assert [poll_one(left)["wr_id"] for _ in range(4)] == [1, 2, 3, 4]
+        assert [(one["wr_id"], one["bytes"]) for one in (poll_one(right), poll_one(right))] == [
+            (70, 4),
+            (71, 0),
+        ]
+        assert right.mr.read(15, 8192) == left.mr.read(15, 100) == b"some bytes here"
+        right.qp.post_rows([], [(int(e.IBV_WR_SEND), 5, signaled, place(right, 0, 4), 0, 0, None, None)])
+        assert poll_one(left)["wr_id"] == 72
+
+
+def test_rows_bind_windows_and_close_them() -> None:
+    with two_sides(extended=True) as (left, right):
+        assert isinstance(left.qp, QPEx)
+        assert isinstance(right.qp, QPEx)
+        signaled = int(e.IBV_SEND_SIGNALED)
+        window = MW(left.pd, e.IBV_MW_TYPE_2)
+        key = inc_rkey(window.rkey)
+        bind = MWBindInfo(left.mr, left.mr.buf, 4096, e.IBV_ACCESS_REMOTE_WRITE)
+        left.qp.post_rows([], [(int(e.IBV_WR_BIND_MW), 1, signaled, None, key, 0, window, bind)])
+        assert poll_one(left)["wr_id"] == 1
+        left.qp.post_rows([(9, place(left, 8192, 100))], [])
+        right.mr.write(b"through the window", 18, 0)
+        rows = [
+            (int(e.IBV_WR_RDMA_WRITE), 2, 0, place(right, 0, 18), key, left.mr.buf, None, None),
+            (int(e.IBV_WR_SEND_WITH_INV), 3, signaled, place(right, 0, 4), key, 0, None, None),
+        ]
+        right.qp.post_rows([], rows)
+        assert [poll_one(right)["wr_id"] for _ in range(2)] == [2, 3]
+        assert poll_one(left)["wr_id"] == 9
+        assert left.mr.read(18, 0) == b"through the window"
+        # Closed by the peer already, so closing it fails, and the pair with it.
+        left.qp.post_rows([], [(int(e.IBV_WR_LOCAL_INV), 4, signaled, None, key, 0, None, None)])
+        assert left.context.drive_until(left.cq_ex.queue.__len__, time.monotonic() + SECONDS)
+        assert left.cq_ex.start_poll(PollCqAttr()) == 0
+        assert (left.cq_ex.wr_id, left.cq_ex.status) == (4, e.IBV_WC_LOC_QP_OP_ERR)
+        left.cq_ex.end_poll()
+
+
+def test_of_rows_with_a_bad_one_nothing_is_sent() -> None:
+    with two_sides(extended=True) as (left, right):
+        assert isinstance(left.qp, QPEx)
+        right.receive()
+        good = (int(e.IBV_WR_SEND), 1, 0, place(left, 0, 4), 0, 0, None, None)
+        most = left.qp.pair.capabilities.max_send_wr
+        for rows, number in (
+            ([good, (77, *good[1:])], errno.EOPNOTSUPP),
+            ([good, (good[0], 1, 64, *good[3:])], errno.EINVAL),
+            ([good] * (most + 1), errno.ENOMEM),
+        ):
+            with pytest.raises(PyverbsRDMAError) as refused:
+                left.qp.post_rows([], rows)
+            assert refused.value.error_code == number
+        deadline = time.monotonic() + 0.05
+        assert not right.context.drive_until(right.cq_ex.queue.__len__, deadline)
