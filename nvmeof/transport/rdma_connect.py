@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from nvmeof.errors import ConnectionLost, MalformedPdu
 from nvmeof.rdma.work import Done, Receive, Work
@@ -32,16 +32,16 @@ from nvmeof.wire.rdma import (
 
 log = logging.getLogger(__name__)
 
-RESPONDER_RESOURCES = 16
+RESPONDER_RESOURCES: Final = 16
 """RDMA READs of the controller that may be under way on one queue pair (IRD)."""
 
-ACK_TIMEOUT = 16
+ACK_TIMEOUT: Final = 16
 """4.096 us * 2^16 = 0.27 s until a packet is sent again. The connection manager proposes 2.1 s, which makes
 eight tries a quarter of a minute; a peer that does not answer for two seconds is as good as gone."""
 
-RETRIES = 7
+RETRIES: Final = 7
 
-ANSWER_S = 2.0
+ANSWER_S: Final = 2.0
 """A controller that lives answers a request within milliseconds, and one that has died not at all: nothing
 refuses in its stead. The connection manager would ask again every four seconds; whoever wants the controller
 tries again sooner, and finds it as soon as it is back."""
