@@ -29,6 +29,12 @@ log = logging.getLogger(__name__)
 SOCKET_BUFFER_BYTES: Final = 4 << 20
 """Asked of the kernel for each direction, so that a 1 MiB answer leaves in few calls; it may give less."""
 
+LONG_PAYLOAD_BYTES: Final = 64 << 10
+LOOKS: Final = 2
+"""After a payload of that length the next command is often there already: a host that stores a value sends
+what names it along. So many looks are taken, one for a command and one for its data, and what was answered by
+then is sent together; otherwise each answer wakes the host up."""
+
 LINGER_S: Final = 1.0
 """How long a host that broke the protocol gets to read why, before the connection is reset."""
 
@@ -83,19 +89,25 @@ class Connection:
             log.debug("%s: %s", self.thread.name, self.queue.end_reason)
 
     def _move_bytes(self) -> None:
-        queue, sock, monotonic = self.queue, self._sock, time.monotonic
+        queue, receive, monotonic = self.queue, self._sock.recv_into, time.monotonic
         poll = select.poll()
         poll.register(self._wake_fd, select.POLLIN)
+        looks = 0
         while True:
-            blocked = not self._send()
+            if looks:
+                looks = looks - 1 if not queue.ending and self._receive_some() else 0
+                continue
+            blocked = queue.has_outgoing and not self._send()
             if queue.finished:
                 return
             if queue.may_block:
                 wait_all = socket.MSG_WAITALL if queue.payload_left else 0
-                count = sock.recv_into(queue.next_buffer(), 0, wait_all)
+                count = receive(queue.next_buffer(), 0, wait_all)
                 now = monotonic()
                 if count:
                     queue.received(count, now)
+                    if count >= LONG_PAYLOAD_BYTES:
+                        looks = LOOKS
                 else:
                     queue.run(now)
                     queue.end_of_stream()
@@ -105,9 +117,9 @@ class Connection:
     def _send(self) -> bool:
         """Send what there is; False if the socket has no room for all of it."""
         queue = self.queue
-        while parts := queue.outgoing():
+        while queue.has_outgoing:
             try:
-                count = self._sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
+                count = self._sock.sendmsg(queue.outgoing(), (), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             queue.sent(count)
@@ -133,17 +145,19 @@ class Connection:
             return
         queue.run(time.monotonic())
 
-    def _receive_some(self) -> None:
+    def _receive_some(self) -> bool:
+        """Take what has arrived; False if nothing has."""
         queue = self.queue
         try:
             count = self._sock.recv_into(queue.next_buffer(), 0, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return
+            return False
         if count:
             queue.received(count, time.monotonic())
         else:
             queue.run(time.monotonic())  # it may be we who shut it down, for a reason that run() knows
             queue.end_of_stream()
+        return True
 
     def _linger(self) -> None:
         """Closing with unread input would reset the connection before the host has read why."""

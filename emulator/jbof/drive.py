@@ -16,7 +16,7 @@ from emulator.jbof.conditions import CommonCounters, DriveConditions
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.faults import choose_bits
 from emulator.jbof.medium import Medium
-from nvmeof.controller.storage import Scratch
+from nvmeof.controller.storage import Operation, Scratch
 from nvmeof.wire.status import Status
 
 _MOST_COPIED: Final = 64 << 20
@@ -58,6 +58,14 @@ class Drive(DriveConditions):
         self.medium = medium
         self.lba_bytes = lba_bytes
         self.block_count = medium.size // lba_bytes
+
+    def _count_command(self, operation: Operation) -> None:
+        if operation is Operation.READ:
+            self.counters.read_commands += 1
+        elif operation is Operation.WRITE:
+            self.counters.write_commands += 1
+        else:
+            super()._count_command(operation)
 
     # --- the seam: nvmeof.controller.storage.Storage ---------------------------------------------------
 

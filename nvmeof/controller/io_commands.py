@@ -28,6 +28,9 @@ from nvmeof.wire.sqe import (
 from nvmeof.wire.status import Status
 
 BROADCAST_NSID: Final = 0xFFFF_FFFF
+_READ: Final = IoOpcode.READ.value
+_WRITE: Final = IoOpcode.WRITE.value
+_FLUSH: Final = IoOpcode.FLUSH.value
 _DIRECTIVE_TYPE: Final = 0xF << 20  # command dword 12 of Write
 _MOST_RANGES_BYTES: Final = MAX_DATASET_RANGES * DATASET_RANGE.size
 _RANGE_COUNT: Final = 0xFF  # command dword 10 of Dataset Management, 0's based
@@ -42,7 +45,7 @@ def begin_io(request: Request, controller: Controller) -> None:
     opcode = sqe.opcode
     if not controller.enabled:
         raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
-    if opcode == IoOpcode.FLUSH and sqe.nsid == BROADCAST_NSID:
+    if opcode == _FLUSH and sqe.nsid == BROADCAST_NSID:
         request.operation = Operation.FLUSH
         return
     namespace = controller.subsystem.namespaces.get(sqe.nsid)
@@ -56,11 +59,16 @@ def begin_io(request: Request, controller: Controller) -> None:
             raise Refusal(Status.INVALID_NAMESPACE)
         begin_kv(request, namespace, controller)
         return
-    begin = _BEGIN.get(opcode)
-    if begin is None:
+    if opcode not in _BEGIN:
         raise Refusal(Status.INVALID_OPCODE)
     request.namespace = namespace
-    begin(request, namespace, controller)
+    # The commonest two by their names: that is a call of machine code, through the table one of Python.
+    if opcode == _READ:
+        _begin_read(request, namespace, controller)
+    elif opcode == _WRITE:
+        _begin_write(request, namespace, controller)
+    else:
+        _BEGIN[opcode](request, namespace, controller)
 
 
 def _range(request: Request, namespace: Namespace) -> int:
@@ -188,9 +196,10 @@ def execute_io(request: Request, controller: Controller, now: float, scratch: Sc
         request.due = storage.held_until(now)
     if request.due > now:
         return Outcome.LATER
+    if operation is Operation.READ:
+        request.data = storage.read(request.offset, request.length, scratch)
+        return Outcome.DONE
     match operation:
-        case Operation.READ:
-            request.data = storage.read(request.offset, request.length, scratch)
         case Operation.WRITE:
             if sqe.cdw12 & READ_WRITE_FUA:
                 storage.flush()

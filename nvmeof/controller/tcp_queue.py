@@ -21,13 +21,14 @@ import enum
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.session import QueueSession
 from nvmeof.controller.settings import ADMIN_IN_CAPSULE_BYTES
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.subsystem import Target
+from nvmeof.controller.tcp_arrivals import Arrival, Transfer
 from nvmeof.controller.tcp_rules import TcpSettings, bad_field, out_of_order, wrong_sgl
 from nvmeof.errors import FatalErrorStatus, RemoteProtocolError
 from nvmeof.tcp.crc32c import Buffer
@@ -78,25 +79,10 @@ class _State(enum.Enum):
     ENDING = "what is to be sent goes out, then the connection is closed"
 
 
-class _Transfer:
-    """Data that an R2T has asked for. `placed` bytes have been given a place, `accepted` have arrived."""
-
-    __slots__ = ("accepted", "placed", "request", "tag")
-
-    def __init__(self, request: Request, tag: int) -> None:
-        self.request = request
-        self.tag = tag
-        self.placed = 0
-        self.accepted = 0
-
-
-class _Arrival(NamedTuple):
-    """Data under way into their place; the PDU's event follows."""
-
-    request: Request
-    offset: int
-    view: memoryview
-    transfer: _Transfer | None
+_INITIALIZING: Final = _State.INITIALIZING
+_RUNNING: Final = _State.RUNNING
+_ENDING: Final = _State.ENDING
+"""Asked for with every command, and quicker to have than a member of its class."""
 
 
 class TcpControllerQueue:
@@ -113,20 +99,20 @@ class TcpControllerQueue:
         self.session = QueueSession(target) if wake is None else QueueSession(target, wake)
         self.settings = settings or TcpSettings()
         self._target = target
-        self._state = _State.INITIALIZING
+        self._state: _State = _INITIALIZING
         self._receiver = PduReceiver(self, FROM_HOST)
         self._digests: Digests = NO_DIGESTS
         self._alignment = 4
         self._now = now
         self._handshake_until = now + HANDSHAKE_S
         self._goodbye_until = math.inf
-        self._arrivals: deque[_Arrival] = deque()
-        self._transfers: dict[int, _Transfer] = {}
+        self._arrivals: deque[Arrival] = deque()
+        self._transfers: dict[int, Transfer] = {}
         self._next_ttag = 1
         self._in_flight: dict[int, Request] = {}
         self._runnable: deque[Request] = deque()
         self._sq_head = 0
-        self._output: deque[Buffer] = deque()
+        self._output: list[Buffer] = []
         self._output_bytes = 0
         room = max(self.settings.max_h2c_data, target.settings.in_capsule_bytes, ADMIN_IN_CAPSULE_BYTES)
         self._incoming = (Scratch(room), Scratch(room))
@@ -141,12 +127,12 @@ class TcpControllerQueue:
     @property
     def finished(self) -> bool:
         """Nothing more will happen: close the connection."""
-        return self._state is _State.ENDING and not self._output
+        return self._state is _ENDING and not self._output
 
     @property
     def ending(self) -> bool:
         """The connection is over but for what still has to be sent; input is ignored."""
-        return self._state is _State.ENDING
+        return self._state is _ENDING
 
     @property
     def may_block(self) -> bool:
@@ -160,7 +146,7 @@ class TcpControllerQueue:
             or session.controller is None
             or session.authenticating
             or session.close_reason is not None
-            or self._state is not _State.RUNNING
+            or self._state is not _RUNNING
         )
 
     @property
@@ -175,7 +161,7 @@ class TcpControllerQueue:
     def received(self, count: int, now: float) -> None:
         """`count` bytes are in `next_buffer()`. What they cause is in `outgoing` afterwards."""
         self._now = now
-        if self._state is _State.ENDING:
+        if self._state is _ENDING:
             return
         try:
             for event in self._receiver.received(count):
@@ -195,7 +181,7 @@ class TcpControllerQueue:
     def run(self, now: float) -> None:
         """Do what is due at `now`: waiting commands, events, time-outs, a close that somebody asked for."""
         self._now = now
-        if self._state is _State.ENDING:
+        if self._state is _ENDING:
             if now >= self._goodbye_until:
                 self._output.clear()
             return
@@ -213,39 +199,43 @@ class TcpControllerQueue:
 
     def deadline(self) -> float:
         """When `run` should be called at the latest; infinity if only bytes or a wake-up can matter."""
-        if self._state is _State.ENDING:
+        if self._state is _ENDING:
             return self._goodbye_until
         if self.session.controller is None:
             return self._handshake_until
         return self.session.deadline()
 
+    @property
+    def has_outgoing(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._output)
+
     def outgoing(self) -> Sequence[Buffer]:
-        """Buffers to send, in order; empty if there is nothing."""
+        """Buffers to send, in order; empty if there is nothing. Good until anything else is called here."""
         output = self._output
-        if len(output) <= _MOST_BUFFERS:
-            return list(output)
-        return [output[index] for index in range(_MOST_BUFFERS)]
+        return output if len(output) <= _MOST_BUFFERS else output[:_MOST_BUFFERS]
 
     def sent(self, count: int) -> None:
         """`count` bytes of `outgoing` are out. Commands that waited for room go on."""
         output = self._output
         self._output_bytes -= count
-        while output:
-            first = output[0]
-            if count < len(first):
-                if count:
-                    output[0] = memoryview(first)[count:]
-                break
-            count -= len(first)
-            output.popleft()
+        if not self._output_bytes:
+            output.clear()
+        else:
+            whole = 0
+            while count >= len(output[whole]):
+                count -= len(output[whole])
+                whole += 1
+            output[whole] = memoryview(output[whole])[count:]
+            del output[:whole]
         if not output:
             self._reading_busy = False
-        if self._runnable and self._state is _State.RUNNING:
+        if self._runnable and self._state is _RUNNING:
             self._run_queued()
 
     def connection_lost(self) -> None:
         """The connection is gone; gives up the queue, and with the admin queue the controller."""
-        self._state = _State.ENDING
+        self._state = _ENDING
         self._output.clear()
         self._output_bytes = 0
         for request in self._in_flight.values():
@@ -257,7 +247,7 @@ class TcpControllerQueue:
 
     def place(self, pdu: DataPdu) -> memoryview | Sequence[memoryview]:
         """`nvmeof.tcp.receiver.Owner`: where payload goes that is about to arrive."""
-        if self._state is _State.INITIALIZING:
+        if self._state is _INITIALIZING:
             raise out_of_order("a PDU before ICReq")
         if isinstance(pdu, H2CData):
             return self._place_data(pdu)
@@ -281,7 +271,7 @@ class TcpControllerQueue:
             view = request.window
         if view is None:
             view = self._incoming_piece(pdu.data_length)
-        self._arrivals.append(_Arrival(request, 0, view, None))
+        self._arrivals.append(Arrival(request, 0, view))
         return view
 
     def _place_data(self, pdu: H2CData) -> memoryview:
@@ -312,7 +302,7 @@ class TcpControllerQueue:
             view = self._incoming_piece(pdu.data_length)
         else:
             view = window[pdu.offset : end]
-        self._arrivals.append(_Arrival(request, pdu.offset, view, transfer))
+        self._arrivals.append(Arrival(request, pdu.offset, view, transfer))
         return view
 
     def _incoming_piece(self, length: int) -> memoryview:
@@ -324,7 +314,7 @@ class TcpControllerQueue:
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, CapsuleCmd):
-            if self._state is _State.INITIALIZING:
+            if self._state is _INITIALIZING:
                 raise out_of_order("a PDU before ICReq")
             if event.data_length:
                 self._arrived(good=True)
@@ -342,7 +332,7 @@ class TcpControllerQueue:
             raise out_of_order("a PDU that a host does not send")
 
     def _initialize(self, request: ICReq) -> None:
-        if self._state is not _State.INITIALIZING:
+        if self._state is not _INITIALIZING:
             raise out_of_order("a second ICReq")
         if request.version != 0:
             raise RemoteProtocolError(
@@ -356,7 +346,7 @@ class TcpControllerQueue:
         self._send(encode_pdu(answer))
         self._digests = self._receiver.digests = Digests(header, data)
         self._alignment = alignment_bytes(request.data_alignment)
-        self._state = _State.RUNNING
+        self._state = _RUNNING
 
     # --- commands ------------------------------------------------------------------------------------------
 
@@ -384,7 +374,7 @@ class TcpControllerQueue:
         if request.direction is Direction.FROM_HOST:
             self.session.open_window(request)
             tag = self._new_tag()
-            self._transfers[tag] = _Transfer(request, tag)
+            self._transfers[tag] = Transfer(request, tag)
             self._send(
                 encode_pdu(R2T(request.sqe.cid, tag, 0, request.length), self._digests, self._alignment)
             )
@@ -400,10 +390,11 @@ class TcpControllerQueue:
         return tag
 
     def _arrived(self, *, good: bool) -> None:
-        request, offset, view, transfer = self._arrivals.popleft()
+        arrival = self._arrivals.popleft()
+        request, view, transfer = arrival.request, arrival.view, arrival.transfer
         if request.direction is Direction.FROM_HOST:
             if good:
-                self.session.accept(request, offset, view, self._comparing)
+                self.session.accept(request, arrival.offset, view, self._comparing)
             else:
                 request.fail(Status.TRANSIENT_TRANSPORT_ERROR)
         if transfer is None:
@@ -419,7 +410,7 @@ class TcpControllerQueue:
         runnable = self._runnable
         while runnable and not self._reading_busy and self._output_bytes < OUTPUT_LIMIT:
             self._execute(runnable.popleft())
-            if self._state is not _State.RUNNING:
+            if self._state is not _RUNNING:
                 return
 
     def _execute(self, request: Request) -> None:
@@ -490,8 +481,8 @@ class TcpControllerQueue:
         self._end(error.reason)
 
     def _end(self, reason: str) -> None:
-        if self._state is not _State.ENDING:
-            self._state = _State.ENDING
+        if self._state is not _ENDING:
+            self._state = _ENDING
             self._goodbye_until = self._now + GOODBYE_S
             self.end_reason = reason
             self._runnable.clear()

@@ -18,7 +18,9 @@ from typing import Final, NamedTuple
 from nvmeof.errors import MalformedPdu
 
 SGL: Final = struct.Struct("<QQ")
-assert SGL.size == 16
+SGL_IN: Final = struct.Struct("<QII")
+"""The same to read: a number of more than 62 bits is many times as slow to work with, compiled."""
+assert SGL.size == SGL_IN.size == 16
 
 
 class SglKind(IntEnum):
@@ -65,20 +67,22 @@ class SglDescriptor(NamedTuple):
         return SGL.pack(*self.words())
 
 
-def from_words(low: int, high: int) -> SglDescriptor:
-    """The descriptor of two 64-bit halves. Every value decodes: an odd kind is for the command to judge."""
-    kind = high >> 60
-    subtype = high >> 56 & 0xF
+def from_words(address: int, low: int, high: int) -> SglDescriptor:
+    """The descriptor of what `SGL_IN` reads. Every value decodes: an odd kind is for the command to judge."""
+    kind = high >> 28
+    subtype = high >> 24 & 0xF
+    length, key = low, 0
     if kind == 4:
-        return SglDescriptor(low, high & 0xFF_FFFF, kind, subtype, high >> 24 & 0xFFFF_FFFF)
-    return SglDescriptor(low, high & 0xFFFF_FFFF, kind, subtype)
+        length, key = low & 0xFF_FFFF, low >> 24 | (high & 0xFF_FFFF) << 8
+    # A named tuple's own way to be made is interpreted, and every command has one.
+    return tuple.__new__(SglDescriptor, (address, length, kind, subtype, key))
 
 
 def decode_sgl_untrusted(data: bytes | memoryview) -> SglDescriptor:
     """One descriptor from exactly 16 bytes. Reserved bytes are ignored."""
     if len(data) != SGL.size:
         raise MalformedPdu(f"an SGL descriptor has 16 bytes, not {len(data)}")
-    return from_words(*SGL.unpack(data))
+    return from_words(*SGL_IN.unpack(data))
 
 
 def in_capsule(length: int, offset: int = 0) -> SglDescriptor:

@@ -21,7 +21,9 @@ from nvmeof.errors import MalformedPdu
 from nvmeof.wire.sgl import SglDescriptor, from_words
 
 SQE: Final = struct.Struct("<BBHIIIQQQ6I")
-assert SQE.size == 64
+_SQE_IN: Final = struct.Struct("<BBHIIIQQII6I")
+"""The same to read, as `sgl.SGL_IN`."""
+assert SQE.size == _SQE_IN.size == 64
 
 FLAGS_SGL: Final = 0x40
 """PSDT 01b: SGL 1 is an SGL descriptor, the metadata pointer an address."""
@@ -133,9 +135,13 @@ def decode_sqe_untrusted(data: bytes | bytearray | memoryview) -> Sqe:
     """A command from exactly 64 bytes. Every value decodes; whether it makes sense is for a controller."""
     if len(data) != SQE.size:
         raise MalformedPdu(f"a command has 64 bytes, not {len(data)}")
-    opcode, flags, cid, nsid, cdw2, cdw3, pointer, low, high, d10, d11, d12, d13, d14, d15 = SQE.unpack(data)
-    return Sqe(
-        opcode, cid, nsid, from_words(low, high), d10, d11, d12, d13, d14, d15, cdw2, cdw3, pointer, flags
+    opcode, flags, cid, nsid, cdw2, cdw3, pointer, address, low, high, d10, d11, d12, d13, d14, d15 = (
+        _SQE_IN.unpack(data)
+    )
+    sgl = from_words(address, low, high)
+    # As in `from_words`: a named tuple's own way to be made is interpreted.
+    return tuple.__new__(
+        Sqe, (opcode, cid, nsid, sgl, d10, d11, d12, d13, d14, d15, cdw2, cdw3, pointer, flags)
     )
 
 
