@@ -98,6 +98,9 @@ class Operation(enum.IntEnum):
     OUTCOME = 8
 
 
+_OPERATIONS: Final = {operation.value: operation for operation in Operation}
+
+
 class Outcome(enum.IntEnum):
     """What became of one key; every miss has exactly one cause."""
 
@@ -121,7 +124,7 @@ class MalformedControl(Exception):
     """The bytes are no control message; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(init=False, slots=True)
 class Request:
     """One request, checked. `lengths` has one entry a key for PUT and is empty otherwise.
 
@@ -131,11 +134,32 @@ class Request:
     operation: Operation
     request_id: int
     volume: str
-    keys: tuple[bytes, ...] = ()
-    first_ticket: int = 0
-    ttl_seconds: int = 0
-    flags: int = 0
-    lengths: tuple[int, ...] = ()
+    keys: tuple[bytes, ...]
+    first_ticket: int
+    ttl_seconds: int
+    flags: int
+    lengths: tuple[int, ...]
+
+    # Written out: what `dataclass` writes is interpreted, and the agent has one for every put.
+    def __init__(
+        self,
+        operation: Operation,
+        request_id: int,
+        volume: str,
+        keys: tuple[bytes, ...] = (),
+        first_ticket: int = 0,
+        ttl_seconds: int = 0,
+        flags: int = 0,
+        lengths: tuple[int, ...] = (),
+    ) -> None:
+        self.operation = operation
+        self.request_id = request_id
+        self.volume = volume
+        self.keys = keys
+        self.first_ticket = first_ticket
+        self.ttl_seconds = ttl_seconds
+        self.flags = flags
+        self.lengths = lengths
 
     def encode(self) -> bytes:
         """The bytes of one write(2)."""
@@ -229,10 +253,9 @@ def decode_request_untrusted(data: bytes | bytearray | memoryview) -> Request:
         raise MalformedControl("no request: the first four bytes are not 'g35q'")
     if version != VERSION:
         raise MalformedControl(f"version {version} of the control wire; this agent speaks {VERSION}")
-    try:
-        operation = Operation(number)
-    except ValueError:
-        raise MalformedControl(f"unknown operation {number}") from None
+    operation = _OPERATIONS.get(number)
+    if operation is None:
+        raise MalformedControl(f"unknown operation {number}")
     if count > KEYS_MAX:
         raise MalformedControl(f"{count} keys in one request; {KEYS_MAX} is the most")
     if name_bytes > VOLUME_NAME_BYTES_MAX:
@@ -256,15 +279,14 @@ def decode_request_untrusted(data: bytes | bytearray | memoryview) -> Request:
     if operation is Operation.OUTCOME:
         keys: tuple[bytes, ...] = (b"",) * count
     else:
-        keys = tuple(
-            bytes(data[at : at + KEY_BYTES])
-            for at in range(keys_start, keys_start + count * KEY_BYTES, KEY_BYTES)
-        )
+        starts = range(keys_start, keys_start + count * KEY_BYTES, KEY_BYTES)
+        keys = tuple([bytes(data[at : at + KEY_BYTES]) for at in starts])
     lengths: tuple[int, ...] = ()
     if has_lengths:
         lengths = struct.unpack_from(f"<{count}I", data, keys_start + count * KEY_BYTES)
-        if any(not 0 < length <= VALUE_BYTES_MAX for length in lengths):
-            raise MalformedControl(f"a value has 1 to {VALUE_BYTES_MAX} bytes")
+        for length in lengths:
+            if not 0 < length <= VALUE_BYTES_MAX:
+                raise MalformedControl(f"a value has 1 to {VALUE_BYTES_MAX} bytes")
     return Request(operation, request_id, volume, keys, first_ticket, ttl_seconds, flags, lengths)
 
 

@@ -87,17 +87,19 @@ class _Ahead:
         self.key: bytes | None = key
 
 
-@dataclass(slots=True)
 class _Ticket:
     """A bound key: a value being read, or one being written."""
 
-    volume: AnyVolume
-    key: bytes
-    writing: AnyWriting | None = None
-    reading: AnyReading | None = None
-    refused: Outcome | None = None
-    ahead: _Ahead | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    __slots__ = ("ahead", "key", "lock", "reading", "refused", "volume", "writing")
+
+    def __init__(self, volume: AnyVolume, key: bytes, ahead: _Ahead | None) -> None:
+        self.volume = volume
+        self.key = key
+        self.writing: AnyWriting | None = None
+        self.reading: AnyReading | None = None
+        self.refused: Outcome | None = None
+        self.ahead = ahead
+        self.lock = threading.Lock()
 
     def outcome(self) -> Outcome:
         if self.refused is not None:
@@ -294,7 +296,7 @@ class ControlFace(RefusesAll):
     def _put(self, ticket: _Ticket, writing: AnyWriting, within: int, data: memoryview) -> Steps[int]:
         lanes = self._lanes()
         deadline = lanes.now() + ticket.volume.timing.write_deadline
-        if not (yield Acquire(ticket.lock, deadline)):
+        if not ticket.lock.acquire(blocking=False) and not (yield Acquire(ticket.lock, deadline)):
             raise FsError(errno.EIO)
         try:
             yield from writing.write(lanes, within, data, deadline)
@@ -396,7 +398,7 @@ class ControlFace(RefusesAll):
         if self._continuer.active and request.keys:
             self._continuer.chain(volume, request.keys, session.trail)
             ahead = _Ahead(request.keys[-1]) if request.operation is Operation.GET else None
-        tickets = [_Ticket(volume, key, ahead=ahead) for key in request.keys]
+        tickets = [_Ticket(volume, key, ahead) for key in request.keys]
         if request.operation is Operation.PUT:
             try:
                 for ticket, length in zip(tickets, request.lengths, strict=True):

@@ -76,6 +76,9 @@ class SlotCipher(Protocol):
     def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
         """Open into `into` (same length). False: it is not what was sealed, and `into` must not be used."""
 
+    def seal_with_room(self, number: int, plain: Buffer, into_and_room: memoryview, bound: bytes) -> bytes:
+        """As `seal_unit`, with `PROOF_BYTES` of room behind what is sealed, which are overwritten."""
+
     def open_with_room(
         self, number: int, sealed_and_room: memoryview, into: memoryview, bound: bytes, proof: bytes
     ) -> bool:
@@ -137,6 +140,11 @@ class _GcmSlot:
         encryptor.update_into(plain, into)
         encryptor.finalize()
         return encryptor.tag
+
+    def seal_with_room(self, number: int, plain: Buffer, into_and_room: memoryview, bound: bytes) -> bytes:
+        nonce = self._nonce_prefix + number.to_bytes(4, "little")
+        self._at_once().encrypt_into(nonce, plain, bound, into_and_room)
+        return bytes(into_and_room[-PROOF_BYTES:])
 
     def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
         nonce = self._nonce_prefix + number.to_bytes(4, "little")
@@ -210,6 +218,9 @@ class _CrcSlot:
     def seal_unit(self, number: int, plain: Buffer, into: memoryview, bound: bytes) -> bytes:
         self._encrypt(number, plain, into)
         return _CRC_PROOF.pack(crc64(plain, crc64(bound + number.to_bytes(4, "little"))))
+
+    def seal_with_room(self, number: int, plain: Buffer, into_and_room: memoryview, bound: bytes) -> bytes:
+        return self.seal_unit(number, plain, into_and_room[:-PROOF_BYTES], bound)
 
     def open_unit(self, number: int, sealed: Buffer, into: Target, bound: bytes, proof: bytes) -> bool:
         assert isinstance(into, memoryview), "whoever has another buffer asks `scatters` first"

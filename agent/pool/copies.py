@@ -262,7 +262,7 @@ def _copy_over(copy: _Copy, scratch: memoryview, deadline: float) -> Steps[bool]
         last_use_us=int(lanes.wall() * 1e6),
         expiry=opened.expiry,
         flags=entry.flags & 0xFF | flags_of(codec.epoch),
-        tag=sealer.identity.tag(),
+        tag=sealer.tag(),
     )
     return (yield from _name(copy, into, out[:filled], named, deadline))
 

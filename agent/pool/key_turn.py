@@ -21,6 +21,7 @@ MAP_AGE_SECONDS: Final = 2.0
 """Who has not looked at the pool map for so long looks before it acknowledges."""
 SETTLE_SECONDS: Final = 3.0
 """For how long an agent that has seen a rotation begin seals with the earlier key still."""
+_BOOTTIME: Final = time.CLOCK_BOOTTIME
 SLEEP_SECONDS_MIN: Final = 0.25
 """A shorter sleep of the machine counts as none; QUIET_SECONDS has room for it."""
 GRACE_SECONDS: Final = 1.0
@@ -61,7 +62,7 @@ def words_for(doubt: MissCause) -> str:
 def slept_seconds() -> float:
     """For how long the machine has slept since it was booted, as far as its kernel knows: `now` stands still
     then (CLOCK_MONOTONIC), and the other agents and the verbs go on."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return time.clock_gettime(_BOOTTIME) - time.monotonic()
 
 
 def slept_since(before: float) -> float:
@@ -100,10 +101,10 @@ class MapAge:
     def refresh(self, lanes: Lanes, namespace: int, deadline: float) -> Steps[MissCause | None]:
         """Look, where that was too long ago. WRONG_KEY: the keys are others now; another cause: whether they
         are cannot be told, for the map was not read by the deadline."""
+        if self._ask is None or self.is_fresh(lanes.now()):
+            return None
         began, slept = lanes.now(), slept_seconds()
-        if self._ask is not None and not self.is_fresh(began):
-            doubt = yield from self._ask(lanes, namespace, deadline)
-            if doubt is not None:
-                return doubt
+        doubt = yield from self._ask(lanes, namespace, deadline)
+        if doubt is None:
             self.note(began, slept)
-        return None
+        return doubt

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from agent.inline.suites import PROOF_BYTES
 from agent.pool.kv_room import make_room
 from agent.pool.kv_steps import KvPending, kv_lanes
 from agent.pool.kv_volume import KvVolume, room_of, wait_for_key
+from agent.pool.reservation import new_generation
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
-from agent.pool.writing import TIME_MAX, BadPut, PutRefused, TooLong, new_generation
+from agent.pool.writing import TIME_MAX, BadPut, PutRefused, TooLong
 
 STORE_TRIES: Final = 4
 """With room made before each but the first; between the two others may take it."""
@@ -231,11 +233,12 @@ class KvWriting:
         volume, wall = self.volume, lanes.wall()
         place = volume.place(self.namespace, self.pseudonym)
         sealer = volume.codec.seal(self.key, new_generation(wall), place)
-        buffer = lanes.send_buffer(HEADER_BYTES + volume.codec.padded(len(data)))
-        taken = sealer.seal(0, data, buffer[HEADER_BYTES:])
+        size = HEADER_BYTES + volume.codec.padded(len(data))
+        buffer = lanes.send_buffer(size + PROOF_BYTES)
+        sealer.seal(0, data, buffer[HEADER_BYTES:])
         expiry = min(int(wall) + self._ttl_seconds, TIME_MAX) if self._ttl_seconds else 0
-        buffer[:HEADER_BYTES] = sealer.header(len(data), expiry=expiry, stored_us=int(wall * 1e6))
-        return buffer[: HEADER_BYTES + taken]
+        sealer.header_into(buffer, len(data), expiry, int(wall * 1e6))
+        return buffer[:size]
 
     def _stands(self, lanes: Lanes, deadline: float) -> Steps[bool]:
         """Whether the value that the key has is one. Raises PutRefused where that cannot be told."""

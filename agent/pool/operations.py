@@ -52,8 +52,9 @@ def new_writing(
     if _waiting(volume, key) is not None:
         # It would be on flash first, and the first put would be the second.
         return AlreadyWaiting(volume, key, length)
-    kind = Writing if volume.admission is None else SecondUseWriting
-    return kind(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+    if volume.admission is None:
+        return Writing(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+    return SecondUseWriting(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
 
 
 def _opened(volume: Volume, key: bytes, prestage: PrestageCache) -> OpenValue | None:

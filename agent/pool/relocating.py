@@ -23,11 +23,11 @@ from agent.pool.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
 from agent.pool.directory_cache import SHUN_SECONDS, CachedSet
 from agent.pool.freeing import Freeing
 from agent.pool.resealing import flags_of
+from agent.pool.reservation import new_generation
 from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
-from agent.pool.writing import new_generation
 
 PIECE_BYTES = 1 << 20
 """Moved at a time; a unit at the least, and no longer than one is."""
@@ -207,9 +207,8 @@ def _copy(
         if (yield from wait_for(lanes, pending, deadline)) is not None:
             _shun(lanes, target, slot)
             return Outcome.TROUBLE
-        identity = sealer.identity
         flags = old.entry.flags & 0xFF | flags_of(codec.epoch)
-        entry = old.entry._replace(generation=identity.generation, tag=identity.tag(), flags=flags)
+        entry = old.entry._replace(generation=sealer.generation, tag=sealer.tag(), flags=flags)
         return (yield from _name(volume, lanes, target, slot, entry, codec, deadline))
     finally:
         with target.guard:

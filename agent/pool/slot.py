@@ -18,7 +18,7 @@ Layout of the header block, 4,096 bytes, little-endian:
 The value follows at 4,096. Unit n lies at n times the unit size; the last one is padded with zeros to
 the LBA size before it is sealed, so that every byte that is read back is also proven.
 
-A unit is bound to the salt, the tenant, the volume, the key and the generation (`Identity.bound`), and
+A unit is bound to the salt, the tenant, the volume, the key and the generation (`SlotCodec.bound`), and
 the header to the length and to the proofs of all units. Whatever does not open as exactly what was
 asked for is a miss with a cause; there is no other way to fail.
 """
@@ -28,7 +28,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from agent.inline.key_use import KeyUse
 from agent.inline.random_bytes import random_bytes
@@ -65,32 +65,6 @@ assert _SEALED.size == 80
 assert _SEALED.size + UNITS_MAX * PROOF_BYTES <= _SEALED_BYTES
 
 
-class Identity(NamedTuple):
-    """Exactly what a slot must hold to be served."""
-
-    tenant: bytes
-    volume: bytes
-    key: bytes
-    generation: int
-
-    def bound(self, salt: bytes) -> bytes:
-        """32 bytes that stand for the identity and this one write; authenticated with every unit."""
-        digest = _bound_to(self.tenant, self.volume)
-        digest.update(self.key + self.generation.to_bytes(8, "little") + salt)
-        return digest.digest()
-
-    def tag(self) -> int:
-        """The 32 bits of it that stand in the directory."""
-        digest = hashlib.blake2b(self.tenant + self.volume + self.key, digest_size=4, person=b"g35 entry")
-        digest.update(self.generation.to_bytes(8, "little"))
-        return int.from_bytes(digest.digest(), "little")
-
-
-def _bound_to(tenant: bytes, volume: bytes) -> hashlib.blake2b:
-    """What `Identity.bound` begins with for every value of a volume."""
-    return hashlib.blake2b(tenant + volume, digest_size=32, person=b"g35 slot unit")
-
-
 class SlotCodec:
     """Seals and opens the slots of one volume: its identity, its data key, its suite, its unit size."""
 
@@ -120,7 +94,9 @@ class SlotCodec:
         self.epoch = epoch
         self._others = tuple(others)
         self._use: KeyUse | None = None
-        self._bound_to = _bound_to(tenant, volume)
+        self._bound_to = hashlib.blake2b(tenant + volume, digest_size=32, person=b"g35 slot unit")
+        self._tag_of = hashlib.blake2b(tenant + volume, digest_size=4, person=b"g35 entry")
+        """What `bound` and `tag` begin with for every value of the volume."""
 
     def count_in(self, use: KeyUse) -> None:
         """Count there what is sealed from now on."""
@@ -145,6 +121,19 @@ class SlotCodec:
         """Of the keys that open here; what is under one from before was left behind by a rotation."""
         return min(each.epoch for each in (self, *self._others))
 
+    def bound(self, key: bytes, generation: int, salt: bytes) -> bytes:
+        """32 bytes that stand for exactly what a slot must hold to be served (the volume and its tenant, key,
+        generation) and for this one write; authenticated with every unit."""
+        digest = self._bound_to.copy()
+        digest.update(key + generation.to_bytes(8, "little") + salt)
+        return digest.digest()
+
+    def tag(self, key: bytes, generation: int) -> int:
+        """The 32 bits of it that stand in the directory."""
+        digest = self._tag_of.copy()
+        digest.update(key + generation.to_bytes(8, "little"))
+        return int.from_bytes(digest.digest(), "little")
+
     def padded(self, length: int) -> int:
         """How many bytes a value of `length` takes on flash, without its header."""
         return -(-length // self.lba_bytes) * self.lba_bytes
@@ -152,7 +141,7 @@ class SlotCodec:
     def seal(self, key: bytes, generation: int, place: Place) -> SlotSealer:
         if self._use is not None:
             self._use.count()
-        return SlotSealer(self, Identity(self.tenant, self.volume, key, generation), place)
+        return SlotSealer(self, key, generation, place)
 
     def open(
         self, header: memoryview, key: bytes | None, place: Place, generation: int | None = None
@@ -202,34 +191,42 @@ class SlotCodec:
             bytes(plain[at : at + PROOF_BYTES])
             for at in range(_PROOFS_AT, _PROOFS_AT + units * PROOF_BYTES, PROOF_BYTES)
         ]
-        digest = self._bound_to.copy()
-        digest.update(found + made.to_bytes(8, "little") + salt)
-        return OpenSlot(self, cipher, found, made, digest.digest(), length, expiry, stored_us, proofs)
+        bound = self.bound(found, made, salt)
+        return OpenSlot(self, cipher, found, made, bound, length, expiry, stored_us, proofs)
 
 
 class SlotSealer:
     """One write of one slot: units in any order, then the header."""
 
-    def __init__(self, codec: SlotCodec, identity: Identity, place: Place) -> None:
+    __slots__ = ("_bound", "_cipher", "_key", "_proofs", "_salt", "codec", "generation")
+
+    def __init__(self, codec: SlotCodec, key: bytes, generation: int, place: Place) -> None:
         self.codec = codec
-        self.identity = identity
+        self.generation = generation
+        self._key = key
         self._salt = random_bytes(SALT_BYTES)
         self._cipher: SlotCipher = codec.suite.slot(self._salt, place)
-        self._bound = identity.bound(self._salt)
+        self._bound = codec.bound(key, generation, self._salt)
         self._proofs: dict[int, bytes] = {}
+
+    def tag(self) -> int:
+        """What stands for the slot's identity in the directory."""
+        return self.codec.tag(self._key, self.generation)
 
     def seal(self, first_unit: int, plain: memoryview, into: memoryview) -> int:
         """Seal whole units of `plain`, numbered from `first_unit`, into `into`; how many bytes they take.
 
         Only the last unit of a value may be short, and is padded. A unit is sealed once: with a fresh
-        salt a write, sealing another text under the same number would break GCM.
+        salt a write, sealing another text under the same number would break GCM. Where `into` is longer
+        than what is sealed, the 16 bytes behind that may be overwritten.
         """
-        unit_bytes = self.codec.unit_bytes
+        codec = self.codec
+        unit_bytes, room = codec.unit_bytes, len(into)
         done = 0
         number = first_unit
         while done < len(plain):
             part = plain[done : done + unit_bytes]
-            taken = self.codec.padded(len(part))
+            taken = codec.padded(len(part))
             if number in self._proofs:
                 raise ValueError(f"unit {number} of this write is sealed already")
             source: Buffer = part
@@ -237,50 +234,56 @@ class SlotSealer:
                 padded = bytearray(taken)
                 padded[: len(part)] = part
                 source = padded
-            self._proofs[number] = self._cipher.seal_unit(
-                number, source, into[done : done + taken], self._bound
-            )
-            done += taken
+            end = done + taken
+            if end + PROOF_BYTES <= room:
+                with_room = into[done : end + PROOF_BYTES]
+                self._proofs[number] = self._cipher.seal_with_room(number, source, with_room, self._bound)
+            else:
+                self._proofs[number] = self._cipher.seal_unit(number, source, into[done:end], self._bound)
+            done = end
             number += 1
         return done
 
     def header(self, length: int, *, expiry: int, stored_us: int) -> bytes:
         """The header block, once every unit is sealed."""
-        codec = self.codec
+        block = bytearray(HEADER_BYTES)
+        self.header_into(memoryview(block), length, expiry, stored_us)
+        return bytes(block)
+
+    def header_into(self, block: memoryview, length: int, expiry: int, stored_us: int) -> None:
+        """As `header`, into `block`."""
+        codec, proofs = self.codec, self._proofs
         units = -(-length // codec.unit_bytes)
-        if sorted(self._proofs) != list(range(units)):
-            raise ValueError(f"{sorted(self._proofs)} are not the units of {length} bytes")
+        if len(proofs) != units or max(proofs, default=-1) != units - 1:
+            raise ValueError(f"{sorted(proofs)} are not the units of {length} bytes")
         prelude = _PRELUDE.pack(
             MAGIC,
             codec.suite.number,
             codec.unit_bytes.bit_length() - 1,
-            bytes(6),
+            _ZERO,
             codec.fingerprint,
             self._salt,
-            bytes(16),
+            _ZEROS,
         )
-        identity = self.identity
         plain = bytearray(_SEALED_BYTES)
         _SEALED.pack_into(
             plain,
             0,
-            identity.tenant,
-            identity.volume,
-            identity.key,
-            identity.generation,
+            codec.tenant,
+            codec.volume,
+            self._key,
+            self.generation,
             stored_us,
             length,
             expiry,
             units,
-            bytes(6),
+            _ZERO,
         )
-        for number, proof in self._proofs.items():
+        for number, proof in proofs.items():
             at = _SEALED.size + number * PROOF_BYTES
             plain[at : at + PROOF_BYTES] = proof
-        block = bytearray(HEADER_BYTES)
         block[:_SEALED_AT] = prelude
-        self._cipher.seal_header(plain, memoryview(block)[_SEALED_AT:], prelude)
-        return bytes(block)
+        self._cipher.seal_header(plain, block[_SEALED_AT:HEADER_BYTES], prelude)
 
 
 class OpenSlot:
@@ -305,7 +308,7 @@ class OpenSlot:
         self.key = key
         self.generation = generation
         self.bound = bound
-        """`Identity.bound` of this write."""
+        """`SlotCodec.bound` of this write."""
         self.length = length
         self.expiry = expiry
         self.stored_us = stored_us

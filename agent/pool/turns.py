@@ -8,15 +8,16 @@ is therefore being driven on by a thread, and whoever waits for it may keep a th
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 
 from agent.pool.steps import Acquire, Steps
 
 
-@dataclass(slots=True)
 class _Turn:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    users: int = 0
+    __slots__ = ("lock", "users")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
 
 
 class Turns:
@@ -44,6 +45,15 @@ class Turns:
             if not ours:
                 self._leave(key, turn)
         return ours
+
+    def take_at_once(self, key: bytes) -> bool:
+        """The turn, until `end`, where nobody has it; False where somebody has: then `take`."""
+        with self._guard:
+            if key in self._turns:
+                return False
+            turn = self._turns[key] = _Turn()
+            turn.users = 1
+            return turn.lock.acquire(blocking=False)
 
     def end(self, key: bytes) -> None:
         """Give the turn back."""

@@ -103,10 +103,16 @@ class Unflushed:
             self.sessions += 1
             return self.sessions
 
+    def _state(self, nguid: bytes) -> _State:
+        state = self._states.get(nguid)
+        if state is None:
+            state = self._states[nguid] = _State()
+        return state
+
     def wrote(self, nguid: bytes, pending: Pending, sessions: int = 0) -> None:
         """A write was sent there; `sessions` had begun before it was."""
         with self._lock:
-            state = self._states.setdefault(nguid, _State())
+            state = self._state(nguid)
             state.look()
             self.number += 1
             state.sent_one(self.number, pending, sessions)
@@ -114,7 +120,7 @@ class Unflushed:
     def mark(self, nguid: bytes) -> int | None:
         """Up to where a flush that is sent now makes writes durable; None: nothing is to be flushed."""
         with self._lock:
-            state = self._states.setdefault(nguid, _State())
+            state = self._state(nguid)
             state.look()
             return None if state.flushed == state.sent else state.answered
 

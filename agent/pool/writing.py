@@ -17,16 +17,17 @@ when it begins and again when it ends, and looks once more then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-from agent.inline.random_bytes import random_bytes
+from agent.inline.suites import PROOF_BYTES
+from agent.pool.bandwidth import Bandwidth
 from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
 from agent.pool.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.key_turn import words_for
 from agent.pool.making_room import Room, room_for
 from agent.pool.resealing import flags_of
-from agent.pool.slot import HEADER_BYTES, SlotSealer
+from agent.pool.reservation import Reservation, new_generation
+from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.unit_buffers import Tail
@@ -57,20 +58,6 @@ class TooLong(BadPut):
     """The value does not fit the volume's slots, or the length that was announced."""
 
 
-def new_generation(wall: float) -> int:
-    """A number that no other write has: microseconds since the epoch and a random byte."""
-    # Its order only breaks ties between two entries of one key; a clock that jumps costs a hit at most.
-    return int(wall * 1e6) << 8 | random_bytes(1)[0]
-
-
-@dataclass(slots=True)
-class _Reservation:
-    cached: CachedSet
-    slot: int
-    sealer: SlotSealer
-    offset: int
-
-
 class Writing:
     """One value being written. `length` where it is known from the start, None where close decides."""
 
@@ -95,12 +82,12 @@ class Writing:
         self._ttl_seconds = ttl_seconds or volume.settings.ttl_seconds
         self._may_evict = may_evict
         self._room_set_aside = False
-        self._reservation: _Reservation | None = None
+        self._reservation: Reservation | None = None
         self._units_sealed: set[int] = set()
         self._tail = Tail(volume.unit_buffers)
         self._end = 0
         self._stored = False
-        self._refusal: PutRefused | BadPut = BadPut("the put was given up")
+        self._refusal: PutRefused | BadPut | None = None
 
     @property
     def stored(self) -> bool:
@@ -132,8 +119,10 @@ class Writing:
             self._end = end
             yield from self._give_up(lanes, PutRefused(refusal, MissCause.WRONG_KEY))
         if self._reservation is None and not self.already_there:
-            yield from self._wait_for_bandwidth(lanes, deadline)
-            yield from self._take_turn(lanes, deadline)
+            if self.volume.bandwidth is not None:
+                yield from self._wait_for_bandwidth(self.volume.bandwidth, lanes, deadline)
+            if not self.volume.turns.take_at_once(self.pseudonym):
+                yield from self._take_turn(lanes, deadline)
             try:
                 yield from self._begin(lanes, deadline)
                 self._end = end
@@ -204,7 +193,7 @@ class Writing:
 
     def _refuse_after_failure(self) -> None:
         if not self._stored and not self.already_there and self._end:
-            raise self._refusal
+            raise self._refusal or BadPut("the put was given up")
 
     # -- how it is done -------------------------------------------------------------------------
 
@@ -215,9 +204,8 @@ class Writing:
         tail_fits = not self._tail or self._tail.at + len(self._tail) == length
         return sealed == units and tail_fits
 
-    def _wait_for_bandwidth(self, lanes: Lanes, deadline: float) -> Steps[None]:
-        bandwidth = self.volume.bandwidth
-        if bandwidth is not None and not (yield from bandwidth.admit(lanes, deadline)):
+    def _wait_for_bandwidth(self, bandwidth: Bandwidth, lanes: Lanes, deadline: float) -> Steps[None]:
+        if not (yield from bandwidth.admit(lanes, deadline)):
             lanes.tally(self.volume.settings.name).puts_refused += 1
             raise PutRefused("the tenant's bandwidth is used up", MissCause.LATE)
 
@@ -345,7 +333,7 @@ class Writing:
         volume.cache.borrow(cached.namespace, cached.offset)
         codec = volume.sealing_codec(lanes.now())
         sealer = codec.seal(self.key, new_generation(lanes.wall()), volume.place(cached, slot))
-        self._reservation = _Reservation(cached, slot, sealer, volume.slot_offset(cached, slot))
+        self._reservation = Reservation(cached, slot, sealer, volume.slot_offset(cached, slot))
         return True
 
     def _release(self) -> None:
@@ -361,10 +349,12 @@ class Writing:
     def _write_whole(self, lanes: Lanes, data: memoryview, deadline: float) -> Steps[None]:
         reservation = self._reservation
         assert reservation is not None
-        buffer = lanes.send_buffer(HEADER_BYTES + self.volume.codec.padded(len(data)))
-        taken = reservation.sealer.seal(0, data, buffer[HEADER_BYTES:])
-        buffer[:HEADER_BYTES] = self._header(lanes, reservation, len(data))
-        yield from self._commit(lanes, reservation, [buffer[: HEADER_BYTES + taken]], len(data), deadline)
+        size = HEADER_BYTES + self.volume.codec.padded(len(data))
+        buffer = lanes.send_buffer(size + PROOF_BYTES)
+        reservation.sealer.seal(0, data, buffer[HEADER_BYTES:])
+        wall = lanes.wall()
+        reservation.sealer.header_into(buffer, len(data), self._expiry(wall), int(wall * 1e6))
+        yield from self._commit(lanes, reservation, [buffer[:size]], len(data), deadline)
 
     def _write_units(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[None]:
         """Seal and send the whole units of `data`; what is left of the last one waits in the tail."""
@@ -399,7 +389,7 @@ class Writing:
         units = range(first, first + -(-len(data) // self.volume.codec.unit_bytes))
         if not self._units_sealed.isdisjoint(units):
             yield from self._give_up(lanes, BadPut("bytes of a value are written once"))
-        buffer = lanes.send_buffer(self.volume.codec.padded(len(data)))
+        buffer = lanes.send_buffer(self.volume.codec.padded(len(data)) + PROOF_BYTES)
         taken = reservation.sealer.seal(first, data, buffer)
         self._units_sealed.update(units)
         pending = lanes.write(
@@ -409,7 +399,7 @@ class Writing:
         if cause is not None:
             yield from self._fail(lanes, pending, cause)
 
-    def _header(self, lanes: Lanes, reservation: _Reservation, length: int) -> bytes:
+    def _header(self, lanes: Lanes, reservation: Reservation, length: int) -> bytes:
         wall = lanes.wall()
         return reservation.sealer.header(length, expiry=self._expiry(wall), stored_us=int(wall * 1e6))
 
@@ -419,22 +409,13 @@ class Writing:
     def _commit(
         self,
         lanes: Lanes,
-        reservation: _Reservation,
+        reservation: Reservation,
         parts: list[memoryview] | list[bytes],
         length: int,
         deadline: float,
     ) -> Steps[None]:
         """Write the last of the slot and its entry; both on flash is what acknowledges the put."""
-        cached, wall, codec = reservation.cached, lanes.wall(), reservation.sealer.codec
-        entry = Entry(
-            self.pseudonym,
-            reservation.sealer.identity.generation,
-            int(wall * 1e6),
-            length,
-            self._expiry(wall),
-            flags=flags_of(codec.epoch),
-            tag=reservation.sealer.identity.tag(),
-        )
+        cached, codec, settings = reservation.cached, reservation.sealer.codec, self.volume.settings
         doubt = yield from self.volume.vouches(lanes, cached.namespace, codec, deadline)
         if doubt is not None:
             yield from self._give_up(lanes, PutRefused(words_for(doubt), doubt))
@@ -448,7 +429,8 @@ class Writing:
                 alone = yield Acquire(cached.writer, deadline)
                 if not alone:
                     yield from self._fail(lanes, slot_write, MissCause.LATE)
-            directory_write = self._write_directory(lanes, cached, reservation.slot, entry)
+            image, entry = self._image(lanes, reservation, length)
+            directory_write = lanes.write(cached.namespace, cached.offset, [image.image()])
             for pending in (slot_write, directory_write):
                 cause = yield from wait_for(lanes, pending, deadline)
                 if cause is not None:
@@ -461,7 +443,8 @@ class Writing:
                 yield from self._give_up(lanes, PutRefused(words_for(doubt), doubt))
             with cached.guard:
                 if cached.directory is not None:
-                    self._name(cached.directory, reservation.slot, entry)
+                    self._forget_others(cached.directory)
+                    cached.directory.take_over(reservation.slot, image)
                     cached.loaded_at = max(cached.loaded_at, lanes.now())
                 cached.disproven.pop(reservation.slot, None)
         finally:
@@ -469,25 +452,40 @@ class Writing:
                 cached.end_write()
         self._release()
         self.finished = self._stored = True
-        lanes.tally(self.volume.settings.name).puts += 1
-        lanes.tally(self.volume.settings.name).bytes_written += length
-        if self.volume.settings.copies > 1:
+        tally = lanes.tally(settings.name)
+        tally.puts += 1
+        tally.bytes_written += length
+        if settings.copies > 1:
             self.volume.owed.note(self.pseudonym)
         if self.volume.bandwidth is not None:
             self.volume.bandwidth.charge(lanes, length)
 
-    def _write_directory(self, lanes: Lanes, cached: CachedSet, slot: int, entry: Entry) -> Pending:
+    def _image(self, lanes: Lanes, reservation: Reservation, length: int) -> tuple[Directory, Entry]:
+        """The directory as it is to be on flash: with the value's entry, the slot's ghost in it, instead of
+        any older entry of the key."""
+        cached, slot, sealer, wall = reservation.cached, reservation.slot, reservation.sealer, lanes.wall()
         with cached.guard:
             assert cached.directory is not None
             image = cached.directory.copy()
-        self._name(image, slot, entry)
-        return lanes.write(cached.namespace, cached.offset, [image.image()])
+        self._forget_others(image)
+        entry = Entry(
+            self.pseudonym,
+            sealer.generation,
+            int(wall * 1e6),
+            length,
+            self._expiry(wall),
+            0,
+            0,
+            flags_of(sealer.codec.epoch),
+            image.ghost(slot),
+            sealer.tag(),
+        )
+        image.install(slot, entry)
+        return image, entry
 
-    def _name(self, directory: Directory, slot: int, entry: Entry) -> None:
-        """Put the entry in, the slot's ghost with it, instead of any older entry of the key."""
-        for older in directory.find_all(entry.pseudonym):
+    def _forget_others(self, directory: Directory) -> None:
+        for older in directory.find_all(self.pseudonym):
             directory.clear(older)
-        directory.install(slot, entry._replace(ghost=directory.ghost(slot)))
 
     def _fail(self, lanes: Lanes, pending: Pending, cause: MissCause) -> Steps[None]:
         why = pending.fault or "no answer in time"

@@ -220,6 +220,19 @@ def test_a_unit_is_sealed_once_and_a_header_needs_them_all() -> None:
     assert len(sealer.header(1 << 17, expiry=0, stored_us=0)) == HEADER_BYTES
 
 
+@every_suite
+@pytest.mark.parametrize("length", [1, 5000, 1 << 16, 150_000, 3 << 16])
+@pytest.mark.parametrize("room", [0, 15, 16, 4096])
+def test_what_lies_behind_a_value_does_not_matter(suite: str, length: int, room: int) -> None:
+    used, value = codec(suite), random.Random(length).randbytes(length)
+    sealer, size = used.seal(KEY, 9, PLACE), HEADER_BYTES + used.padded(length)
+    buffer = bytearray(b"\xa5") * (size + room)
+    assert sealer.seal(0, memoryview(value), memoryview(buffer)[HEADER_BYTES:]) == size - HEADER_BYTES
+    sealer.header_into(memoryview(buffer), length, 0, 1)
+    assert buffer[size + 16 :] == b"\xa5" * max(0, room - 16)
+    assert opened_value(suite, buffer[:size], generation=9) == value
+
+
 @pytest.mark.parametrize("unit_bytes", [0, 4096, 32768, 65537, 3 << 16, 1 << 21])
 def test_units_of_other_sizes_are_refused(unit_bytes: int) -> None:
     with pytest.raises(ValueError, match="power of two"):
