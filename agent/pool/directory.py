@@ -23,6 +23,7 @@ stored, for as many keys as there are slots, in no memory of their own.
 
 from __future__ import annotations
 
+import math
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -287,6 +288,11 @@ class Choice(NamedTuple):
     free_slots: int
 
 
+def _choice(slot: int, victim: Entry | None, cost: float, free_slots: int) -> Choice:
+    # Every put makes two, and a named tuple's own way to be made is interpreted.
+    return tuple.__new__(Choice, (slot, victim, cost, free_slots))
+
+
 def choose_slot(
     directory: Directory, taken: frozenset[int] | set[int], now: float, start: int = 0
 ) -> Choice | None:
@@ -296,19 +302,21 @@ def choose_slot(
     entries never. None where every slot is pinned or reserved. Among free slots the first from `start`
     on: agents whose directories are a moment old then seldom choose the same one for different keys.
     """
-    keys = _PSEUDONYMS.unpack(directory.raw)
-    free = [slot for slot in _EVERY_SLOT[start:] + _EVERY_SLOT[:start] if keys[slot] == _FREE]
-    if taken:
-        free = [slot for slot in free if slot not in taken]
-    expiries = _EXPIRIES.unpack(directory.raw)
+    raw = directory.raw
+    free = SLOTS_PER_SET - directory.taken
+    for slot in taken:
+        free -= raw.startswith(_FREE, slot * ENTRY_BYTES)
     expired = 0
+    expiries = _EXPIRIES.unpack(raw)
     if any(expiries):
         expired = sum(
-            0 < expiry <= now and keys[slot] != _FREE and slot not in taken
+            0 < expiry <= now and slot not in taken and not raw.startswith(_FREE, slot * ENTRY_BYTES)
             for slot, expiry in enumerate(expiries)
         )
     if free:
-        return Choice(free[0], None, float("inf"), len(free) + expired)
+        for slot in _EVERY_SLOT[start:] + _EVERY_SLOT[:start]:
+            if slot not in taken and raw.startswith(_FREE, slot * ENTRY_BYTES):
+                return _choice(slot, None, math.inf, free + expired)
     best: tuple[float, int] | None = None
     now_us = int(now * 1e6)
     for slot, fields in enumerate(ENTRY.iter_unpack(bytes(directory.raw))):
@@ -325,4 +333,4 @@ def choose_slot(
             best = (score, slot)
     if best is None:
         return None
-    return Choice(best[1], directory.entry(best[1]), best[0] / 1e6, expired)
+    return _choice(best[1], directory.entry(best[1]), best[0] / 1e6, expired)

@@ -468,17 +468,11 @@ class Writing:
             assert cached.directory is not None
             image = cached.directory.copy()
         self._forget_others(image)
-        entry = Entry(
-            self.pseudonym,
-            sealer.generation,
-            int(wall * 1e6),
-            length,
-            self._expiry(wall),
-            0,
-            0,
-            flags_of(sealer.codec.epoch),
-            image.ghost(slot),
-            sealer.tag(),
+        used, expiry, flags = int(wall * 1e6), self._expiry(wall), flags_of(sealer.codec.epoch)
+        ghost, tag = image.ghost(slot), sealer.tag()
+        # A named tuple's own way to be made is interpreted.
+        entry = tuple.__new__(
+            Entry, (self.pseudonym, sealer.generation, used, length, expiry, 0, 0, flags, ghost, tag)
         )
         image.install(slot, entry)
         return image, entry
