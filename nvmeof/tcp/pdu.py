@@ -140,17 +140,28 @@ class TermReq:
     header: bytes = b""
 
 
-class CapsuleCmd(NamedTuple):
+# Of those of which every command has one, `__init__` is written out, here and below: what `dataclass` and
+# `NamedTuple` write themselves is interpreted.
+@dataclass(init=False, slots=True)
+class CapsuleCmd:
     """A command, with `data_length` bytes of its data in the capsule."""
 
     sqe: Sqe
-    data_length: int = 0
+    data_length: int
+
+    def __init__(self, sqe: Sqe, data_length: int = 0) -> None:
+        self.sqe = sqe
+        self.data_length = data_length
 
 
-class CapsuleResp(NamedTuple):
+@dataclass(init=False, slots=True)
+class CapsuleResp:
     """A completion."""
 
     cqe: Cqe
+
+    def __init__(self, cqe: Cqe) -> None:
+        self.cqe = cqe
 
 
 class H2CData(NamedTuple):
@@ -173,8 +184,6 @@ class C2HData:
     last: bool
     success: bool
 
-    # Written out, here and in `Frame`: one of each is made for every read, and what `dataclass` and
-    # `NamedTuple` write themselves is interpreted.
     def __init__(
         self, cid: int, offset: int, data_length: int, last: bool = True, success: bool = False
     ) -> None:

@@ -12,7 +12,8 @@ Codes are in `status.py`.
 from __future__ import annotations
 
 import struct
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from nvmeof.errors import MalformedPdu
 
@@ -20,18 +21,42 @@ CQE: Final = struct.Struct("<QHHHH")
 assert CQE.size == 16
 
 
-class Cqe(NamedTuple):
+@dataclass(init=False, slots=True)
+class Cqe:
     """One completion. `status` is SCT << 8 | SC, 0 for success."""
 
     cid: int
-    status: int = 0
-    result: int = 0
-    sqhd: int = 0
-    sqid: int = 0
-    do_not_retry: bool = False
-    more: bool = False
-    retry_delay: int = 0
-    phase: bool = False
+    status: int
+    result: int
+    sqhd: int
+    sqid: int
+    do_not_retry: bool
+    more: bool
+    retry_delay: int
+    phase: bool
+
+    # Written out: what `dataclass` writes is interpreted, and every command has one.
+    def __init__(
+        self,
+        cid: int,
+        status: int = 0,
+        result: int = 0,
+        sqhd: int = 0,
+        sqid: int = 0,
+        do_not_retry: bool = False,
+        more: bool = False,
+        retry_delay: int = 0,
+        phase: bool = False,
+    ) -> None:
+        self.cid = cid
+        self.status = status
+        self.result = result
+        self.sqhd = sqhd
+        self.sqid = sqid
+        self.do_not_retry = do_not_retry
+        self.more = more
+        self.retry_delay = retry_delay
+        self.phase = phase
 
     def encode(self) -> bytes:
         """Sixteen bytes."""
