@@ -409,9 +409,11 @@ class ControlFace(RefusesAll):
                 # Those that were made may hold room in memory, and no ticket will.
                 yield from self._drop(tickets)
                 raise FsError(errno.EFBIG, str(bad)) from None
-        numbers = range(request.first_ticket, request.first_ticket + len(tickets))
-        replaced = [session.tickets[number] for number in numbers if number in session.tickets]
-        session.tickets.update(zip(numbers, tickets, strict=True))
+        replaced = []
+        for number, ticket in enumerate(tickets, request.first_ticket):
+            if number in session.tickets:
+                replaced.append(session.tickets[number])
+            session.tickets[number] = ticket
         yield from self._drop(replaced)
         return b""
 

@@ -98,12 +98,16 @@ class MapAge:
     def is_fresh(self, now: float) -> bool:
         return self.age(now) <= MAP_AGE_SECONDS
 
+    def wants_look(self, now: float) -> bool:
+        """Whether `refresh` would look."""
+        return self._ask is not None and not self.is_fresh(now)
+
     def refresh(self, lanes: Lanes, namespace: int, deadline: float) -> Steps[MissCause | None]:
         """Look, where that was too long ago. WRONG_KEY: the keys are others now; another cause: whether they
         are cannot be told, for the map was not read by the deadline."""
-        if self._ask is None or self.is_fresh(lanes.now()):
-            return None
         began, slept = lanes.now(), slept_seconds()
+        if self._ask is None or self.is_fresh(began):
+            return None
         doubt = yield from self._ask(lanes, namespace, deadline)
         if doubt is None:
             self.note(began, slept)

@@ -199,7 +199,9 @@ class Volume:
         None: it may be acknowledged. WRONG_KEY: its key was dropped, or is about to be. Another cause: that
         cannot be told, for the map was not read by the deadline.
         """
-        doubt = yield from self.map_age.refresh(lanes, namespace, deadline)
+        doubt = None
+        if self.map_age.wants_look(lanes.now()):
+            doubt = yield from self.map_age.refresh(lanes, namespace, deadline)
         if doubt is None and not self.takes(codec, lanes.now()):
             doubt = MissCause.WRONG_KEY
         return doubt

@@ -240,9 +240,11 @@ class Writing:
             unread = [
                 each for each in sets if each.fault or not volume.is_fresh(each, lanes, PUT_FRESH_SECONDS)
             ]
-            # Half of the time at most: with one enclosure hung, the other has to take the value in time.
-            half = lanes.now() + max(0.0, deadline - lanes.now()) / 2
-            trouble = (yield from volume.load(lanes, unread, half)) if unread else None
+            trouble = None
+            if unread:
+                # Half of the time at most: with one enclosure hung, the other has to take the value in time.
+                half = lanes.now() + max(0.0, deadline - lanes.now()) / 2
+                trouble = yield from volume.load(lanes, unread, half)
             for found in volume.find(sets, self.pseudonym):
                 if self._stands(found, lanes):
                     self.already_there = True
