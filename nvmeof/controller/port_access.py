@@ -7,12 +7,13 @@ belongs to a port, and every controller reports that of the port by which its ho
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Final
 
 from nvmeof.wire.ana import ANA_STATUS, AnaState
 
-ANA_GROUP = 1
+ANA_GROUP: Final = 1
 """The group of all namespaces."""
-ANA_TRANSITION_S = 10
+ANA_TRANSITION_S: Final = 10
 """ANATT: how long a host is to wait for the end of the state `CHANGE`."""
 
 
