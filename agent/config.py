@@ -91,6 +91,11 @@ class AgentSection(_Section):
         64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."
     )
     allow_other: bool = Field(True, description="Users other than the agent's may enter the mount.")
+    stay_awake: bool = Field(
+        False,
+        description="While requests come, keep processors from sleeping between them (/dev/cpu_dma_latency; "
+        "it takes root). Short values come sooner; it costs power, and threads that share a core speed.",
+    )
     tenants: tuple[TenantName, ...] = Field(
         (),
         description="The mount shows the key-value volumes of these tenants only, and /fs only where all "

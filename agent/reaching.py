@@ -57,6 +57,15 @@ class LanesPool:
         for lanes in list(self._made.values()):
             yield dict(lanes.tallies)
 
+    def work_done(self) -> int:
+        """A count that goes on with whatever the volumes are asked for."""
+        return sum(
+            tally.bytes_read + tally.bytes_written + tally.lookups
+            for each in self.tallies()
+            for volume, tally in each.items()
+            if volume
+        )
+
     def close(self) -> None:
         """Hang up all queues; no thread may use them any more."""
         for lanes in self._made.values():
