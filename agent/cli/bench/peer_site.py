@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import agent
+import nvmeof
 from agent.cli.bench.client_process import LineClient
 from agent.cli.bench.redis_site import NotHere
 
@@ -25,17 +26,23 @@ def interpreter(peer: str) -> Path:
 
 
 def started(peer: str, folder: Path) -> LineClient:
-    """A store's servers and its client, all of whose files lie below `folder`.
-
-    The engine's interpreter finds our package by a folder that holds a link to it and nothing else: beside
-    the package itself may lie whatever else is installed with us.
-    """
+    """A store's servers and its client, all of whose files lie below `folder`."""
     python = interpreter(peer)
     home = folder / peer
-    (home / "path").mkdir(parents=True)
-    (home / "path" / "agent").symlink_to(PACKAGE)
     command = [
-        "env", f"PYTHONPATH={home / 'path'}", sys.executable, "-P", "-m", "agent.cli.bench.peers.servers",
+        "env", f"PYTHONPATH={linked_packages(home)}", sys.executable, "-P", "-m", "agent.cli.bench.peers.servers",
         peer, str(python), str(home),
     ]  # fmt: skip
     return LineClient(f"{peer}'s client", command, home / "client.log")
+
+
+def linked_packages(home: Path) -> Path:
+    """A folder by which an engine's interpreter finds our packages: it holds links to them and nothing else,
+    for beside the packages themselves may lie whatever else is installed with us."""
+    path = home / "path"
+    path.mkdir(parents=True, exist_ok=True)
+    for package in (PACKAGE, Path(nvmeof.__file__).resolve().parent):
+        link = path / package.name
+        if not link.exists():
+            link.symlink_to(package)
+    return path

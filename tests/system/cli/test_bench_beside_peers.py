@@ -15,7 +15,7 @@ import pytest
 from agent.cli.bench import loop_probe
 from agent.cli.bench.client_process import LineClient, speed
 from agent.cli.bench.loop_client import Ticker, Ticks
-from agent.cli.bench.peer_site import interpreter
+from agent.cli.bench.peer_site import interpreter, linked_packages
 from agent.cli.bench.redis_site import NotHere
 from agent.errors import G35Error
 from tests.support.processes import Processes
@@ -100,6 +100,16 @@ def test_a_network_of_its_own_has_a_loopback_and_nothing_else() -> None:
     assert told.returncode == 0, told.stderr
     assert "lo" in told.stdout
     assert "eth0" not in told.stdout
+
+
+def test_an_engines_interpreter_finds_our_packages(tmp_path: Path) -> None:
+    """Asked twice, as for two figures of one store; with nothing that is installed beside us."""
+    path = linked_packages(tmp_path)
+    assert linked_packages(tmp_path) == path
+    subprocess.run(
+        [sys.executable, "-S", "-P", "-c", "import agent.cli.bench.peers, agent.errors"],
+        check=True, cwd="/", env={"PYTHONPATH": str(path)}, timeout=60,
+    )  # fmt: skip
 
 
 async def five_more(ticks: Ticks) -> None:
