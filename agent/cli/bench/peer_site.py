@@ -30,8 +30,8 @@ def started(peer: str, folder: Path) -> LineClient:
     python = interpreter(peer)
     home = folder / peer
     command = [
-        "env", f"PYTHONPATH={linked_packages(home)}", sys.executable, "-P", "-m", "agent.cli.bench.peers.servers",
-        peer, str(python), str(home),
+        "env", f"PYTHONPATH={linked_packages(home)}",
+        sys.executable, "-P", "-m", "agent.cli.bench.peers.servers", peer, str(python), str(home),
     ]  # fmt: skip
     return LineClient(f"{peer}'s client", command, home / "client.log")
 
