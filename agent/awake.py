@@ -37,6 +37,10 @@ class Awake:
     def held(self) -> bool:
         return self._descriptor >= 0
 
+    def may_hold(self) -> bool:
+        """Whether `hold` would find it."""
+        return os.access(self._device, os.W_OK)
+
     def hold(self) -> bool:
         """Keep them awake from now on. False where that is not to be had: it takes root, and the device."""
         if self.held or self._is_refused:

@@ -103,6 +103,13 @@ def _entries() -> Iterable[Entry]:
             f"kv_put_{size}", "kv_put", RATE, "/kv puts, AES on, four in flight", size, f"raw_tcp_{size}"
         )
     yield Entry("kv_get_64k_p50_ms", "kv_get_p50", LATENCY, "/kv gets, one at a time", "64k")
+    yield Entry(
+        "kv_get_64k_awake_p50_ms",
+        "kv_get_awake_p50",
+        LATENCY,
+        "the same, processors kept from sleeping",
+        "64k",
+    )
     yield Entry("udp_gso", "roce", RATE, "bare UDP, bursts of 60 KiB by segmentation offload")
     for verb in ("write", "read"):
         yield Entry(
