@@ -9,20 +9,30 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-from agent.fs.fuse_abi import FuseFormatError
+from agent.fs.fuse_abi import Buffer, FuseFormatError
 from agent.fs.fuse_replies import Body, GetxattrOut
 from agent.fs.interface import NAME_BYTES_MAX, FsError
 
 _GETXATTR_OUT: Final = GetxattrOut.LAYOUT
 
 
+def decode_names_untrusted(buffer: Buffer, count: int) -> tuple[list[bytes], int]:
+    """`count` names that each end in NUL, and the offset behind the last; nothing about what they say."""
+    whole = bytes(buffer)
+    names: list[bytes] = []
+    at = 0
+    for _ in range(count):
+        end = whole.find(b"\0", at)
+        if end < 0:
+            raise FuseFormatError("a name does not end within its message")
+        names.append(whole[at:end])
+        at = end + 1
+    return names, at
+
+
 def name_at(arguments: memoryview, offset: int) -> bytes:
     """The name that begins there and ends in a NUL byte; nothing about what it says."""
-    rest = bytes(arguments[offset:])
-    end = rest.find(b"\0")
-    if end < 0:
-        raise FuseFormatError("a name does not end within its message")
-    return rest[:end]
+    return decode_names_untrusted(arguments[offset:], 1)[0][0]
 
 
 def checked_name(name: bytes) -> bytes:

@@ -23,7 +23,7 @@ from agent.fs.fuse_abi import (
     SetattrValid,
 )
 from agent.fs.fuse_listing import pack_names, pack_names_looked_up
-from agent.fs.fuse_names import checked_name, checked_xattr_name, name_at, sized
+from agent.fs.fuse_names import checked_name, checked_xattr_name, decode_names_untrusted, name_at, sized
 from agent.fs.fuse_replies import (
     AttrOfFile,
     AttrOut,
@@ -52,7 +52,6 @@ from agent.fs.fuse_requests import (
     SetattrIn,
     SetxattrIn,
     decode_forgets_untrusted,
-    decode_names_untrusted,
 )
 from agent.fs.interface import (
     Attributes,

@@ -246,20 +246,6 @@ WRITE_HEAD_BYTES = IN_HEADER_BYTES + WriteIn.LAYOUT.size
 """80: where the data of a WRITE begins. A door that reads into `page - 80` finds them on the page."""
 
 
-def decode_names_untrusted(buffer: Buffer, count: int) -> tuple[list[bytes], int]:
-    """`count` names that each end in NUL, and the offset behind the last; nothing about what they say."""
-    whole = bytes(buffer)
-    names: list[bytes] = []
-    at = 0
-    for _ in range(count):
-        end = whole.find(b"\0", at)
-        if end < 0:
-            raise FuseFormatError("a name does not end within its message")
-        names.append(whole[at:end])
-        at = end + 1
-    return names, at
-
-
 def decode_forgets_untrusted(body: Buffer) -> Iterator[ForgetOne]:
     """The entries of a BATCH_FORGET, refused as a whole where the count promises more than there is."""
     count = BatchForgetIn.decode_untrusted(body).count

@@ -3,7 +3,7 @@
 The waiter receives for every command in flight until its own is done. Payload goes from the socket straight
 into the command's buffer, in as few calls as the caller's wishes allow (MSG_WAITALL); a 1 MiB read that is
 answered by one data PDU costs two `recv`. Deadlines are kept by SO_RCVTIMEO, which is set anew only when the
-time left differs from what is set by more than `SLACK_S`, so that on the hot path it costs nothing.
+time left differs from what is set by more than a slack, so that on the hot path it costs nothing.
 
 Sending never blocks in the socket: what the kernel does not take at once waits in the queue's `output` and
 goes out while we wait, in turn with receiving. Two ends that both only send would wait for each other.

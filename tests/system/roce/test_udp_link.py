@@ -6,7 +6,6 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,16 +17,6 @@ from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 from tests.support.roce_devices import some_ip
 
 SEGMENT = 4112
-
-
-@pytest.fixture
-def links() -> Iterator[tuple[UdpLink, UdpLink]]:
-    first, second = UdpLink(some_ip()), UdpLink(some_ip())
-    try:
-        yield first, second
-    finally:
-        first.close()
-        second.close()
 
 
 def burst(to: UdpLink, data: bytes, segment_size: int = SEGMENT) -> Burst:

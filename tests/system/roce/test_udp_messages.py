@@ -6,7 +6,6 @@ import errno
 import os
 import select
 import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,16 +17,6 @@ from tests.support.roce_devices import some_ip
 SEGMENT = 4112
 WHOLE = 15 * SEGMENT
 """Bytes of the longest burst of such segments."""
-
-
-@pytest.fixture
-def links() -> Iterator[tuple[UdpLink, UdpLink]]:
-    first, second = UdpLink(some_ip()), UdpLink(some_ip())
-    try:
-        yield first, second
-    finally:
-        first.close()
-        second.close()
 
 
 def rest(link: UdpLink) -> list[tuple[bytes, int, Address]]:

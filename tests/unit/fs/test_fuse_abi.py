@@ -11,8 +11,9 @@ import pytest
 
 from agent.fs import fuse_abi, fuse_replies, fuse_requests
 from agent.fs.fuse_abi import FuseFormatError, InitIn, WireRecord
+from agent.fs.fuse_names import decode_names_untrusted
 from agent.fs.fuse_replies import AttrOfFile, dirent_bytes, encode_dirent
-from agent.fs.fuse_requests import BatchForgetIn, ForgetOne, decode_forgets_untrusted, decode_names_untrusted
+from agent.fs.fuse_requests import BatchForgetIn, ForgetOne, decode_forgets_untrusted
 
 VECTORS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "vectors" / "fuse_abi.json").read_text()
