@@ -17,7 +17,6 @@ import functools
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
@@ -26,7 +25,7 @@ from typing import Any
 
 import trio
 
-from agent.awake import Awake, AwakeWhileBusy
+from agent.awake import keep_awake
 from agent.config import Configuration
 from agent.errors import G35Error
 from agent.fs.control_face import CONTROL_ROOT, ControlFace
@@ -395,10 +394,11 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
             except MountError as error:
                 raise G35Error(f"cannot mount at {settings.mount}: {error}", "see g35 doctor") from None
             cleanup.push_async_callback(_on_thread, door.stop)
-        awake = AwakeWhileBusy(Awake(), settings.stay_awake)
-        cleanup.callback(awake.end)
         ready()
-        await _until_over(agent.doors, stop, lambda: awake.look(lanes.work_done(), time.monotonic()))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_awake, settings.stay_awake, lanes.work_done)
+            await _until_over(agent.doors, stop)
+            nursery.cancel_scope.cancel()
 
 
 def _make_doors(agent: Agent, wanted_workers: int) -> Doors:
@@ -476,12 +476,11 @@ def _say_what_is_away(fabric: Fabric) -> None:
         )
 
 
-async def _until_over(doors: Doors, stop: trio.Event, look: Callable[[], None]) -> None:
+async def _until_over(doors: Doors, stop: trio.Event) -> None:
     """Until `stop`, an unmount, or the end of the last door. A guest's device that ends, which none should,
     is that guest's loss: the mount and the other guests go on."""
     served = dict(doors)
     while not stop.is_set():
-        look()
         for name, door in list(served.items()):
             if await trio.to_thread.run_sync(door.wait, 0.0):
                 del served[name]

@@ -1,4 +1,4 @@
-"""Processors that stay awake while requests come.
+"""Processors that stay awake while short requests come.
 
 A processor with nothing to do is put to sleep within microseconds, and where it sleeps deeply its caches go
 with it; a virtual one is handed back to the host. A get of 64 KiB goes from client to agent to enclosure and
@@ -7,7 +7,8 @@ back, and so wakes a sleeping processor at every step. Linux asks how much of th
 (Documentation/power/pm_qos_interface.rst).
 
 It is asked for while there is work, and given back soon after, because it costs power, and threads that share
-a core some of their speed.
+a core some of their speed. With long values the processors are busy in any case, and polling takes more than
+it gives; so by default it is asked for while requests are short.
 """
 
 from __future__ import annotations
@@ -15,31 +16,52 @@ from __future__ import annotations
 import logging
 import os
 import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
+
+import trio
 
 log = logging.getLogger(__name__)
 
-DEVICE = Path("/dev/cpu_dma_latency")
-IDLE_SECONDS = 2.0
-"""Without any request for so long the processors may sleep again."""
-_MICROSECONDS = struct.Struct("=i")
+StayAwake = Literal["never", "short", "always"]
+
+DEVICE: Final = Path("/dev/cpu_dma_latency")
+LOOK_SECONDS: Final = 0.1
+SHORT_BYTES: Final = 128 << 10
+"""Values that are longer on average keep processors busy by themselves."""
+SHORT_PER_SECOND: Final = 100.0
+"""Fewer short requests are not worth the power of processors that poll in between."""
+_MICROSECONDS: Final = struct.Struct("=i")
+
+
+def wake_up_microseconds(device: Path = DEVICE) -> int | None:
+    """How long a wake-up may take at present, as those who hold the device ask; None if it is not told."""
+    try:
+        with open(device, "rb", buffering=0) as file:
+            said = file.read(_MICROSECONDS.size)
+    except OSError:
+        return None
+    return int(_MICROSECONDS.unpack(said)[0]) if len(said) == _MICROSECONDS.size else None
 
 
 class Awake:
-    """A request to Linux that processors be kept awake, to be taken back. Not for several threads."""
+    """A request to Linux that processors be kept awake, to be taken back. Not for several threads.
 
-    def __init__(self, device: Path = DEVICE) -> None:
+    `complain` is the level at which a refusal is logged.
+    """
+
+    def __init__(self, device: Path = DEVICE, complain: int = logging.INFO) -> None:
         self._device = device
+        self._complain = complain
         self._descriptor = -1
         self._is_refused = False
 
     @property
     def held(self) -> bool:
         return self._descriptor >= 0
-
-    def may_hold(self) -> bool:
-        """Whether `hold` would find it."""
-        return os.access(self._device, os.W_OK)
 
     def hold(self) -> bool:
         """Keep them awake from now on. False where that is not to be had: it takes root, and the device."""
@@ -50,7 +72,12 @@ class Awake:
             os.write(self._descriptor, _MICROSECONDS.pack(0))
         except OSError as error:
             # Said once: to ask again would be refused again.
-            log.warning("stay_awake: processors sleep between requests: %s: %s", self._device, error.strerror)
+            log.log(
+                self._complain,
+                "stay_awake: processors sleep between requests: %s: %s",
+                self._device,
+                error.strerror,
+            )
             self._is_refused = True
             self.release()
         return self.held
@@ -62,24 +89,51 @@ class Awake:
             os.close(descriptor)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What was done so far. `transfers`: gets and puts among `requests`; `bytes`: those of their values."""
+
+    requests: int
+    transfers: int
+    bytes: int
+
+
 class AwakeWhileBusy:
-    """Holds `Awake` while a count goes on."""
+    """Holds `Awake` while work goes on that `when` is about."""
 
-    def __init__(self, awake: Awake, wanted: bool = True) -> None:
+    def __init__(self, awake: Awake, when: StayAwake = "short") -> None:
         self._awake = awake
-        self._wanted = wanted
-        self._count = 0
-        self._since = 0.0
+        self._when = when
+        self._before = Work(0, 0, 0)
+        self._looked = 0.0
 
-    def look(self, count: int, now: float) -> None:
-        """`count` of what has been done so far; call it a few times a second. `now` in seconds."""
-        if not self._wanted:
-            return
-        if count != self._count:
-            self._count, self._since = count, now
+    def look(self, work: Work, now: float) -> None:
+        """Call it every `LOOK_SECONDS`. `now` in seconds."""
+        before, seconds = self._before, now - self._looked
+        self._before, self._looked = work, now
+        requests = work.requests - before.requests
+        if self._when == "short":
+            mean_most = SHORT_BYTES * max(1, work.transfers - before.transfers)
+            is_wanted = requests >= SHORT_PER_SECOND * seconds and work.bytes - before.bytes <= mean_most
+        else:
+            is_wanted = self._when == "always" and requests > 0
+        if is_wanted:
             self._awake.hold()
-        elif self._awake.held and now - self._since >= IDLE_SECONDS:
+        else:
             self._awake.release()
 
-    def end(self) -> None:
-        self._awake.release()
+    async def keep(self, work_done: Callable[[], Work]) -> None:
+        """Look and look again, until cancelled."""
+        try:
+            while True:
+                self.look(work_done(), time.monotonic())
+                await trio.sleep(LOOK_SECONDS)
+        finally:
+            self._awake.release()
+
+
+async def keep_awake(when: StayAwake, work_done: Callable[[], Work]) -> None:
+    """Until cancelled. Who asked for it in words is warned where it is not to be had, which takes root."""
+    if when != "never":
+        awake = Awake(complain=logging.INFO if when == "short" else logging.WARNING)
+        await AwakeWhileBusy(awake, when).keep(work_done)

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from agent.awake import StayAwake
 from agent.errors import ConfigError
 from agent.inline.suites import UNIT_BYTES_MAX
 from agent.pool.pool_map import (
@@ -91,10 +92,14 @@ class AgentSection(_Section):
         64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."
     )
     allow_other: bool = Field(True, description="Users other than the agent's may enter the mount.")
-    stay_awake: bool = Field(
-        False,
-        description="While requests come, keep processors from sleeping between them (/dev/cpu_dma_latency; "
-        "it takes root). Short values come sooner; it costs power, and threads that share a core speed.",
+    cpus: tuple[Annotated[int, Field(ge=0, le=1_048_575)], ...] = Field(
+        (), description="Processors that the agent runs on, by their numbers; empty: all that it is given."
+    )
+    stay_awake: StayAwake = Field(
+        "short",
+        description="Keep processors from sleeping between requests (/dev/cpu_dma_latency; it takes root): "
+        "`short`: while values of up to 128 KiB come, which come sooner then; `always`: while any come; "
+        "`never`. It costs power, and threads that share a core speed.",
     )
     tenants: tuple[TenantName, ...] = Field(
         (),
@@ -108,7 +113,8 @@ class AgentSection(_Section):
     @property
     def worker_count(self) -> int:
         """`workers`, with 0 resolved: more threads than cores only wait for each other's interpreter lock."""
-        return self.workers or min(64, max(2, len(os.sched_getaffinity(0))))
+        cores = len(self.cpus) or len(os.sched_getaffinity(0))
+        return self.workers or min(64, max(2, cores))
 
     @property
     def timing(self) -> Timing:

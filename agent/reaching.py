@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import trio
 
+from agent.awake import Work
 from agent.config import Configuration, host_identity
 from agent.pool.kv_opening import inspect_kv
 from agent.pool.opening import Inspection, inspect, with_strangers
@@ -57,14 +58,17 @@ class LanesPool:
         for lanes in list(self._made.values()):
             yield dict(lanes.tallies)
 
-    def work_done(self) -> int:
-        """A count that goes on with whatever the volumes are asked for."""
-        return sum(
-            tally.bytes_read + tally.bytes_written + tally.lookups
-            for each in self.tallies()
-            for volume, tally in each.items()
-            if volume
-        )
+    def work_done(self) -> Work:
+        """What the volumes were asked for so far."""
+        requests = transfers = moved = 0
+        for each in self.tallies():
+            for volume, tally in each.items():
+                if volume:
+                    done = tally.gets_hit + tally.puts
+                    transfers += done
+                    requests += done + tally.gets_missed + tally.lookups
+                    moved += tally.bytes_read + tally.bytes_written
+        return Work(requests, transfers, moved)
 
     def close(self) -> None:
         """Hang up all queues; no thread may use them any more."""

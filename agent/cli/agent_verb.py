@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +18,7 @@ from agent import systemd_notify
 from agent.agent import serve
 from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration, load_configuration
+from agent.errors import ConfigError
 from agent.private_memory import keep_memory_private
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/reference/configuration.md.")]
@@ -41,8 +42,21 @@ def agent(
         stream=sys.stderr,
     )
     configuration = load_configuration(config)
+    stay_on(configuration.agent.cpus)
     keep_memory_private()
     run(configuration, ready_file)
+
+
+def stay_on(cpus: Collection[int]) -> None:
+    """Run on these processors alone, as all threads do that are started from now on. Empty: as it is."""
+    allowed = os.sched_getaffinity(0)
+    if absent := sorted(set(cpus) - allowed):
+        raise ConfigError(
+            f"agent.cpus: {', '.join(map(str, absent))} may not be used here, only "
+            f"{', '.join(map(str, sorted(allowed)))}"
+        )
+    if cpus:
+        os.sched_setaffinity(0, cpus)
 
 
 def run(configuration: Configuration, ready_file: Path | None) -> None:

@@ -104,10 +104,10 @@ def _entries() -> Iterable[Entry]:
         )
     yield Entry("kv_get_64k_p50_ms", "kv_get_p50", LATENCY, "/kv gets, one at a time", "64k")
     yield Entry(
-        "kv_get_64k_awake_p50_ms",
-        "kv_get_awake_p50",
+        "kv_get_64k_asleep_p50_ms",
+        "kv_get_asleep_p50",
         LATENCY,
-        "the same, processors kept from sleeping",
+        "the same, of an agent that lets processors sleep",
         "64k",
     )
     yield Entry("udp_gso", "roce", RATE, "bare UDP, bursts of 60 KiB by segmentation offload")

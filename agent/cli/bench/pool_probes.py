@@ -15,10 +15,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Protocol
 
-from agent.awake import DEVICE, Awake
 from agent.cli.bench.clocked import together_clocked
 from agent.cli.bench.contents import STEPS, Contents, pages
-from agent.cli.bench.redis_site import NotHere
 from agent.cli.bench.rounds import Sample, Timed, Turn, rate, together
 from agent.cli.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
 from agent.errors import G35Error
@@ -158,34 +156,21 @@ class _Reader:
 
 
 class LatencyProbe:
-    """One get at a time; the median of all, in milliseconds.
+    """One get at a time; the median of all, in milliseconds."""
 
-    `awake`: processors are kept from sleeping meanwhile, as an agent with `stay_awake` does. Raises NotHere
-    where that is not to be had.
-    """
-
-    def __init__(self, sites: Sites, shape: PoolShape, *, awake: bool = False) -> None:
+    def __init__(self, sites: Sites, shape: PoolShape) -> None:
         self._sites, self._shape = sites, shape
-        self._awake = Awake() if awake else None
         self._contents = Contents(shape.value_bytes)
         self.site: PoolSite
 
     def prepare(self) -> None:
-        if self._awake is not None and not self._awake.may_hold():
-            raise NotHere(f"processors cannot be kept from sleeping: no {DEVICE}, or not for us")
         self.site = self._sites.pool(self._shape)
         count = values_got(self._shape.value_bytes)
         store(self.site, self._contents, "get", count)
         self._reader = _Reader(self.site, self._contents, list(range(count)), 1)
 
     def round(self, seconds: float) -> Sample:
-        if self._awake is not None:
-            self._awake.hold()
-        try:
-            sample = latencies(self._reader, seconds)
-        finally:
-            if self._awake is not None:
-                self._awake.release()
+        sample = latencies(self._reader, seconds)
         self.site.bytes_got += sample.bytes
         self._reader.compare_last()
         return sample

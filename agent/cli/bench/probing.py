@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from agent.cli.bench.catalog import Entry
 from agent.cli.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
@@ -28,7 +29,9 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
     "kv_get_single": lambda sites, entry: GetProbe(sites, shape_for(entry.value_bytes), batch=1),
     "kv_put": lambda sites, entry: PutProbe(sites, shape_for(entry.value_bytes, entry.door)),
     "kv_get_p50": lambda sites, entry: LatencyProbe(sites, shape_for(entry.value_bytes)),
-    "kv_get_awake_p50": lambda sites, entry: LatencyProbe(sites, shape_for(entry.value_bytes), awake=True),
+    "kv_get_asleep_p50": lambda sites, entry: LatencyProbe(
+        sites, replace(shape_for(entry.value_bytes), stay_awake="never")
+    ),
     "roce": lambda sites, entry: RoceProbe(entry.name, entry.unit),
     "virtiofs_get": lambda sites, entry: VirtiofsProbe(sites, entry.value_bytes, "get"),
     "virtiofs_put": lambda sites, entry: VirtiofsProbe(sites, entry.value_bytes, "put"),

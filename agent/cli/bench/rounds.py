@@ -110,11 +110,13 @@ def run_rounds(
     said: Callable[[str, int], None],
     rounds: int = ROUNDS,
     given_up: Callable[[str, Exception], bool] = lambda name, why: False,
+    settle: Callable[[], None] = lambda: None,
 ) -> dict[str, list[Sample]]:
     """Warm each up, then `rounds` rounds of each in turn. `seconds` is what a name gets in all.
 
-    `said(name, round)` is called before each round, -1 being the warm-up. What a round raises is raised,
-    unless `given_up(name, it)` is true: then this name goes without a figure, and the others go on.
+    `settle()` and `said(name, round)` are called before each round, -1 being the warm-up. What a round
+    raises is raised, unless `given_up(name, it)` is true: then this name goes without a figure, and the
+    others go on.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in probes}
     each = seconds / rounds
@@ -122,6 +124,7 @@ def run_rounds(
         for name, probe in probes.items():
             if name not in samples:
                 continue
+            settle()
             said(name, number)
             try:
                 taken = probe.round(each if number >= 0 else min(each, WARM_UP_SECONDS))

@@ -16,6 +16,7 @@ from agent.cli.bench import failover_probes, loop_probe, single_probes, stopped_
 from agent.cli.bench.catalog import CATALOG, Entry
 from agent.cli.bench.prestage_probes import replayed
 from agent.cli.bench.probing import probe_for
+from agent.cli.bench.processors import Processors
 from agent.cli.bench.records import Figure
 from agent.cli.bench.redis_site import NotHere
 from agent.cli.bench.rounds import ROUNDS, Probe, details, middle, run_rounds
@@ -132,7 +133,8 @@ def _speeds(wishes: Wishes, sites: Sites, results: Results, said: Said) -> None:
             results.troubles.append(f"{name}: {why}")
         return isinstance(why, G35Error)
 
-    for name, samples in run_rounds(probes, wishes.seconds, heard, given_up=given_up).items():
+    rounds = run_rounds(probes, wishes.seconds, heard, given_up=given_up, settle=Processors().settle)
+    for name, samples in rounds.items():
         results.figures[name] = Figure(CATALOG[name], middle(samples), details(samples))
 
 

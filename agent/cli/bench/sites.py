@@ -46,6 +46,8 @@ class PoolShape:
     """Values are served from the agent's memory, and may be read ahead in vain."""
     learn: bool = False
     """The agent reads ahead what it has learned."""
+    stay_awake: str = "short"
+    """While what requests come the agent keeps processors from sleeping."""
 
 
 class PoolSite:
@@ -64,7 +66,7 @@ class PoolSite:
             "--enclosures", "1", "--drives", str(shape.drives), "--drive-size", str(shape.drive_bytes),
             "--media", "memory", "--prefault", "--no-files", "--value-size", str(shape.value_bytes),
             "--door", shape.door, "--transport", shape.transport,
-            "--read-deadline-ms", str(READ_DEADLINE_MS), "--no-restart",
+            "--read-deadline-ms", str(READ_DEADLINE_MS), "--no-restart", "--stay-awake", shape.stay_awake,
             *(["--virtiofs"] if shape.virtiofs else []),
             *(["--learn"] if shape.learn else []),
         ]  # fmt: skip

@@ -228,6 +228,8 @@ def agent_toml(
         f"read_deadline_ms = {options.read_deadline_ms}",
         f"directory_fresh_ms = {0 if options.shared else DIRECTORY_FRESH_MS}",
         f"metrics = {text(options.metrics)}",
+        f"cpus = {json.dumps(options.cpus)}",
+        f"stay_awake = {text(options.stay_awake)}",
         "",
         "[prestage]",
         f"memory = {text(options.prestage_memory)}",
@@ -309,3 +311,5 @@ class AgentOptions:
     write: str = "through"
     prefill_tokens_per_s: float = 0.0
     bytes_per_token: str = "0"
+    stay_awake: str = "short"
+    cpus: tuple[int, ...] = ()

@@ -54,6 +54,14 @@ class Suite(StrEnum):
     PLAIN = "plain+crc64"
 
 
+class StayAwakeName(StrEnum):
+    """While what requests come processors are kept from sleeping (agent/awake.py)."""
+
+    NEVER = "never"
+    SHORT = "short"
+    ALWAYS = "always"
+
+
 class DoorName(StrEnum):
     """How the kernel's FUSE requests are served."""
 

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from agent.cli.status_verb import read_status
+from agent.cli.up.agent_cpus import agent_cpus
 from agent.cli.up.children import Child, detach
 from agent.cli.up.layout import (
     PRESTAGE_MEMORY,
@@ -34,6 +35,7 @@ from agent.cli.up.rdma_addresses import free_address_from
 from agent.cli.up.up_arguments import (
     DoorName,
     Media,
+    StayAwakeName,
     Suite,
     TransportName,
     Write,
@@ -127,6 +129,10 @@ def up(
         str,
         typer.Option(callback=memory_option, help="Memory for values that were prestaged; 0: none."),
     ] = PRESTAGE_MEMORY,
+    stay_awake: Annotated[
+        StayAwakeName,
+        typer.Option(help="While which requests come processors are kept from sleeping in between, as root."),
+    ] = StayAwakeName.SHORT,
     metrics: Annotated[
         str,
         typer.Option(
@@ -160,6 +166,8 @@ def up(
         write.value,
         prefill_tokens_per_s,
         bytes_per_token,
+        stay_awake.value,
+        agent_cpus(transport.value),
     )
     check_gate(prefill_tokens_per_s, bytes_per_token)
     if s3 and not files:

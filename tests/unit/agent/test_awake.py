@@ -1,14 +1,26 @@
-"""Processors are kept awake while there is work, and for a moment longer."""
+"""Processors are kept awake while there is work that it shortens."""
 
 from __future__ import annotations
 
+import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
-from agent.awake import IDLE_SECONDS, Awake, AwakeWhileBusy
+from agent.awake import (
+    LOOK_SECONDS,
+    SHORT_BYTES,
+    SHORT_PER_SECOND,
+    Awake,
+    AwakeWhileBusy,
+    StayAwake,
+    Work,
+    wake_up_microseconds,
+)
 
 
 def test_it_asks_for_no_wake_up_time_at_all(tmp_path: Path) -> None:
@@ -27,35 +39,96 @@ def test_where_it_is_not_to_be_had_it_is_said_once(
     tmp_path: Path, expects_log: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     expects_log("processors sleep between requests")
-    awake = Awake(tmp_path / "none")
+    awake = Awake(tmp_path / "none", complain=logging.WARNING)
     assert not awake.hold()
     assert not awake.hold()
     assert ["No such file" in record.message for record in caplog.records] == [True]
 
 
-def test_it_is_held_while_a_count_goes_on(tmp_path: Path) -> None:
+class _Played:
+    """An agent that has done so much so far, looked at once a LOOK_SECONDS."""
+
+    def __init__(self, device: Path, when: StayAwake) -> None:
+        device.touch()
+        self.awake = Awake(device)
+        self._busy = AwakeWhileBusy(self.awake, when)
+        self._work, self._now = Work(0, 0, 0), 100.0
+        self._busy.look(self._work, self._now)
+
+    def after(self, requests: int, transfers: int = 0, moved: int = 0) -> bool:
+        """Whether they are kept awake, once so much more was done within one look."""
+        before = self._work
+        self._work = Work(before.requests + requests, before.transfers + transfers, before.bytes + moved)
+        self._now += LOOK_SECONDS
+        self._busy.look(self._work, self._now)
+        return self.awake.held
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Iterator[_Played]:
+    played = _Played(tmp_path / "cpu_dma_latency", "short")
+    yield played
+    played.awake.release()
+
+
+def test_they_stay_awake_while_short_values_come(short: _Played) -> None:
+    assert not short.awake.held, "nothing was asked for yet"
+    assert short.after(30, 30, 30 * (64 << 10))
+    assert short.after(30, 30, 30 * SHORT_BYTES)
+    assert not short.after(0)
+    assert short.after(30, 0, 0), "nothing but misses and lookups"
+    assert not short.after(0)
+
+
+def test_they_sleep_where_values_are_long(short: _Played) -> None:
+    assert not short.after(30, 30, 30 * (SHORT_BYTES + 1))
+    assert not short.after(900, 30, 30 << 20), "lookups do not make the values shorter"
+
+
+def test_they_sleep_where_few_ask(short: _Played) -> None:
+    few = int(SHORT_PER_SECOND * LOOK_SECONDS) - 1
+    assert not short.after(few, few, few << 10)
+    assert short.after(few + 2, few, few << 10)
+
+
+def test_always_is_while_any_come(tmp_path: Path) -> None:
+    always = _Played(tmp_path / "cpu_dma_latency", "always")
+    assert not always.after(0)
+    assert always.after(1, 1, 4 << 20)
+    assert not always.after(0)
+
+
+def test_never_is_never(tmp_path: Path) -> None:
+    assert not _Played(tmp_path / "cpu_dma_latency", "never").after(1000, 1000, 1000)
+
+
+def test_they_may_sleep_again_once_the_agent_ends(tmp_path: Path) -> None:
+    """Whatever ends it: a cancelled task gives back what it holds."""
     device = tmp_path / "cpu_dma_latency"
     device.touch()
     awake = Awake(device)
-    busy = AwakeWhileBusy(awake)
-    busy.look(0, 10.0)
-    assert not awake.held, "nothing was asked for yet"
-    busy.look(5, 11.0)
-    assert awake.held
-    busy.look(5, 11.0 + IDLE_SECONDS / 2)
-    assert awake.held
-    busy.look(6, 12.0 + IDLE_SECONDS)
-    busy.look(6, 12.0 + 1.5 * IDLE_SECONDS)
-    assert awake.held
-    busy.look(6, 12.0 + 2 * IDLE_SECONDS)
-    assert not awake.held
-    busy.look(7, 100.0)
-    assert awake.held
-    busy.end()
+    held: list[bool] = []
+
+    async def play() -> None:
+        with trio.CancelScope() as scope:
+
+            def work_done() -> Work:
+                held.append(awake.held)
+                if len(held) == 3:
+                    scope.cancel()
+                return Work(1000 * len(held), 0, 0)
+
+            await AwakeWhileBusy(awake).keep(work_done)
+
+    trio.run(play, clock=trio.testing.MockClock(autojump_threshold=0.0))
+    assert held == [False, False, True], "the first look has nothing to compare with"
     assert not awake.held
 
 
-def test_it_is_not_asked_for_unless_it_is_wanted(tmp_path: Path) -> None:
-    awake = Awake(tmp_path / "none")
-    AwakeWhileBusy(awake, wanted=False).look(5, 1.0)
-    assert not awake.held
+def test_what_is_told_of_a_wake_up(tmp_path: Path) -> None:
+    device = tmp_path / "cpu_dma_latency"
+    assert wake_up_microseconds(device) is None
+    device.write_bytes(b"\x01")
+    assert wake_up_microseconds(device) is None
+    device.write_bytes(struct.pack("=i", 2_000_000_000))
+    assert wake_up_microseconds(device) == 2_000_000_000

@@ -24,7 +24,7 @@ PROMISED = {
     "kv_put_1m": "GiB/s",
     "kv_put_4m": "GiB/s",
     "kv_get_64k_p50_ms": "ms",
-    "kv_get_64k_awake_p50_ms": "ms",
+    "kv_get_64k_asleep_p50_ms": "ms",
     "redis_get_1m": "GiB/s",
     "redis_tls_get_1m": "GiB/s",
     "hit_ratio": "ratio",

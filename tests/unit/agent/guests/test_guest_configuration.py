@@ -85,7 +85,7 @@ class Ending:
 class TestDoorsThatEnd:
     async def serve(self, stop: trio.Event, **doors: Ending) -> None:
         named: Any = [(name.replace("_", "-"), door) for name, door in doors.items()]
-        await _until_over(named, stop, lambda: None)
+        await _until_over(named, stop)
 
     def test_the_mount(self) -> None:
         trio.run(lambda: self.serve(trio.Event(), fuse=Ending(over=True), virtiofs_0=Ending()))
