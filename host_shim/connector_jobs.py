@@ -14,7 +14,6 @@ An engine calls its connector from its scheduler or its event loop. The connecto
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import threading
 import time
@@ -157,19 +156,3 @@ def within(seconds: float, ask: Callable[[], T], otherwise: T) -> T:
         if result.done():
             raise  # what `ask` raised
         return otherwise  # not in time, or no thread to be had
-
-
-def copy_bytes(target: memoryview, source: memoryview) -> None:
-    """Copy `source` to the beginning of `target`, other threads running meanwhile.
-
-    A slice assignment would hold the interpreter's lock for the whole copy, 2 ms for 16 MiB, and an engine's
-    scheduler with it. Both are contiguous and writable (of which ctypes takes an address); `target` has room.
-    """
-    length = source.nbytes
-    if length > target.nbytes:
-        raise ValueError(f"{length} bytes do not fit into {target.nbytes}")
-    if not length:
-        return
-    into = (ctypes.c_char * length).from_buffer(target)
-    out_of = (ctypes.c_char * length).from_buffer(source)
-    ctypes.memmove(into, out_of, length)

@@ -49,6 +49,7 @@ from host_shim.control_wire import (
 from host_shim.lending import SessionLender
 from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead
 from host_shim.sharing import share
+from host_shim.unlocked_memory import new_memory
 
 Buffer: TypeAlias = bytearray | memoryview
 """Anything writable with the buffer protocol; named for the two that everybody has."""
@@ -240,19 +241,16 @@ class Volume:
                 return None
             try:
                 session.bind_reads(self.name, [key])
-                found = bytearray()
-                while True:
-                    # The second read is a long one: it asks for all that a value may have.
-                    part = bytearray(VALUE_BYTES_MAX - GET_BYTES_FIRST if found else GET_BYTES_FIRST)
-                    length = session.read(0, memoryview(part), len(found))
-                    found += memoryview(part)[:length]
-                    if length < len(part):
-                        break
-                if not found:
-                    return None
-                if len(found) > ONE_REQUEST_BYTES and session.outcomes(1) != [Outcome.HIT]:
+                first = new_memory(GET_BYTES_FIRST)
+                length = session.read(0, first)
+                parts = [first[:length]]
+                if length == GET_BYTES_FIRST:
+                    rest = new_memory(VALUE_BYTES_MAX - GET_BYTES_FIRST)
+                    length += session.read(0, rest, length)
+                    parts.append(rest[: length - GET_BYTES_FIRST])
+                if length > ONE_REQUEST_BYTES and session.outcomes(1) != [Outcome.HIT]:
                     return None  # it broke off in the middle
-                return bytes(found)
+                return b"".join(parts) if length else None
             except SessionDead:
                 return None
             except OSError as refused:

@@ -33,6 +33,7 @@ from host_shim.control_wire import (
     outcomes,
     value_xattr,
 )
+from host_shim.unlocked_memory import new_memory
 
 AGENT_GONE = frozenset(
     {
@@ -321,7 +322,7 @@ class Session:
             raise SessionDead(f"the agent took {written} of the request's {len(request)} bytes")
 
     def _answer(self, operation: Operation, request_id: int, room: int) -> Answer:
-        buffer = memoryview(bytearray(room))
+        buffer = new_memory(room)
         try:
             length = self._files.preadv(self._descriptor, buffer, 0)
             answer = decode_answer_untrusted(buffer[:length])

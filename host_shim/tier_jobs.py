@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from host_shim.connector_jobs import JobRunner, copy_bytes
+from host_shim.connector_jobs import JobRunner
 from host_shim.pool import Buffer
+from host_shim.unlocked_memory import copy_bytes, new_memory
 
 PIECE_BLOCKS = 4
 """Blocks that a thread moves at a time: one round trip for the names, then that many values."""
@@ -210,9 +211,7 @@ class TierJobs:
         """This thread's own."""
         found: list[memoryview] | None = getattr(self._own, "buffers", None)
         if found is None:
-            found = self._own.buffers = [
-                memoryview(bytearray(self._chunk_bytes)) for _ in range(PIECE_BLOCKS)
-            ]
+            found = self._own.buffers = [new_memory(self._chunk_bytes) for _ in range(PIECE_BLOCKS)]
         return found
 
     def _over(self, job: _Job, now: float) -> bool:

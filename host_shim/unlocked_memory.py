@@ -1,0 +1,34 @@
+"""Memory that is made and copied without the interpreter's lock, which an engine's event loop wants."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+MAPPED_BYTES = 128 << 10
+"""Memory of this size and more comes from the kernel."""
+
+
+def new_memory(size: int) -> memoryview:
+    """Writable memory for `size` bytes, at least one, all zero, in which nothing was written.
+
+    A bytearray is zeroed by whoever makes it, with the interpreter's lock: half a millisecond for 1 MiB that
+    is new to the process, and an engine's event loop waits. The kernel zeroes pages as they are first used.
+    """
+    return memoryview(mmap.mmap(-1, size) if size >= MAPPED_BYTES else bytearray(size))
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """Copy `source` to the beginning of `target`, other threads running meanwhile.
+
+    A slice assignment would hold the interpreter's lock for the whole copy, 2 ms for 16 MiB, and an engine's
+    scheduler with it. Both are contiguous and writable (of which ctypes takes an address); `target` has room.
+    """
+    length = source.nbytes
+    if length > target.nbytes:
+        raise ValueError(f"{length} bytes do not fit into {target.nbytes}")
+    if not length:
+        return
+    into = (ctypes.c_char * length).from_buffer(target)
+    out_of = (ctypes.c_char * length).from_buffer(source)
+    ctypes.memmove(into, out_of, length)
