@@ -31,7 +31,8 @@ class ConnectorOptions:
     def __post_init__(self) -> None:
         if not self.mount or not isinstance(self.mount, str):
             raise ValueError('g35: the option "mount" names the folder where the pool is mounted')
-        if not isinstance(self.volume, str) or not 0 < len(self.volume.encode()) <= VOLUME_NAME_BYTES_MAX:
+        is_text = isinstance(self.volume, str)  # an engine's configuration may have anything here
+        if not is_text or not 0 < len(self.volume.encode()) <= VOLUME_NAME_BYTES_MAX:
             raise ValueError(f'g35: "volume" is a volume\'s name, and not {self.volume!r}')
         for name, count in (("threads", self.threads), ("parallel", self.parallel)):
             if type(count) is not int or not 1 <= count <= 64:

@@ -16,8 +16,9 @@ ioctl(2), which FUSE limits to 16 KiB and virtio-fs does not carry everywhere.
 
 A value of up to `AT_ONCE_BYTES` can be had by one request: fgetxattr(2) on the session's file with the name
 `value_xattr(volume, key)` fills the caller's buffer. ENODATA is a miss, ERANGE a value that is longer than
-the buffer; EOPNOTSUPP comes from an agent that wants gets to go through the session, because it learns from
-their order. Nothing of it is listed, cached or settable.
+the buffer (Linux says E2BIG to the caller where the buffer has `AT_ONCE_BYTES`); EOPNOTSUPP comes from an
+agent that wants gets to go through the session, because it learns from their order. Nothing of it is listed,
+cached or settable.
 
 Layout of a request, little-endian:
      0  4  magic "g35q"

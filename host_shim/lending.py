@@ -84,7 +84,7 @@ class SessionLender:
             with self._changed:
                 self._changed.notify()
         if self.closed:  # close() may have looked before this one was back
-            self._drop(self._all_free())
+            self._drop(self._all_free())  # type: ignore[unreachable]
 
     def close(self) -> None:
         """Close the free sessions now, lent ones when they come back. Later calls raise RuntimeError."""

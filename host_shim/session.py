@@ -225,6 +225,8 @@ class Session:
         except OSError as error:
             if error.errno in (errno.ENODATA, errno.EIO):
                 return 0
+            if error.errno == errno.E2BIG:  # what Linux makes of ERANGE where the buffer has 64 KiB
+                raise OSError(errno.ERANGE, os.strerror(errno.ERANGE)) from None
             if error.errno in (errno.ERANGE, errno.ENOENT):
                 raise
             seen = self._seen(error)

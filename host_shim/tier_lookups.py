@@ -80,7 +80,7 @@ class TierLookups:
         if one.found is None and one.until is not None and self._clock() > one.until:
             with self._deciding:
                 late = one.found is None
-                one.found = one.found or False
+                one.found = bool(one.found)
             if late:
                 self._overdue = True
                 self.late += 1

@@ -381,7 +381,7 @@ class FuseSession:
             self._report(opcode, bug)
 
 
-def errno_for_kernel(code: int) -> int:
+def errno_for_kernel(code: object) -> int:
     """`code` where the kernel takes it. It ignores a reply with an errno outside 1 to 511, and the
     caller of the system call would then wait for ever."""
     return code if isinstance(code, int) and 0 < code < 512 else errno.EIO

@@ -68,7 +68,8 @@ class Bandwidth:
 
     @property
     def rate(self) -> int:
-        return self._bucket.rate if self._bucket is not None else 0
+        bucket = self._bucket  # once: another thread may put another in its place
+        return bucket.rate if bucket is not None else 0
 
     def limit(self, rate: int) -> None:
         """Another rate from now on."""
@@ -79,10 +80,10 @@ class Bandwidth:
     def admit(self, lanes: Lanes, deadline: float) -> Steps[bool]:
         """Wait until the debt is paid. False: that takes longer than the deadline, or too many wait."""
         waited = False
-        while self._bucket is not None:
+        while self.rate:
             with self._lock:
-                now = lanes.now()
-                ready = self._bucket.ready_at(now) if self._bucket is not None else now
+                now, bucket = lanes.now(), self._bucket
+                ready = bucket.ready_at(now) if bucket is not None else now
                 if ready <= now:
                     return True
                 if ready > deadline or not self._waiting.enter():
@@ -101,12 +102,14 @@ class Bandwidth:
     def is_ready(self, lanes: Lanes) -> bool:
         """Whether `admit` would not have to wait."""
         with self._lock:
+            bucket = self._bucket
             now = lanes.now()
-            return self._bucket is None or self._bucket.ready_at(now) <= now
+            return bucket is None or bucket.ready_at(now) <= now
 
     def charge(self, lanes: Lanes, size: int) -> None:
         """So many bytes of values were moved."""
-        if self._bucket is not None:
+        if self.rate:
             with self._lock:
-                if self._bucket is not None:
-                    self._bucket.charge(size, lanes.now())
+                bucket = self._bucket
+                if bucket is not None:
+                    bucket.charge(size, lanes.now())

@@ -63,14 +63,14 @@ class KvReading:
             if not self._beginning.acquire(blocking=False) and not (yield Acquire(self._beginning, deadline)):
                 return self._lost(lanes, MissCause.LATE)
             try:
-                bandwidth = self.volume.bandwidth if self._open is None else None
+                bandwidth = self.volume.bandwidth if self._found() is None else None
                 if bandwidth is not None and not (yield from bandwidth.admit(lanes, deadline)):
                     return self._lost(lanes, MissCause.LATE)
-                if self._open is None and self.cause is None:
+                if self._found() is None and not self._is_lost():
                     return (yield from self._range(lanes, offset, into, deadline))
             finally:
                 self._beginning.release()
-            if self.cause is not None:
+            if self._is_lost():
                 return 0
         served = self._from_kept(lanes, offset, into)
         if served is not None:
@@ -85,6 +85,13 @@ class KvReading:
         return None if isinstance(opened, MissCause) else opened.length
 
     # -- how it is done ---------------------------------------------------------------------------
+
+    def _found(self) -> OpenSlot | None:
+        """What another thread may have found by now (a method: tests/rules/test_compiled_narrowing.py)."""
+        return self._open
+
+    def _is_lost(self) -> bool:
+        return self.cause is not None
 
     def _lost(self, lanes: Lanes, cause: MissCause) -> int:
         """The value as a whole is a miss: counted once, and no longer as a hit if its first range was."""
@@ -101,7 +108,7 @@ class KvReading:
     def _served(self, lanes: Lanes, count: int) -> int:
         tally = lanes.tally(self.volume.settings.name)
         with self._counting:
-            if self.cause is not None:
+            if self._is_lost():
                 return 0
             if not self._hit:
                 self._hit = True

@@ -131,10 +131,9 @@ class KvWriting:
 
     def drop(self, lanes: Lanes) -> Steps[None]:
         """Give up. Nothing of the value was sent, so nothing of it is anywhere."""
+        yield from ()  # steps, of which there are none
         self.finished = True
         self._let_go()
-        return
-        yield
 
     # -- how it is done -------------------------------------------------------------------------
 

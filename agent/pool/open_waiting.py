@@ -64,6 +64,7 @@ class OpenReading:
 
     def read(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
         """Fill `into` from `offset` of the value; how many bytes were there. 0 with `cause` set is a miss."""
+        yield from ()  # steps, of which there are none
         if self.cause is not None or not len(into):
             return 0
         tally, value = lanes.tally(self.volume.settings.name), self._value
@@ -85,4 +86,3 @@ class OpenReading:
         if self.volume.bandwidth is not None:
             self.volume.bandwidth.charge(lanes, count)
         return count
-        yield

@@ -89,14 +89,21 @@ class Reading:
             if not self._beginning.acquire(blocking=False) and not (yield Acquire(self._beginning, deadline)):
                 return self._lost(lanes, MissCause.LATE)
             try:
-                if self._open is None:
+                if self._found() is None:
                     return (yield from self._begin(lanes, offset, into, deadline))
             finally:
                 self._beginning.release()
         return (yield from self._continue(lanes, offset, into, deadline))
 
+    def _found(self) -> OpenSlot | None:
+        """What another thread may have found by now (a method: tests/rules/test_compiled_narrowing.py)."""
+        return self._open
+
+    def _is_lost(self) -> bool:
+        return self.cause is not None
+
     def _begin(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
-        if self.cause is not None:
+        if self._is_lost():
             return 0
         bandwidth = self.volume.bandwidth
         if bandwidth is not None and not (yield from bandwidth.admit(lanes, deadline)):
@@ -106,7 +113,7 @@ class Reading:
             return self._lost(lanes, served)
         tally = lanes.tally(self.volume.settings.name)
         with self._counting:
-            if self.cause is not None:
+            if self._is_lost():
                 return 0
             self._hit = True
             tally.gets_hit += 1

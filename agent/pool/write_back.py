@@ -303,13 +303,12 @@ class BackWriting:
 
     def drop(self, lanes: Lanes) -> Steps[None]:
         """Give up what came so far."""
+        yield from ()  # steps, of which there are none
         self.finished = True
         self._data = None
         if self._holds_room:
             self._holds_room = False
             self._back.give_back(self._length)
-        return
-        yield
 
 
 class AlreadyWaiting:
@@ -337,17 +336,15 @@ class AlreadyWaiting:
         return self.finished
 
     def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        yield from ()  # steps, of which there are none
         if not self.finished:
             self.finished = True
             lanes.tally(self.volume.settings.name).puts_already_there += 1
-        return
-        yield
 
     def drop(self, lanes: Lanes) -> Steps[None]:
         """Nothing is kept for it."""
+        yield from ()  # steps, of which there are none
         self.finished = True
-        return
-        yield
 
 
 class BackReading:
@@ -371,6 +368,7 @@ class BackReading:
 
     def read(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
         """Fill `into` from `offset` of the value; how many bytes were there."""
+        yield from ()  # steps, of which there are none
         tally = lanes.tally(self.volume.settings.name)
         if self.cause is not None or not len(into):
             return 0
@@ -389,7 +387,6 @@ class BackReading:
         if self.volume.bandwidth is not None:
             self.volume.bandwidth.charge(lanes, count)
         return count
-        yield
 
 
 class Storing:

@@ -179,11 +179,10 @@ class Writing:
 
     def drop(self, lanes: Lanes) -> Steps[None]:
         """Give up: the reservation goes back; what was written is a slot that nobody names."""
+        yield from ()  # steps, of which there are none
         self.finished = True
         self._tail.clear()
         self._release()
-        return
-        yield
 
     def _give_up(self, lanes: Lanes, why: PutRefused | BadPut) -> Steps[None]:
         lanes.tally(self.volume.settings.name).puts_refused += isinstance(why, PutRefused)

@@ -6,7 +6,7 @@ Driven by the thread of `rdma_listener.py`, which is the only one that calls any
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from nvmeof.controller.rdma_queue import RdmaControllerQueue
@@ -63,7 +63,10 @@ class RdmaConnection:
         wake: Callable[[], None],
         name: str,
     ) -> RdmaConnection:
-        """Make the queue pair for a request that was judged, and accept it. Raises `ConnectionLost`."""
+        """Make the queue pair for a request that was judged, and accept it.
+
+        Raises `ConnectionLost`; `cmid` is the caller's then, who can say no to the host by it.
+        """
         entries = request.host_send_entries
         room = send_room(entries)
         pair = QueuePair(verbs, context, domain, completions, room=room, receives=entries)
@@ -74,7 +77,7 @@ class RdmaConnection:
         try:
             connection._establish(entries, min(host_reads, settings.max_reads))
         except BaseException:
-            connection.end()
+            connection._give_back([pair.close])
             raise
         return connection
 
@@ -132,12 +135,15 @@ class RdmaConnection:
         """Break the queue pair, hang up, give everything back."""
         if self.over:
             return
+        self._give_back([self.cmid.disconnect, self.pair.close, self.cmid.close], reason)
+        log.debug("%s: %s", self.name, self.queue.end_reason)
+
+    def _give_back(self, steps: Sequence[Callable[[], None]], reason: str = "it was not accepted") -> None:
         self.over = True
         self.pair.break_off()
-        for step in (self.cmid.disconnect, self.pair.close, self.cmid.close):
+        for step in steps:
             try:
                 step()
             except self._verbs.error as error:
                 log.debug("%s: %s", self.name, error)
         self.queue.connection_lost(reason)
-        log.debug("%s: %s", self.name, self.queue.end_reason)

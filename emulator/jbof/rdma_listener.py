@@ -81,7 +81,7 @@ class RdmaListener:
         """Listen, and serve in a thread of our own; payload moves straight from and to `media`."""
         verbs, cm = self._verbs, self._verbs.cm_enums
         try:
-            with verbs_errors(verbs, f"cannot listen on {self._address} port {self.port}"):
+            with verbs_errors(verbs, f"RDMA port {self.port}"):
                 self._events = verbs.make_channel(verbs.cmid.CMEventChannel)
                 self._close.append(self._events.channel.close)
                 self._cmid = verbs.cmid.CMID(creator=self._events.channel, port_space=cm.RDMA_PS_TCP)

@@ -422,6 +422,10 @@ class TcpControllerQueue:
         data = request.data
         if data is not None and not request.status:
             self._reading_busy = self._reading.holds(data)
+            if self._digests.data and not self._reading_busy:
+                # It lies in the medium, where a Write may put other bytes before these have left: not those
+                # that the digest is of, and the host would take the connection for broken.
+                data = memoryview(bytes(data))
             # SUCCESS stands for a completion, but tells no SQ head: only without flow control.
             success = session.no_flow_control and not request.result and not session.closes_when_answered
             pdu = C2HData(sqe.cid, 0, len(data), True, success)

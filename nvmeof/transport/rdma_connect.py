@@ -181,9 +181,13 @@ class RdmaLink:
             try:
                 refused = decode_connect_reject_untrusted(private)
             except MalformedPdu:
-                return "nobody listens there"
+                return "it refuses without a reason, as where nobody listens"
             # Without a consumer behind it a rejection has no private data, or only zeros.
-            return f"it refuses: {refused.reason}" if refused.status else "nobody listens there"
+            return (
+                f"it refuses: {refused.reason}"
+                if refused.status
+                else "it refuses without a reason, as where nobody listens"
+            )
         return {
             cm.RDMA_CM_EVENT_ADDR_ERROR: "no RDMA device leads there",
             cm.RDMA_CM_EVENT_ROUTE_ERROR: "there is no route",

@@ -34,16 +34,20 @@ INVALIDATED: Final = 8 | 4
 """IBV_WC_WITH_INV; rdma_rxe passes the kernel's value of the flag through (4). Nothing here sends immediates.
 """
 
+READS_MAX: Final = 128
+"""RDMA READs and atomics of one queue pair at once, each way: what rdma_rxe and the emulated device take."""
+
 _RECEIVED: Final = int(WorkKind.RECEIVE)
 
 
 @contextmanager
 def verbs_errors(verbs: Verbs, what: str) -> Iterator[None]:
-    """What verbs refuse ends the queue."""
+    """What verbs refuse ends the queue. Emulated verbs have a reason behind the errno, which is said too."""
     try:
         yield
     except verbs.error as error:
-        raise ConnectionLost(f"{what}: {error}") from error
+        reason = f" ({error.__cause__})" if error.__cause__ is not None else ""
+        raise ConnectionLost(f"{what}: {error}{reason}") from error
 
 
 class Domain:
@@ -157,6 +161,9 @@ class QueuePair:
         """To `state`, with the attributes that the connection manager has for it."""
         with verbs_errors(self._verbs, "the queue pair"):
             attributes, mask = cmid.init_qp_attr(state)
+            # A peer may offer 255, which is more than devices take.
+            attributes.max_rd_atomic = min(attributes.max_rd_atomic, READS_MAX)
+            attributes.max_dest_rd_atomic = min(attributes.max_dest_rd_atomic, READS_MAX)
             if timeout is not None and state == self._verbs.enums.IBV_QPS_RTS:
                 attributes.timeout = timeout
             self._qp.modify(attributes, mask)

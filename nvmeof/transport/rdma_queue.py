@@ -183,7 +183,7 @@ class RdmaHostQueue:
             if completions.needs_arming:
                 completions.arm()
             self._pump(linked)
-            if command.done or self._linked is None:
+            if self._linked is None or command.done:
                 break
             if time.monotonic() >= deadline:
                 return False
@@ -266,10 +266,10 @@ class RdmaHostQueue:
         while True:
             try:
                 self.connect(deadline)
-            except ConnectRefused as error:
-                if isinstance(error, AuthenticationFailed) or time.monotonic() + RETRY_S >= deadline:
-                    self._die(str(error))
-                    raise ConnectionLost(str(error)) from error
+            except ConnectRefused as refusal:
+                if isinstance(refusal, AuthenticationFailed) or time.monotonic() + RETRY_S >= deadline:
+                    self._die(str(refusal))
+                    raise ConnectionLost(str(refusal)) from refusal
                 time.sleep(RETRY_S)
             except NvmeofError as error:
                 self._die(str(error))

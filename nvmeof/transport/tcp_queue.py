@@ -124,7 +124,7 @@ class TcpHostQueue:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 self._drain()
-                return command.done or (at_least is not None and command.received >= at_least)
+                return (at_least is not None and command.received >= at_least) or command.done
             if queue.output:
                 # As after an R2T. The socket mostly takes it at once; only what it did not needs a poll.
                 self._push()
@@ -190,8 +190,8 @@ class TcpHostQueue:
             count = self._sock.recv_into(buffer, size, flags)
         except BlockingIOError:
             return False
-        except OSError as error:
-            self._die(f"{error.strerror or error}")
+        except OSError as failure:
+            self._die(f"{failure.strerror or failure}")
             return False
         if count == 0:
             self._die("the controller closed the connection" + (" amid a PDU" if self._queue.mid_pdu else ""))
@@ -209,8 +209,8 @@ class TcpHostQueue:
             if not self.alive:
                 return
             self._push()
-            if not self.alive:
-                return
+            if not self.alive:  # since then
+                return  # type: ignore[unreachable]
             buffer = self._queue.next_buffer()
             if not self._receive(buffer, len(buffer), _DONT_WAIT):
                 return

@@ -105,6 +105,8 @@ class Verbs:
         """Make an emulated device at a local address known, if there is none; real ones are there or not."""
         if self._registry is None or any(entry.ip == address for entry in self._registry.devices()):
             return
+        if address in ("0.0.0.0", "::"):
+            raise VerbsUnavailable(f"an emulated device has one address of this machine, and not {address}")
         if _why_not_bound(address) == errno.EADDRINUSE:
             raise VerbsUnavailable(
                 f"{address}: its UDP port {ROCE_PORT} is taken, so the emulated device there is another "

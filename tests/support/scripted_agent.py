@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from host_shim.control_wire import (
+    AT_ONCE_BYTES,
     FLAG_NO_ANSWER,
     Answer,
     MalformedControl,
@@ -222,6 +223,7 @@ class AgentThatGivesAtOnce(ScriptedAgent):
             if value is None:
                 raise OSError(errno.ENODATA, "a miss")
             if len(value) > len(into):
-                raise OSError(errno.ERANGE, "longer")
+                # So says Linux of a buffer that holds the longest attribute (do_getxattr, fs/xattr.c).
+                raise OSError(errno.E2BIG if len(into) >= AT_ONCE_BYTES else errno.ERANGE, "longer")
             into[: len(value)] = value
             return len(value)

@@ -104,8 +104,8 @@ class Sealer:
             version, name = drawn
             try:
                 return (yield from self._put_once(file, position, capacity, data, version, name))
-            except StoreUnreached as refusal:
-                fault = refusal
+            except StoreUnreached as unreached:
+                fault = unreached
                 away.update(self._store.places(name, capacity))
             except StoreUnavailable as refusal:
                 fault = refusal

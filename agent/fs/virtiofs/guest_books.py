@@ -227,7 +227,7 @@ class GuestBooks:
     def settled(self, ino: int, handle: int, writes: int) -> None:
         """What had been written when `writes` was asked for is kept, and all, unless more came since."""
         file = self._held.files.get((ino, handle))
-        if file is None or not file.dirty:
+        if file is None:
             return
         with self._lock:
             if file.dirty and file.writes == writes:

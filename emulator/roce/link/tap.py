@@ -7,6 +7,7 @@ kind sends. Packets of a kernel may so be shown with a wrong identification, and
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Final
@@ -16,14 +17,21 @@ from emulator.roce.nic.verbs import Address, Burst
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.pcap import PcapWriter
 
+log = logging.getLogger(__name__)
+
 BUFFER_BYTES: Final = 1 << 20
 
 
 class TappedLink:
-    """`Link` round a link, which it closes. Raises OSError where the file cannot be written."""
+    """`Link` round a link, which it closes. Raises OSError where the file cannot be made.
+
+    Where it can be written no longer (a full disk), the capture ends there, which is logged; packets go on.
+    """
 
     def __init__(self, link: Link, path: Path) -> None:
         self._link = link
+        self._path = path
+        self._has_ended = False
         self._file = path.open("wb", buffering=BUFFER_BYTES)
         self._writer = PcapWriter(self._file)
 
@@ -80,9 +88,25 @@ class TappedLink:
     def close(self) -> None:
         """See `Link`; the file is complete afterwards."""
         self._link.close()
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as why:
+            self._end(why)
+
+    def _end(self, why: OSError) -> None:
+        if not self._has_ended:
+            self._has_ended = True
+            log.warning("the capture %s ends here, packets go on: %s", self._path, why.strerror)
 
     def _write(self, source: Address, destination: Address, data: memoryview, segment_size: int) -> None:
+        if self._has_ended:
+            return
+        try:
+            self._write_all(source, destination, data, segment_size)
+        except OSError as why:
+            self._end(why)
+
+    def _write_all(self, source: Address, destination: Address, data: memoryview, segment_size: int) -> None:
         flow = flow_of(source.ip, destination.ip, source.port)
         now = time.time()
         peer = destination.ip if source.ip == self._link.address.ip else source.ip

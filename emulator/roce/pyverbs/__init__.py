@@ -11,6 +11,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Final
 
 MODULES: Final = (
@@ -20,13 +24,42 @@ MODULES: Final = (
 """pyverbs' modules that exist here. To import `providers` or `dma_util` is an ImportError that says why."""
 
 
+class _StandIn(Loader, MetaPathFinder):
+    """Gives the modules of this package to who imports those of a `pyverbs` that is this package.
+
+    Python would find them by the package's path and make a second copy of each, whose classes are others.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        if package != "pyverbs" or name not in MODULES:
+            return None
+        if sys.modules.get(package) is not sys.modules[__name__]:
+            return None
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(f"{__name__}.{spec.name.partition('.')[2]}")
+        self._own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own  # it stays what it is; the import has just given it another
+
+
+sys.meta_path.insert(0, _StandIn())
+
+
 def install() -> None:
     """Be `pyverbs` for everything that is imported in this process from now on.
 
-    A real pyverbs that has been imported already stays what it is to those who hold it.
+    A real pyverbs that has been imported already stays what it is to those who hold it. To put this package
+    at `sys.modules["pyverbs"]` is enough where no module of a real pyverbs has been imported before.
     """
     for name in [name for name in sys.modules if name == "pyverbs" or name.startswith("pyverbs.")]:
         del sys.modules[name]
     sys.modules["pyverbs"] = sys.modules[__name__]
     for name in MODULES:
-        sys.modules[f"pyverbs.{name}"] = importlib.import_module(f"{__name__}.{name}")
+        importlib.import_module(f"pyverbs.{name}")

@@ -16,6 +16,7 @@ from emulator.roce.nic.verbs import Access, Bind, MwType, VerbsError
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, forsake, give_back, listing, refusal
 from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type, ibv_rereg_mr_flags
+from emulator.roce.pyverbs.own_memory import is_memory
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ class MR(PyverbsCM):
             # The kernel registers no region without a page (ib_umem_get).
             raise PyverbsRDMAError(refused, errno.EINVAL)
         if address:
+            if not is_memory(address, length, wanted):
+                raise PyverbsRDMAError(refused, errno.EFAULT)
             self._memory, self._buf = mem_alloc.view(address, length), address
         else:
             self._memory = _allocated(length, bool(access & ibv_access_flags.IBV_ACCESS_HUGETLB))

@@ -18,6 +18,9 @@ import trio
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from emulator.jbof.faults import ErrorFault, FlipFault
 from emulator.jbof.process import EnclosureProcess
+from emulator.jbof.rdma_connection import RdmaConnection
+from emulator.roce.pyverbs.cmid import CMID
+from emulator.roce.pyverbs.qp_attributes import QPAttr
 from nvmeof.errors import ConnectionLost, LocalProtocolError, NvmeofError
 from nvmeof.host import commands
 from nvmeof.host.bring_up import SessionConfig, connect_command
@@ -210,6 +213,34 @@ def run(link: RdmaLink, steps: object, deadline: float) -> None:
 def test_rejections(enclosure: Enclosure, request_: ConnectRequest | bytes, status: RejectStatus) -> None:
     words = status.name.lower().replace("_", " ")
     assert words in dial(enclosure, request_)
+    assert dial(enclosure, ConnectRequest(0, 32, 32)) == "accepted"
+
+
+@pytest.mark.parametrize("offered", [1, 128, 129, 255])
+def test_a_peer_may_offer_more_reads_than_a_device_takes(
+    enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch, offered: int
+) -> None:
+    """As it stands in its REQ or REP, of which the connection manager makes the attributes."""
+    made = CMID.init_qp_attr
+
+    def with_offer(self: CMID, state: int) -> tuple[QPAttr, int]:
+        attributes, mask = made(self, state)
+        attributes.max_rd_atomic = attributes.max_dest_rd_atomic = offered
+        return attributes, mask
+
+    monkeypatch.setattr(CMID, "init_qp_attr", with_offer)
+    assert dial(enclosure, ConnectRequest(0, 32, 32)) == "accepted"
+
+
+def test_a_host_that_cannot_be_accepted_is_told_why(
+    enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: RdmaConnection, entries: int, reads: int) -> None:
+        raise ConnectionLost("scripted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RdmaConnection, "_establish", fail)
+        assert "no resources" in dial(enclosure, ConnectRequest(0, 32, 32))
     assert dial(enclosure, ConnectRequest(0, 32, 32)) == "accepted"
 
 

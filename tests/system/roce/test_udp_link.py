@@ -6,6 +6,7 @@ import errno
 import os
 import select
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -226,3 +227,27 @@ def test_a_tap_captures_both_ways_and_passes_everything_on(
     assert tapped.fileno() == -1
     # A file header, then four packets: a record header and an IPv4 and a UDP header before each payload.
     assert capture.stat().st_size == 24 + 4 * (16 + 28) + 2500 + 6
+
+
+def test_a_capture_that_cannot_be_written_ends_and_packets_go_on(
+    links: tuple[UdpLink, UdpLink], expects_log: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    expects_log("the capture /dev/full ends here, packets go on: No space left on device")
+    first, second = links
+    tapped, packet = TappedLink(first, Path("/dev/full")), bytes(4096)
+    for _ in range(300):  # more than waits to be written, twice
+        tapped.send(burst(second, packet))
+        assert take(second)[0] == packet
+    tapped.close()
+    assert tapped.fileno() == -1
+    assert len(caplog.records) == 1
+
+
+def test_a_capture_that_cannot_be_completed_says_so(
+    links: tuple[UdpLink, UdpLink], expects_log: Callable[..., None]
+) -> None:
+    expects_log("the capture /dev/full ends here")
+    tapped = TappedLink(links[0], Path("/dev/full"))
+    tapped.send(burst(links[1], b"one"))
+    tapped.close()
+    assert tapped.fileno() == -1

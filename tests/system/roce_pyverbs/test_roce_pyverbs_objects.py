@@ -114,6 +114,23 @@ def test_a_descriptor_that_does_not_block_says_eagain() -> None:
         assert refused.value.error_code == errno.EAGAIN
 
 
+def test_what_is_no_memory_is_not_registered() -> None:
+    with two_sides() as (left, _):
+        pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        libc, middle = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p(start + mmap.PAGESIZE)
+        assert libc.mprotect(middle, mmap.PAGESIZE, mmap.PROT_READ) == 0
+        read_only = (start + mmap.PAGESIZE, mmap.PAGESIZE, e.IBV_ACCESS_LOCAL_WRITE)
+        reaches_in = (start, mmap.PAGESIZE + 1, EVERYTHING)
+        for address, length, access in [(0x10, 64, 1), (1 << 63, 64, 1), read_only, reaches_in]:
+            with pytest.raises(PyverbsRDMAError) as refused:
+                MR(left.pd, length, access, address=address)
+            assert refused.value.error_code == errno.EFAULT
+        MR(left.pd, 3 * mmap.PAGESIZE, 0, address=start).close()
+        assert libc.mprotect(middle, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+        MR(left.pd, 3 * mmap.PAGESIZE, EVERYTHING, address=start).close()
+
+
 def test_memory_that_exists_is_registered_by_its_address() -> None:
     with two_sides() as (left, right):
         mapping = mmap.mmap(-1, 8192)

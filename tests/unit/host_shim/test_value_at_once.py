@@ -62,6 +62,18 @@ def test_a_longer_value_is_said_to_be_so(volume: Volume) -> None:
         volume.get_into(KEY, bytearray(4999))
 
 
+def test_one_longer_than_any_attribute_does_not_end_that_way(
+    agent: AgentThatGivesAtOnce, volume: Volume
+) -> None:
+    volume.put(KEY, b"x" * (AT_ONCE_BYTES + 1))
+    volume.put(OTHER, b"y" * AT_ONCE_BYTES)
+    with pytest.raises(BufferTooSmall, match="longer than the buffer of 65536 bytes"):
+        volume.get_into(KEY, bytearray(AT_ONCE_BYTES))
+    agent.requests.clear()
+    assert volume.get_into(OTHER, bytearray(AT_ONCE_BYTES)) == AT_ONCE_BYTES
+    assert (agent.at_once, agent.requests) == (2, [])
+
+
 def test_an_unknown_volume_is_wrong_use(agent: AgentThatGivesAtOnce) -> None:
     with Pool("/nowhere", files=agent) as pool, pytest.raises(UnknownVolume):
         pool.volume("nobodys").get_into(KEY, bytearray(10))

@@ -166,6 +166,24 @@ def test_a_wrong_header_digest() -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False])
+def test_a_data_digest_is_of_what_is_sent(direct: bool) -> None:
+    """Also where a Write reaches the medium before the data of a Read have left the queue."""
+    storage, data_alone = HeapStorage(direct=direct), Digests(data=True)
+    target, _ = make_target(storage)
+    _, cntlid = open_admin(target)
+    io = RawHost(target, digests=data_alone)
+    assert io.connect(1, cntlid).status == 0
+    storage.memory[:4096] = b"o" * 4096
+    capsule = encode_header(CapsuleCmd(Sqe(IoOpcode.READ, 1, 1, transport(4096))), data_alone)
+    io.queue.next_buffer()[: len(capsule)] = capsule
+    io.queue.received(len(capsule), io.now)
+    outgoing = io.queue.outgoing()
+    storage.memory[:4096] = b"n" * 4096
+    pdu = b"".join(outgoing)[: 24 + 4096 + 4]
+    assert int.from_bytes(pdu[-4:], "little") == crc32c(pdu[24:-4])
+
+
+@pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_wrong_data_digest_fails_the_command_and_nothing_else(direct: bool, inside: bool) -> None:
     storage = HeapStorage(direct=direct)

@@ -27,17 +27,20 @@ from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR, swapped
 MAPPED = "0000:0000:0000:0000:0000:ffff:7f00:0002"
 
 
-def test_installed_it_is_pyverbs_for_who_imports_it(repository: Path) -> None:
+@pytest.mark.parametrize("how", ["ours.install()", "sys.modules['pyverbs'] = ours"])
+def test_installed_it_is_pyverbs_for_who_imports_it(repository: Path, how: str) -> None:
     """In a process of its own, where a real pyverbs may be installed, too."""
     program = (
         "import sys, emulator.roce.pyverbs as ours\n"
-        "ours.install()\n"
+        f"{how}\n"
         "import pyverbs, pyverbs.enums as e\n"
         "from pyverbs.qp import QP\n"
         "from pyverbs.pyverbs_error import PyverbsRDMAError\n"
         "import emulator.roce.pyverbs.qp as here\n"
         "assert pyverbs is ours and QP is here.QP and e.IBV_QPT_RC == 2\n"
+        "assert here.__spec__.name == 'emulator.roce.pyverbs.qp'\n"
         f"for name in {MODULES!r}:\n"
+        "    __import__('pyverbs.' + name)\n"
         "    assert sys.modules['pyverbs.' + name] is sys.modules['emulator.roce.pyverbs.' + name]\n"
         "for name in ('providers.mlx5.mlx5dv', 'dma_util'):\n"
         "    try:\n"
