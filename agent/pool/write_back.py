@@ -91,6 +91,7 @@ class WriteBack:
         self.bytes_held = 0
         """Of values that wait and of those that are on their way in."""
         self.lost = 0
+        self.last_refusal = "they waited too long"
         """Values that were given up. Written by the thread that stores."""
         self._values: OrderedDict[bytes, Waiting] = OrderedDict()
         self._lock = threading.Lock()
@@ -161,11 +162,14 @@ class WriteBack:
             except (PutRefused, BadPut) as refused:
                 # The put was acknowledged; if it comes to nothing it is one that was lost.
                 tally.puts_refused = refused_before
-                # No slot, no room, an erased volume: that will not be otherwise later. A key that was
-                # rotated away is: the next try seals with the new one.
-                final = isinstance(refused, BadPut) or refused.cause is None or self.volume.erased
-                if not final and lanes.now() - value.since < self.keep_seconds:
+                # No slot, no room, an erased volume: that will not be otherwise later. It will be where an
+                # enclosure is away, for nothing is evicted meanwhile, and where a key was rotated away: the
+                # next try seals with the new one.
+                may_pass = not isinstance(refused, BadPut) and (refused.cause is not None or refused.passes)
+                in_time = lanes.now() - value.since < self.keep_seconds
+                if may_pass and in_time and not self.volume.erased:
                     return False
+                self.last_refusal = str(refused)
                 self.give_up(value, lanes)
                 return True
             if value.pinned_until:
@@ -427,9 +431,10 @@ class Storing:
         total = sum(lost.values())
         if total > self._lost_told:
             log.warning(
-                "%d acknowledged values were not stored in time and are lost (by volume, in all: %s)",
+                "%d acknowledged values could not be stored and are lost (by volume, in all: %s): %s",
                 total - self._lost_told,
                 lost,
+                {back.volume.settings.name: back.last_refusal for back in self._backs if back.lost},
             )
             self._lost_told, self._lost_told_at = total, time.monotonic()
 

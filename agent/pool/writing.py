@@ -43,11 +43,15 @@ TIME_MAX: Final = (1 << 32) - 1
 
 
 class PutRefused(Exception):
-    """The value was not stored. `cause` says whether the enclosures are to blame; None: no room."""
+    """The value was not stored. `cause` says whether the enclosures are to blame; None: no room.
 
-    def __init__(self, why: str, cause: MissCause | None = None) -> None:
+    `passes`: there may be room again once an enclosure that is away is back.
+    """
+
+    def __init__(self, why: str, cause: MissCause | None = None, passes: bool = False) -> None:
         super().__init__(why)
         self.cause = cause
+        self.passes = passes
 
 
 class BadPut(Exception):
@@ -261,7 +265,8 @@ class Writing:
                 room = yield from room_for(volume, lanes, usable, may_evict=may_evict, deadline=deadline)
                 if room is Room.NONE:
                     lanes.tally(volume.settings.name).puts_refused += 1
-                    raise PutRefused(f"the tenant of volume {volume.settings.name} has used up its quota")
+                    used_up = f"the tenant of volume {volume.settings.name} has used up its quota"
+                    raise PutRefused(used_up, passes=not everywhere)
                 self._room_set_aside = True
             self._reserve(lanes, usable, everywhere=everywhere, exchange=room is Room.EXCHANGE)
         finally:
@@ -311,7 +316,9 @@ class Writing:
                 return
         self._release()
         lanes.tally(self.volume.settings.name).puts_refused += 1
-        raise PutRefused(f"volume {volume.settings.name} has no slot for this key that may be used")
+        since = "" if everywhere else " while an enclosure is away"
+        why = f"volume {volume.settings.name} has no slot for this key that may be used{since}"
+        raise PutRefused(why, passes=not everywhere)
 
     def _take(self, lanes: Lanes, cached: CachedSet, choice: Choice) -> bool:
         volume, slot = self.volume, choice.slot

@@ -35,6 +35,9 @@ LOOKS: Final = 2
 what names it along. So many looks are taken, one for a command and one for its data, and what was answered by
 then is sent together; otherwise each answer wakes the host up."""
 
+WAIT_MAX_S: Final = 3600.0
+"""Then the queue is looked at again, whether something has come or not."""
+
 LINGER_S: Final = 1.0
 """How long a host that broke the protocol gets to read why, before the connection is reset."""
 
@@ -132,8 +135,9 @@ class Connection:
         if not queue.ending:
             mask |= select.POLLIN
         poll.register(self._sock, mask)
-        left = queue.deadline() - time.monotonic()
-        ready = dict(poll.poll(None if left == math.inf else math.ceil(max(0.0, left) * 1000)))
+        # A host may ask for a keep-alive time of 49 days, and poll(2) takes 24.
+        left = min(max(0.0, queue.deadline() - time.monotonic()), WAIT_MAX_S)
+        ready = dict(poll.poll(math.ceil(left * 1000)))
         if self._wake_fd in ready:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import G35Error, UserError
+from agent.fs.mounting import may_mount
 
 PRESTAGE_MEMORY = "256M"
 S3_BUCKET = "kvcache"
@@ -224,6 +225,8 @@ def agent_toml(
         f"state = {text(layout.agent_state)}",
         f"key_file = {text(layout.key)}",
         f"door = {text(options.door)}",
+        # Others may enter a mount of root's; anybody else's takes a permission of the machine's for that.
+        f"allow_other = {str(may_mount()).lower()}",
         f"workers = {options.workers}",
         f"read_deadline_ms = {options.read_deadline_ms}",
         f"directory_fresh_ms = {0 if options.shared else DIRECTORY_FRESH_MS}",

@@ -137,7 +137,7 @@ def test_values_longer_than_a_workers_buffer_are_stored_in_pieces() -> None:
     assert agent.get(key_of(7)) == value
 
 
-@pytest.mark.expects_log("1 acknowledged values were not stored")
+@pytest.mark.expects_log("1 acknowledged values could not be stored")
 def test_what_flash_does_not_take_is_tried_again_and_given_up_in_the_end(
     back: PoolAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,11 +155,11 @@ def test_what_flash_does_not_take_is_tried_again_and_given_up_in_the_end(
     store_all(back)
     assert (back.tally.puts_lost, waiting.bytes_held) == (1, 0)
     assert get(back, 1) is MissCause.ENCLOSURE_DOWN
-    assert "1 acknowledged values were not stored" in caplog.text
+    assert "1 acknowledged values could not be stored" in caplog.text
     assert back.tally.puts_refused == 0, "the put was acknowledged: it is lost, not refused"
 
 
-@pytest.mark.expects_log("1 acknowledged values were not stored")
+@pytest.mark.expects_log("1 acknowledged values could not be stored")
 def test_an_erased_volume_serves_nothing_that_waits(back: PoolAgent) -> None:
     put(back, 1)
     reading = new_reading(back.volume, key_of(1))
@@ -199,7 +199,7 @@ def test_half_a_value_is_not_kept(back: PoolAgent) -> None:
         assert (len(waiting), waiting.bytes_held) == (0, 0)
 
 
-@pytest.mark.expects_log("could not be stored", "1 acknowledged values were not stored")
+@pytest.mark.expects_log("could not be stored", "1 acknowledged values could not be stored")
 def test_a_bug_while_storing_costs_that_value_and_no_other(
     back: PoolAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +298,7 @@ class OneSeat(WaitingRoom):
         raise AssertionError("the thread of all tenants waits for one of them")
 
 
-@pytest.mark.expects_log("1 acknowledged values were not stored")
+@pytest.mark.expects_log("1 acknowledged values could not be stored")
 def test_one_tenants_limit_holds_nobody_else_up(back: PoolAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_back, "RETRY_SECONDS", 0.0)
     other = MemoryPool().agent()
