@@ -29,7 +29,7 @@ _watch_key = pytest.StashKey[LogWatch]()
 
 # In this process nothing is compiled, because tests put other methods into our objects, which compiled
 # classes do not let them. What the tests start is compiled. With G35_COMPILED set (it may be empty) it
-# decides for both.
+# decides for both (tests/support/all_rungs.py runs some so).
 if "G35_COMPILED" not in os.environ:
     os.environ["G35_COMPILED"] = "no"
     importlib.import_module("nvmeof")
@@ -55,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "expects_log(*patterns): log lines of WARNING and above that this test may cause"
     )
+    config.addinivalue_line("markers", "interpreted: not with compiled modules, whose classes are fixed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in a job that a script put into the background: the programs under test would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,6 +78,13 @@ def _rung(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rung)
+    from nvmeof import compiled  # not before it is settled above what is compiled
+
+    if compiled.state == "compiled":
+        why = pytest.mark.skip(reason="it puts something else in the place of what compiled code is bound to")
+        for item in items:
+            if item.get_closest_marker("interpreted") is not None:
+                item.add_marker(why)
 
 
 def pytest_collection_finish() -> None:

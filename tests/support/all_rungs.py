@@ -1,14 +1,15 @@
 """What `make test` runs: ruff, mypy, the import rules and every rung, in two streams while the lab runs.
 
 An emulated guest keeps about one core busy for ten minutes. So do, one after the other, the checks, the tests
-that only compute, and those system tests that look at no clock: they share a machine well. The other system
-tests, which start many processes and look at clocks, come last and have it to themselves. What the lab says
-is kept and printed when it has ended. Where a check fails there are no tests. The exit code is the first that
-is not 0.
+that only compute, those system tests that look at no clock, and some tests again with compiled modules: they
+share a machine well. The other system tests, which start many processes and look at clocks, come last and
+have it to themselves. What the lab says is kept and printed when it has ended. Where a check fails there are
+no tests. The exit code is the first that is not 0.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from nvmeof import compiled
 from tests.support.compiling import compile_all
 
 TESTS = Path(__file__).parents[1]
@@ -27,6 +29,8 @@ CALM = (
     "virtiofs",
 )  # fmt: skip
 """Folders of system tests that another stream does not disturb."""
+TWICE = ("unit/pool", "unit/files", "unit/fs")
+"""Run compiled as well: what the translator makes of the agent's own work with threads and generators."""
 END_SECONDS = 60
 NO_TESTS = 5
 """pytest's exit code where its options leave no test of a rung."""
@@ -48,6 +52,12 @@ def pytest_of(folders: Sequence[str], words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *(str(TESTS / folder) for folder in folders), *words]
 
 
+def run_compiled(words: Sequence[str]) -> int:
+    """Some folders of tests with compiled modules in the tests' own process; the exit code."""
+    environment = {**os.environ, compiled.SWITCH: ""}
+    return subprocess.call(pytest_of(TWICE, words), env=environment)
+
+
 def run_all(words: Sequence[str]) -> int:
     """Run every rung, `words` being options of pytest's for each; the exit code."""
     compile_all()
@@ -56,7 +66,7 @@ def run_all(words: Sequence[str]) -> int:
         try:
             if failed := subprocess.call(CHECKS):
                 return failed
-            codes = [subprocess.call(pytest_of(beside_the_lab(), words))]
+            codes = [subprocess.call(pytest_of(beside_the_lab(), words)), run_compiled(words)]
             print("the lab, which began beside these:", flush=True)
             codes.append(lab.wait())
             said.seek(0)

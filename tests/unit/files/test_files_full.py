@@ -189,6 +189,7 @@ def test_open_files_stay_and_without_any_other_it_is_enospc(world: World) -> Non
     world.calls.close(held)
 
 
+@pytest.mark.interpreted
 def test_an_evicted_file_goes_under_all_its_names_and_its_number_is_stale(world: World) -> None:
     world.restart(on_full="evict")
     fill(world, 2)

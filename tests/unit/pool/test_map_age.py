@@ -37,6 +37,7 @@ def watched() -> MapAge:
     return age
 
 
+@pytest.mark.interpreted
 def test_what_was_looked_at_before_a_sleep_is_not_fresh_after_it(machine: Machine) -> None:
     age = watched()
     assert not age.is_fresh(100.0)
@@ -50,6 +51,7 @@ def test_what_was_looked_at_before_a_sleep_is_not_fresh_after_it(machine: Machin
     assert age.is_fresh(100.2)
 
 
+@pytest.mark.interpreted
 def test_a_look_that_the_machine_slept_through_is_as_old_as_its_beginning(machine: Machine) -> None:
     age, lanes = watched(), MemoryLanes([])
 
@@ -63,6 +65,7 @@ def test_a_look_that_the_machine_slept_through_is_as_old_as_its_beginning(machin
     assert not age.is_fresh(lanes.now())
 
 
+@pytest.mark.interpreted
 def test_the_time_to_seal_with_a_new_key_comes_while_the_machine_sleeps(machine: Machine) -> None:
     turn = KeyTurn(cast(SlotCodec, None), 50.0)
     assert not turn.is_due(49.0)

@@ -84,6 +84,7 @@ def test_golden_slots_open(suite: str) -> None:
 
 
 @every_suite
+@pytest.mark.interpreted
 def test_golden_slots_are_written_the_same(suite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     golden = json.loads(VECTORS.read_text())["slots"][suite]
     monkeypatch.setattr("agent.pool.slot.random_bytes", lambda count: bytes(range(0xA0, 0xA0 + count)))

@@ -78,6 +78,7 @@ class UsedUp:
         raise AssertionError("nothing is sealed")
 
 
+@pytest.mark.interpreted
 def test_a_key_that_is_used_up_acknowledges_nothing(agent: PoolAgent) -> None:
     agent.volume.codec.count_in(UsedUp())
     with pytest.raises(PutRefused, match="rotate it"):

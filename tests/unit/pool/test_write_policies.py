@@ -200,6 +200,7 @@ def test_half_a_value_is_not_kept(back: PoolAgent) -> None:
 
 
 @pytest.mark.expects_log("could not be stored", "1 acknowledged values could not be stored")
+@pytest.mark.interpreted
 def test_a_bug_while_storing_costs_that_value_and_no_other(
     back: PoolAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +300,7 @@ class OneSeat(WaitingRoom):
 
 
 @pytest.mark.expects_log("1 acknowledged values could not be stored")
+@pytest.mark.interpreted
 def test_one_tenants_limit_holds_nobody_else_up(back: PoolAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_back, "RETRY_SECONDS", 0.0)
     other = MemoryPool().agent()

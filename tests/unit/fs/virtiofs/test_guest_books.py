@@ -189,6 +189,7 @@ def test_a_record_that_was_damaged_ends_the_books(path: Path) -> None:
     books.close()
 
 
+@pytest.mark.interpreted
 def test_a_folder_that_is_opened_for_ever_takes_no_room_in_the_file(path: Path) -> None:
     books = books_at(path)
     books.agreed(AGREED)
@@ -273,6 +274,7 @@ def test_a_disk_that_is_full_from_the_start(path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.expects_log("no room for the books")
+@pytest.mark.interpreted
 def test_a_disk_that_fills_leaves_no_books_to_believe(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     books = books_at(path)
     books.agreed(AGREED)

@@ -210,6 +210,7 @@ class TestFlushes:
         refused(errno.EIO, lambda: third.fsync(ino, other, False))
         settle(third.fsync(ino, other, False), RUN)
 
+    @pytest.mark.interpreted
     def test_an_orderly_end_completes_no_value(self, tmp_path: Path) -> None:
         """A flush is a value's end: half of one would be there as a whole."""
         tree = SlowFlush(Values(70_000))
@@ -235,6 +236,7 @@ class Finishing:
             pass
 
 
+@pytest.mark.interpreted
 def test_a_folder_counts_as_often_as_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest_view, "HANDLES_MAX", 3)
     view = GuestView(MemoryFileSystem())
@@ -274,6 +276,7 @@ class TestAfterAKill:
         assert settle(again.write(ino, handle, 0, memoryview(b"new")), RUN) == 3
         settle(again.fsync(ino, handle, False), RUN)
 
+    @pytest.mark.interpreted
     def test_a_value_is_looked_up_again_and_read_from_its_beginning(self, path: Path) -> None:
         view = GuestView(Values(100_000), books_at(path))
         ino = settle(view.lookup(ROOT, 1, b"key"), RUN).attributes.ino
@@ -292,6 +295,7 @@ class TestAfterAKill:
         again.forget(ino, 1)
         assert values.lookups == 0
 
+    @pytest.mark.interpreted
     def test_a_value_that_is_gone_is_stale_and_costs_nothing_to_forget(self, path: Path) -> None:
         view = GuestView(Values(100_000), books_at(path))
         ino = settle(view.lookup(ROOT, 1, b"key"), RUN).attributes.ino
@@ -305,6 +309,7 @@ class TestAfterAKill:
         again.forget(ino, 1)
         assert again.held == (0, 0)
 
+    @pytest.mark.interpreted
     def test_a_half_written_value_and_a_session_are_gone(self, path: Path) -> None:
         books = books_at(path)
         value, session, file = (face << FACE_SHIFT | 70_000 for face in (FACE_KV, FACE_CONTROL, FACE_FILES))
