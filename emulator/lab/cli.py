@@ -50,7 +50,10 @@ def lab(context: typer.Context) -> None:
 @app.command("test")
 def run_chosen_tests(
     pytest_arguments: Annotated[
-        list[str], typer.Argument(help="Handed on to pytest, e.g. -- -k discover", default_factory=list)
+        list[str],
+        typer.Argument(
+            help="Handed on to pytest, e.g. -- -k discover", default_factory=list, show_default=False
+        ),
     ],
 ) -> None:
     """Run the tests in tests/lab, with options for pytest."""

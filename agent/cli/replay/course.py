@@ -80,7 +80,8 @@ def draw(samples: list[Sample], file: Path, title: str) -> None:
             for before, after in steps
         ]  # fmt: skip
 
-    ratio.plot([one.seconds for one in samples], [100 * one.hits / max(one.blocks, 1) for one in samples])
+    asked = [one for one in samples if one.blocks]
+    ratio.plot([one.seconds for one in asked], [100 * one.hits / one.blocks for one in asked])
     ratio.set(title=title, ylabel="hit ratio so far, %", ylim=(0, 100))
     throughput.plot(middles, rates("bytes_read"), label="read")
     throughput.plot(middles, rates("bytes_written"), label="written")
