@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from emulator.roce.nic.nic import Nic
 
 MAX_EVENTS: Final = 1024
-"""Asynchronous events that wait to be taken; later ones are counted and lost."""
+"""Asynchronous events that wait to be taken; later ones are counted and lost. A program that looks has a few
+at most, one that never looks misses nothing by it."""
 
 
 class Objects(ABC):
@@ -69,6 +70,8 @@ class Objects(ABC):
         self.counters: Counter[str] = Counter()
         self.async_events: deque[AsyncEvent] = deque()
         self.on_async_event: Callable[[], None] | None = None
+        self.on_gone: Callable[[object], None] | None = None
+        """Called with what was destroyed, for who keeps events of it elsewhere than in `async_events`."""
         self.keys = KeyTable(self.limits, rng)
         self.ready: deque[QueuePair] = deque()
         self.running: dict[RetryClock, Callable[[float], None]] = {}
@@ -157,6 +160,7 @@ class Objects(ABC):
         self._known(cq, self._cqs, "completion queue")
         self._unused(cq.users, "completion queue")
         self._cqs.discard(cq)
+        self._forget_events_of(cq)
 
     def create_srq(
         self, pd: ProtectionDomain, max_wr: int, max_sge: int, limit: int = 0
@@ -185,6 +189,7 @@ class Objects(ABC):
         self._unused(srq.users, "shared receive queue")
         self._srqs.discard(srq)
         srq.pd.users -= 1
+        self._forget_events_of(srq)
 
     def create_ah(self, pd: ProtectionDomain, av: AddressVector) -> AddressHandle:
         """ibv_create_ah."""
@@ -294,6 +299,7 @@ class Objects(ABC):
         qp.recv_cq.users -= 1
         if qp.srq is not None:
             qp.srq.users -= 1
+        self._forget_events_of(qp)
 
     def close(self) -> None:
         """Everything goes at once, as with a process; no memory is touched afterwards."""
@@ -329,6 +335,17 @@ class Objects(ABC):
         self.async_events.append(event)
         if self.on_async_event is not None:
             self.on_async_event()
+
+    def _forget_events_of(self, element: object) -> None:
+        """Events of what is destroyed go with it, as the kernel discards those that nobody has taken
+        (ib_uverbs_release_uevent)."""
+        events = self.async_events
+        for _ in range(len(events)):
+            event = events.popleft()
+            if event.element is not element:
+                events.append(event)
+        if self.on_gone is not None:
+            self.on_gone(element)
 
     def _overrun(self, cq: CompletionQueue) -> None:
         self.raise_event(AsyncEvent(EventType.CQ_ERR, cq))

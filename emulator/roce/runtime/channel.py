@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
@@ -19,10 +20,11 @@ so only a program that never looks gets here; then events are dropped and counte
 
 
 class EventChannel(Generic[T]):
-    """A row of events with a descriptor."""
+    """A row of events with a descriptor, `most` of them at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_EVENTS) -> None:
         self.dropped = 0
+        self._most = most
         self._events: deque[T] = deque()
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -42,7 +44,7 @@ class EventChannel(Generic[T]):
         """Add an event; one for a closed channel is forgotten."""
         if self._descriptor < 0:
             return
-        if len(self._events) >= MAX_EVENTS:
+        if len(self._events) >= self._most:
             self.dropped += 1
             return
         self._events.append(event)
@@ -57,6 +59,15 @@ class EventChannel(Generic[T]):
         if not self._events:
             os.eventfd_read(self._descriptor)
         return event
+
+    def discard(self, unwanted: Callable[[T], bool]) -> None:
+        """Take out the events for which this is true; nobody gets them."""
+        kept = [event for event in self._events if not unwanted(event)]
+        if len(kept) == len(self._events):
+            return
+        self._events = deque(kept)
+        if not kept:
+            os.eventfd_read(self._descriptor)
 
     def close(self) -> None:
         """Give the descriptor back; events that wait are lost. Closing twice is fine."""

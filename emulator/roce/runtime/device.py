@@ -27,7 +27,9 @@ from emulator.roce.link.base import Link
 from emulator.roce.link.raw import RawCheckedLink
 from emulator.roce.link.tap import TappedLink
 from emulator.roce.link.udp import UdpLink, interface_mtu
+from emulator.roce.nic.counters import Count
 from emulator.roce.nic.nic import Nic
+from emulator.roce.nic.objects import MAX_EVENTS
 from emulator.roce.nic.verbs import AsyncEvent, Limits, Mtu
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import CannotOpen
@@ -124,9 +126,10 @@ class Device:
         self.nic.solve_identification = self.nic.segments_numbered
         self.cm = ConnectionManager(ip, self.nic.guid, chance, mtu=self.mtu, times=times)
         self.endpoint = Endpoint(self.nic, self.cm)
-        self.async_events: EventChannel[AsyncEvent] = EventChannel()
+        self.async_events: EventChannel[AsyncEvent] = EventChannel(MAX_EVENTS)
         """Asynchronous events of the device, behind a descriptor."""
-        self.endpoint.on_async_event = self.async_events.push
+        self.endpoint.on_async_event = self._keep_event
+        self.nic.on_gone = self._forget_events_of
         self._seat = Seat(self.endpoint, link, name, clock)
         self._seat.start()
 
@@ -134,6 +137,15 @@ class Device:
         link = RawCheckedLink(ip) if check_in_full else UdpLink(ip)
         link.on_no_offload = lambda address: self.nic.number_segments(address, False)
         return link
+
+    def _keep_event(self, event: AsyncEvent) -> None:
+        dropped = self.async_events.dropped
+        self.async_events.push(event)
+        self.nic.counters[Count.EVENTS_LOST] += self.async_events.dropped - dropped
+
+    def _forget_events_of(self, element: object) -> None:
+        # Else a program that takes no events (an enclosure, an agent) keeps every queue pair that failed.
+        self.async_events.discard(lambda event: event.element is element)
 
     def __repr__(self) -> str:
         return f"<Device {self.name} at {self.ip}{', closed' if self.closed else ''}>"

@@ -7,10 +7,13 @@ import pytest
 
 from emulator.roce.nic.verbs import (
     Access,
+    AsyncEvent,
     Bind,
     EventType,
     MwType,
+    QpCapabilities,
     QpState,
+    QpType,
     SendFlags,
     SendOpcode,
     WcFlags,
@@ -196,6 +199,23 @@ def test_our_memory_deregistered_meanwhile(opcode: SendOpcode) -> None:
     so_far = bytes(a.memory.view)
     assert pair.run_until(1)[0].status is WcStatus.LOC_PROT_ERR
     assert bytes(a.memory.view) == so_far
+
+
+def test_events_of_what_is_destroyed_go_with_it() -> None:
+    pair = Pair()
+    b = pair.b
+    other = b.nic.create_qp(b.pd, QpType.RC, b.cq, b.cq, QpCapabilities(1, 1, 1, 1, 0))
+    full = b.nic.create_cq(1)
+    for qp in (b.qp, other, b.qp):
+        qp.tell(EventType.QP_FATAL)
+    b.nic.raise_event(AsyncEvent(EventType.CQ_ERR, full))
+    gone: list[object] = []
+    b.nic.on_gone = gone.append
+    b.nic.destroy_qp(b.qp)
+    assert [event.element for event in b.nic.async_events] == [other, full]
+    b.nic.destroy_cq(full)
+    assert [event.element for event in b.nic.async_events] == [other]
+    assert gone == [b.qp, full]
 
 
 # --- memory windows ---------------------------------------------------------------------------------------

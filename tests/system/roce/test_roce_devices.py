@@ -13,6 +13,8 @@ import pytest
 
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
+from emulator.roce.nic.counters import Count
+from emulator.roce.nic.objects import MAX_EVENTS
 from emulator.roce.nic.verbs import EventType, QpCapabilities, QpState, QpType, SendOpcode, WcStatus
 from emulator.roce.runtime import (
     CannotOpen,
@@ -268,6 +270,30 @@ def test_a_channel_is_readable_exactly_while_events_wait() -> None:
     channel.push(4)
     assert channel.closed
     assert (len(channel), channel.fileno()) == (0, -1)
+
+
+def test_events_that_nobody_takes_are_few_and_hold_nothing_that_is_destroyed() -> None:
+    program = Program(some_ip())
+    try:
+        device, nic = program.device, program.device.nic
+        events = device.async_events
+        with device.turn():
+            for _ in range(100):
+                qp = nic.create_qp(
+                    program.pd, QpType.RC, program.cq, program.cq, QpCapabilities(1, 1, 1, 1, 0)
+                )
+                qp.tell(EventType.QP_ACCESS_ERR)
+                assert len(events) == 1
+                nic.destroy_qp(qp)
+                assert not events
+                assert not readable(events.fileno())
+            for _ in range(MAX_EVENTS + 3):
+                program.qp.tell(EventType.QP_ACCESS_ERR)
+            assert (len(events), nic.counters[Count.EVENTS_LOST]) == (MAX_EVENTS, 3)
+            nic.destroy_qp(program.qp)
+            assert not events
+    finally:
+        program.close()
 
 
 def test_a_completion_channel_wakes_select_without_any_driver(pair: tuple[Program, Program]) -> None:
