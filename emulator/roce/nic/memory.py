@@ -3,7 +3,8 @@
 Every byte that the device reads or writes for a program is reached through a `Span`: a range of a region
 that was checked against its key, domain, access rights and bounds when the work began, and whose region is
 looked at again at each use. A region that has been deregistered has no memory any more, so it is never
-touched again, whatever is still under way (IBTA 10.6).
+touched again, whatever is still under way (IBTA 10.6). What a window opens is reached through a `Grant`, one
+for each time that it is bound, which has no memory any more once it is invalidated, freed or bound anew.
 
 Keys are 32 bits: 24 of table index and 8 that change with every use of a place (10.6.3), so that a stale key
 misses. L_Key and R_Key of a region are the same number, as with rxe.
@@ -112,28 +113,49 @@ class MemoryRegion:
         self.array = self.view = None
 
 
+class Grant:
+    """The memory of a region for as long as a window stays bound to it."""
+
+    __slots__ = ("array", "view")
+
+    def __init__(self, region: MemoryRegion) -> None:
+        self.array = region.array
+        self.view = region.view
+
+    def forget(self) -> None:
+        """Let go of the memory for good."""
+        self.array = self.view = None
+
+
 class MemoryWindow:
     """A part of a region under an R_Key of its own (struct ibv_mw); `region` is None while it is not bound.
 
     Type 1 belongs to its domain; type 2 to the queue pair that bound it (2B, IBTA 10.6.7.2.4).
     """
 
-    __slots__ = ("access", "address", "length", "offset", "pd", "qpn", "region", "rights", "rkey", "type")
+    __slots__ = (
+        "access", "address", "grant", "length", "offset", "pd", "qpn", "region", "rights", "rkey", "type",
+    )  # fmt: skip
 
     def __init__(self, pd: ProtectionDomain, kind: MwType, key: int) -> None:
         self.pd = pd
         self.type = kind
         self.rkey = key
         self.region: MemoryRegion | None = None
+        self.grant: Grant | None = None
+        """There is one while it is bound."""
         self.address = self.offset = self.length = self.qpn = 0
         self.access = Access(0)
         self.rights = 0
 
     def unbind(self) -> None:
-        """Nothing is reached by this window until it is bound again."""
+        """Nothing is reached by this window until it is bound again, by messages under way neither."""
         if self.region is not None:
             self.region.windows -= 1
             self.region = None
+        if self.grant is not None:
+            self.grant.forget()
+            self.grant = None
 
 
 class InlineData:
@@ -286,6 +308,8 @@ class KeyTable:
 
     def forget_all(self) -> None:
         """The device closes: nothing is reached any more."""
+        for window in self._windows.values():
+            window.unbind()
         for region in self._regions.values():
             region.forget()
         self._regions.clear()
@@ -320,7 +344,7 @@ class KeyTable:
                 raise ProtectionFault("the region does not grant this access")
             return SpanList((Span(region, region.offset_of(address, length), length),))
         window = self._windows.get(rkey >> 8)
-        if window is None or window.rkey != rkey or window.region is None or window.pd is not pd:
+        if window is None or window.rkey != rkey or window.grant is None or window.pd is not pd:
             raise ProtectionFault(f"R_Key {rkey:#x} is not valid here")
         if window.type is MwType.TYPE_2 and window.qpn != qpn:
             raise ProtectionFault("the window belongs to another queue pair")
@@ -329,7 +353,7 @@ class KeyTable:
         offset = address - window.address
         if offset < 0 or offset + length > window.length:
             raise ProtectionFault("outside the window")
-        return SpanList((Span(window.region, window.offset + offset, length),))
+        return SpanList((Span(window.grant, window.offset + offset, length),))
 
     def bind(self, window: MemoryWindow, qpn: int, pd: ProtectionDomain, bind: Bind, rkey: int) -> None:
         """Carry out a bind (IBTA 10.6.7.2). ProtectionFault where it is not allowed. A type 2 window must be
@@ -359,7 +383,8 @@ class KeyTable:
         offset = region.offset_of(bind.address, bind.length)
         window.unbind()
         region.windows += 1
-        window.region, window.offset, window.length = region, offset, bind.length
+        window.region, window.grant = region, Grant(region)
+        window.offset, window.length = offset, bind.length
         window.address = 0 if asked & _ZERO_BASED else bind.address
         window.access = bind.access
         window.rights = asked

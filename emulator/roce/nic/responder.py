@@ -345,7 +345,7 @@ class Responder:
         except _Refusal:
             self._count(Count.NO_RESOURCE)
             return
-        self.responses.answer(ReadAnswer(psn, end, spans, 0, length, self._messages))
+        self.responses.answer(ReadAnswer(psn, end, spans, 0, length, self._messages, again=True))
 
     # --- rows ---------------------------------------------------------------------------------------------
 

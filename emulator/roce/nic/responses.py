@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import ProtectionFault, SpanList
 from emulator.roce.nic.verbs import Burst
 from emulator.roce.wire.bth import LOW_24_BITS
@@ -43,7 +44,7 @@ class AtomicAnswer:
 @dataclass(slots=True)
 class ReadAnswer:
     """Packets `psn` to `end` - 1, of which `psn` is the next to go; they carry `length` bytes of `spans` from
-    `offset` on. `begun` once the first has gone."""
+    `offset` on. `begun` once the first has gone; `again` where the peer may have had them all before."""
 
     psn: int
     end: int
@@ -51,6 +52,7 @@ class ReadAnswer:
     offset: int
     length: int
     messages: int
+    again: bool = False
     begun: bool = False
 
 
@@ -99,20 +101,27 @@ class Responses:
 
     def next_burst(self) -> Burst | None:
         """The next packets."""
-        if not self._row:
-            return None
-        head = self._row[0]
-        if isinstance(head, ReadAnswer):
+        while self._row:
+            head = self._row[0]
+            if not isinstance(head, ReadAnswer):
+                self._row.popleft()
+                return self._packet(head)
             try:
                 return self._read_packets(head)
             except ProtectionFault:
-                # The region went while it was read: the peer's access has become invalid.
+                if head.again:
+                    # As with a duplicate that comes now: the peer may have had it, and so the key has gone.
+                    self._qp.device.counters[Count.NO_RESOURCE] += 1
+                    self._row.popleft()
+                    continue
+                # The memory went while it was read: the peer's access has become invalid.
                 self._row.clear()
                 syndrome = nak_syndrome(NakCode.REMOTE_ACCESS_ERROR)
-                head = Acknowledgement(head.psn, syndrome, head.messages)
                 self._qp.responder_failed()
-        else:
-            self._row.popleft()
+                return self._packet(Acknowledgement(head.psn, syndrome, head.messages))
+        return None
+
+    def _packet(self, head: Acknowledgement | AtomicAnswer) -> Burst:
         extended = AETH.pack(self._syndrome_word(head))
         opcode = Opcode.ACKNOWLEDGE
         if isinstance(head, AtomicAnswer):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.roce.nic.counters import Count
-from emulator.roce.nic.verbs import Access, Address, Mtu, QpState, SendOpcode, WcStatus
+from emulator.roce.nic.verbs import Access, Address, Bind, Mtu, MwType, QpState, SendOpcode, WcStatus
 from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, NakCode, Reth, nak_syndrome
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.icrc import ICRC_BYTES, icrc_of
@@ -86,6 +86,71 @@ def _with(position: int, value: int) -> object:
         return _sealed(bytes(changed))
 
     return change
+
+
+def _window(victim: Victim) -> int:
+    """A window of type 2 over all of its memory; the R_Key."""
+    end = victim.end
+    window = end.nic.alloc_mw(end.pd, MwType.TYPE_2)
+    rkey = window.rkey & ~0xFF | 0x77
+    bind = Bind(end.region, end.region.address, 4096, Access.REMOTE_WRITE | Access.REMOTE_READ)
+    end.post(SendOpcode.BIND_MW, window=window, window_rkey=rkey, bind=bind)
+    victim.nic.take_output(0.0)
+    assert [c.status for c in end.polled()] == [WcStatus.SUCCESS]
+    return rkey
+
+
+def _invalidate(victim: Victim, rkey: int) -> None:
+    victim.end.post(SendOpcode.LOCAL_INV, invalidate_rkey=rkey)
+    burst = victim.nic.next_burst(0.0)
+    assert burst is None
+    assert [c.status for c in victim.end.polled()] == [WcStatus.SUCCESS]
+
+
+@pytest.mark.parametrize("bound_again", [False, True])
+def test_a_write_under_way_ends_where_its_window_is_invalidated(bound_again: bool) -> None:
+    victim = Victim()
+    end, rkey = victim.end, _window(victim)
+    victim.hear(Opcode.WRITE_FIRST, payload=b"A" * MTU, reth=Reth(end.region.address, rkey, 3 * MTU))
+    _invalidate(victim, rkey)
+    if bound_again:
+        _window(victim)
+    so_far = bytes(end.memory.view)
+    victim.hear(Opcode.WRITE_MIDDLE, payload=b"B" * MTU)
+    assert victim.nak() == nak_syndrome(NakCode.REMOTE_ACCESS_ERROR)
+    victim.hear(Opcode.WRITE_LAST, payload=b"C" * MTU)
+    assert bytes(end.memory.view) == so_far
+    assert so_far[:MTU] == b"A" * MTU
+    assert end.qp.state is QpState.ERR
+
+
+def test_a_read_under_way_ends_where_its_window_is_invalidated() -> None:
+    victim = Victim()
+    rkey = _window(victim)
+    victim.hear(Opcode.READ_REQUEST, reth=Reth(victim.end.region.address, rkey, 4 * MTU))
+    first = victim.nic.next_burst(0.0)
+    assert first is not None
+    assert decode_packet_untrusted(first.data, BACK, 0).opcode is Opcode.READ_RESPONSE_FIRST
+    victim.nic.keys.invalidate(victim.end.pd, victim.end.qp.number, rkey)
+    assert victim.nak() == nak_syndrome(NakCode.REMOTE_ACCESS_ERROR)
+    assert victim.end.qp.state is QpState.ERR
+
+
+def test_a_read_that_is_answered_again_may_lose_its_window_meanwhile() -> None:
+    victim = Victim()
+    rkey = _window(victim)
+    read = {"reth": Reth(victim.end.region.address, rkey, 64)}
+    psn = victim.psn
+    victim.hear(Opcode.READ_REQUEST, **read)
+    assert [answer.opcode for answer in victim.said()] == [Opcode.READ_RESPONSE_ONLY]
+    # It comes again, for impatience; the answer to the first is there before this one is answered.
+    victim.hear(Opcode.READ_REQUEST, psn=psn, **read)
+    victim.end.receive(victim.end.sge(0, 64))
+    victim.hear(Opcode.SEND_ONLY_WITH_INVALIDATE, payload=b"done", invalidate=rkey)
+    assert all(answer.opcode is Opcode.ACKNOWLEDGE for answer in victim.said())
+    assert victim.end.polled()[-1].status is WcStatus.SUCCESS
+    assert victim.end.qp.state is QpState.RTS
+    assert victim.counted[Count.NO_RESOURCE] == 1
 
 
 DROPPED = [

@@ -165,12 +165,17 @@ def test_windows_of_type_1_are_anybodys_in_the_domain(keys: KeyTable, pd: Protec
     access = Access.REMOTE_WRITE | Access.ZERO_BASED
     keys.bind(window, 7, pd, Bind(region, BASE + 8, 8, access), window.rkey)
     (span,) = keys.remote(pd, 99, window.rkey, 0, 8, Access.REMOTE_WRITE).spans
-    assert span == Span(region, 8, 8)
+    assert (span.offset, span.length) == (8, 8)
+    assert span.backing.view == region.view
     with pytest.raises(ProtectionFault):
         keys.invalidate(pd, 7, window.rkey)
     keys.bind(window, 7, pd, Bind(region, BASE, 0, access), window.rkey)
     with pytest.raises(ProtectionFault):
         keys.remote(pd, 99, window.rkey, 0, 8, Access.REMOTE_WRITE)
+    # What began while it was bound reaches nothing either, bound again or not.
+    keys.bind(window, 7, pd, Bind(region, BASE, 8, access), window.rkey)
+    with pytest.raises(ProtectionFault, match="gone"):
+        SpanList((span,)).place(0, memoryview(b"late"))
 
 
 def test_windows_are_bounded(keys: KeyTable, pd: ProtectionDomain) -> None:
