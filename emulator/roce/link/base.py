@@ -83,7 +83,7 @@ class Link(Protocol):
 
     def receive(self) -> Received | None:
         """The next burst, or None if there is none now. It may be several that have come one after the other
-        with the same segment size."""
+        with the same segment size. OSError where nothing will ever come again."""
 
     def send(self, burst: Burst) -> None:
         """Send it, or keep a copy until the socket takes it, or count why it was lost. Raises nothing."""

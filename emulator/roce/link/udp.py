@@ -83,6 +83,17 @@ _NOBODY_THERE: Final = {
     errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN,
     errno.EADDRNOTAVAIL, errno.EPERM, errno.EACCES,
 }  # fmt: skip
+MAX_REPORTS: Final = 64
+"""Errors that one call takes from the socket. Those that tell of datagrams which found nobody may be more, at
+a peer's will: the others wait for the next call, and the device's lock is let go of meanwhile. Where all are
+of another kind (no socket, a sandbox without recvmmsg) they stay for good, and are for whoever drives."""
+
+_TOLD_BY_PEERS: Final = {
+    errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOSTDOWN, errno.EACCES,
+    errno.ENOPROTOOPT, errno.EMSGSIZE, errno.EOPNOTSUPP, errno.ENONET, errno.EPROTO,
+}  # fmt: skip
+"""What ICMP messages become at a socket (Linux: icmp_err_convert, icmpv6_err_convert)."""
+
 _OFFLOAD_REFUSED: Final = {errno.EINVAL, errno.EIO, errno.EMSGSIZE, errno.EOPNOTSUPP, errno.ENOPROTOOPT}
 
 
@@ -201,13 +212,15 @@ class UdpLink:
         counters, inbox, held = self.counters, self._inbox, self._held
         if inbox.stride != self._stride:
             inbox.lay_out(self._stride)
-        while True:
+        strange = 0
+        for _ in range(MAX_REPORTS):
             arrived = inbox.receive(self._descriptor)
             if not arrived:
                 if inbox.error == errno.EAGAIN or inbox.error == errno.EBADF:
                     return False
                 if inbox.error != errno.EINTR:
                     self._read_errors(inbox.error)
+                    strange += inbox.error not in _TOLD_BY_PEERS
                 continue
             for index in range(arrived):
                 start, count, segment_size, name, truncated = inbox.burst(index)
@@ -224,6 +237,9 @@ class UdpLink:
                     self._stride = _most_of(segment_size)
             if held:
                 return True
+        if strange < MAX_REPORTS:
+            return False
+        raise OSError(inbox.error, f"{os.strerror(inbox.error)}, for good, at the socket of {self!r}")
 
     def _read_errors(self, number: int) -> None:
         if number in _NOBODY_THERE:
@@ -234,7 +250,7 @@ class UdpLink:
 
     def _empty_error_queue(self) -> None:
         """Else poll reports it for ever."""
-        while True:
+        for _ in range(MAX_REPORTS):
             try:
                 self._socket.recvmsg(0, 512, socket.MSG_ERRQUEUE)
             except OSError:

@@ -43,6 +43,19 @@ def test_a_burst_is_one_call_on_either_side(links: tuple[UdpLink, UdpLink]) -> N
     assert (second.counters.bursts_received, second.counters.bytes_received) == (1, len(data))
 
 
+def test_a_descriptor_that_is_no_socket_is_an_error_and_no_endless_loop() -> None:
+    link = UdpLink(some_ip())
+    other = os.open(os.devnull, os.O_RDONLY)
+    try:
+        os.dup2(other, link.fileno())
+        with pytest.raises(OSError, match="for good") as found:
+            link.receive()
+        assert found.value.errno == errno.ENOTSOCK
+    finally:
+        os.close(other)
+        link.close()
+
+
 @pytest.mark.parametrize("size", [1, 20, SEGMENT])
 def test_a_single_datagram(links: tuple[UdpLink, UdpLink], size: int) -> None:
     first, second = links
