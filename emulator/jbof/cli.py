@@ -215,9 +215,15 @@ def _serve(
     settings: EnclosureSettings, control: Path | None, rpc: Path | None, ready_file: Path | None
 ) -> None:
     stop = threading.Event()
+    failures: list[str] = []
+
+    def fail(why: str) -> None:
+        failures.append(why)
+        stop.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with Enclosure(settings) as enclosure, contextlib.ExitStack() as at_the_end:
+    with Enclosure(settings, fail) as enclosure, contextlib.ExitStack() as at_the_end:
         if control is not None:
             at_the_end.callback(ControlServer(enclosure, control).close)
         if rpc is not None:
@@ -230,6 +236,9 @@ def _serve(
         typer.echo(f"ready {ready}")
         sys.stdout.flush()
         stop.wait()
+        if failures:
+            # Of no use any more, and whoever looks after it begins it anew once the process has ended.
+            raise EnclosureError(failures[0])
 
 
 # --- the verbs that talk to a running one ---------------------------------------------------------------

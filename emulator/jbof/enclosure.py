@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -112,10 +112,17 @@ class EnclosureSettings:
 
 
 class Enclosure:
-    """Serves from `start` to `close`. Drives are numbered from 0; the namespace id is the number plus 1."""
+    """Serves from `start` to `close`. Drives are numbered from 0; the namespace id is the number plus 1.
 
-    def __init__(self, settings: EnclosureSettings) -> None:
+    `on_failure` is told, from any thread, why it cannot go on where a bug or the machine ends its serving:
+    whoever runs it closes it then, and may begin anew.
+    """
+
+    def __init__(
+        self, settings: EnclosureSettings, on_failure: Callable[[str], None] = lambda why: None
+    ) -> None:
         self.settings = settings
+        self._on_failure = on_failure
         self.target = Target(settings.controller)
         self.port = 0
         self.ports: tuple[int, ...] = ()
@@ -407,7 +414,7 @@ class Enclosure:
 
     def _listen_rdma(self, address: str, port: int) -> RdmaListener:
         """Raises `NvmeofError`."""
-        listener = RdmaListener(self.target, self.settings.rdma, address, port)
+        listener = RdmaListener(self.target, self.settings.rdma, address, port, self._on_failure)
         blocks = [drive for drive in self.drives if isinstance(drive, Drive)]
         windows = [drive.medium.window(0, drive.medium.size) for drive in blocks]
         listener.start([window for window in windows if window is not None])

@@ -50,10 +50,21 @@ STOP_S: Final = 5.0
 
 
 class RdmaListener:
-    """Listens from `start` to `close`. Raises `ConnectionLost` or `VerbsUnavailable` where it cannot."""
+    """Listens from `start` to `close`. Raises `ConnectionLost` or `VerbsUnavailable` where it cannot.
 
-    def __init__(self, target: Target, settings: RdmaSettings, address: str, port: int) -> None:
+    `on_failure` is called once, from its thread, where that ends by an error and nobody is served any more.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        settings: RdmaSettings,
+        address: str,
+        port: int,
+        on_failure: Callable[[str], None],
+    ) -> None:
         self._target = target
+        self._on_failure = on_failure
         self._settings = settings
         self._address = address
         self.port = port
@@ -139,17 +150,21 @@ class RdmaListener:
     # --- the thread ---------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        why: Exception | None = None
         try:
             while not self._stopping:
                 self._round()
-        except Exception:
+        except Exception as error:
             # The last line of defence; without its thread the enclosure answers nobody, and says why.
             log.exception("the RDMA thread of the enclosure ends")
+            why = error
         finally:
             for connection in list(self._by_pair.values()):
                 connection.end("the enclosure stops")
             self._by_pair.clear()
             self._by_cmid.clear()
+            if why is not None and not self._stopping:
+                self._on_failure(f"nobody is served at {self._address}:{self.port} any more: {why}")
 
     def _round(self) -> None:
         """Everything that is there now, then wait for more."""

@@ -55,6 +55,11 @@ processor time for each get, though two in three of them found something."""
 MAX_SLEEP_S: Final = 3600.0
 """Longest sleep in poll(), for want of a shorter reason."""
 
+MAX_TROUBLE_S: Final = 0.25
+TELL_S: Final = 60.0
+"""After an error the progress thread waits, twice as long each time up to the first of these, and it tells of
+errors once in the second: an error that stays takes neither the processor nor the disk."""
+
 log = logging.getLogger(__name__)
 
 
@@ -153,6 +158,9 @@ class Seat:
         self._door = threading.Lock()
         self._parked = threading.Event()
         self._parked_long = False
+        self._told_at: float | None = None
+        self._untold = 0
+        """Errors of the progress thread since then."""
         self._progressing = threading.Thread(target=self._progress, name=f"roce-{name}", daemon=True)
 
     def start(self) -> None:
@@ -410,28 +418,37 @@ class Seat:
 
     def _drive_alone(self, grip: Grip, seen: int) -> None:
         """Without taking the seat, so that whoever comes can have it at once."""
+        trouble = 0.0
         while not self.closed and not self._taken and self.drives == seen:
             try:
                 more = self._round(_never)
                 self._settle()
             except Exception:
                 # A bug of ours. The device goes on for the sake of those who wait for something else.
-                log.exception("the progress thread met an error")
-                more = False
+                self._tell_of_error()
+                trouble = min(max(2 * trouble, PARK_S), MAX_TROUBLE_S)
+                self._wait_parked(grip, trouble)
+                continue
+            trouble = 0.0
             if more:
                 self._offer(grip)
             else:
                 self._sleep(grip, self._progress_sleep, self._clock(), None)
+
+    def _tell_of_error(self) -> None:
+        now = self._clock()
+        if self._told_at is None or now - self._told_at >= TELL_S:
+            log.exception("the progress thread met an error; %d more since it said so last", self._untold)
+            self._told_at, self._untold = now, 0
+        else:
+            self._untold += 1
 
     def _park(self, grip: Grip) -> None:
         """Stay away until no driver has been seen for a while. With the lock held, let go inside."""
         patience = PARK_S
         while not self.closed:
             seen, occupied = self.drives, self._taken
-            self._parked.clear()
-            grip.release()
-            self._parked.wait(patience)
-            grip.acquire()
+            self._wait_parked(grip, patience)
             if self.drives != seen:
                 patience = min(2 * patience, MAX_PARK_S)
                 continue
@@ -440,10 +457,13 @@ class Seat:
             if occupied:
                 # The same driver for all that time: it calls when it leaves.
                 self._parked_long = True
-                self._parked.clear()
-                grip.release()
-                self._parked.wait()
-                grip.acquire()
+                self._wait_parked(grip, None)
+
+    def _wait_parked(self, grip: Grip, patience: float | None) -> None:
+        self._parked.clear()
+        grip.release()
+        self._parked.wait(patience)
+        grip.acquire()
 
     # --- the end -----------------------------------------------------------------------
 

@@ -205,6 +205,29 @@ def test_the_progress_thread_survives_a_bug(stand: Stand, expects_log: Callable[
     wait_until(lambda: b"good" in stand.engine.got)
 
 
+def test_an_error_that_stays_is_told_once_and_met_ever_more_rarely(
+    stand: Stand, expects_log: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    expects_log("the progress thread met an error")
+    met: list[float] = []
+
+    def trip(data: bytes) -> None:
+        met.append(time.monotonic())
+        raise RuntimeError("a bug")
+
+    stand.engine.trip = trip
+    stand.link.endless = True
+    stand.other.send(b"there is something")
+    wait_until(lambda: len(met) > 10)
+    # 1 ms, twice that, and so on to 250.
+    assert met[10] - met[0] >= 0.75
+    assert len([record for record in caplog.records if "met an error" in record.message]) == 1
+    stand.engine.trip = lambda data: None
+    stand.link.endless = False
+    stand.other.send(b"good")
+    wait_until(lambda: b"good" in stand.engine.got)
+
+
 def test_an_error_in_a_drivers_round_is_the_drivers_and_frees_the_seat(stand: Stand) -> None:
     def condition() -> bool:
         raise RuntimeError("the condition's own")
