@@ -7,6 +7,7 @@ import logging
 from agent.config import Configuration
 from agent.errors import G35Error
 from agent.inline.root_keys import RootKey
+from agent.pool.begun_puts import BegunPuts
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.kv_volume import KvVolume
 from agent.pool.operations import AnyVolume
@@ -24,6 +25,7 @@ def open_volumes(
     Raises ConfigError where the root key is not the pool's.
     """
     volumes: list[AnyVolume] = []
+    begun = BegunPuts()
     for entry in pool_map.volumes:
         if pool_map.is_erased(entry):
             log.info("volume %s is not served: its tenant was erased", entry.name)
@@ -36,7 +38,7 @@ def open_volumes(
         secret = pool_map.secret(entry, root)
         settings, timing = pool_map.settings(entry), configuration.agent.timing
         if settings.shares:
-            volumes.append(KvVolume(settings, secret, timing))
+            volumes.append(KvVolume(settings, secret, timing, begun=begun))
         else:
-            volumes.append(Volume(settings, secret, cache, timing))
+            volumes.append(Volume(settings, secret, cache, timing, begun=begun))
     return volumes

@@ -22,6 +22,7 @@ from typing import Final
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
 from agent.pool.bandwidth import Bandwidth
+from agent.pool.begun_puts import BegunPuts
 from agent.pool.kept_units import KeptUnits
 from agent.pool.kv_steps import KvLanes, KvPending, kv_lanes
 from agent.pool.placement import Extent, Placement
@@ -35,9 +36,6 @@ from agent.pool.volume import LOADS_IN_FLIGHT, Timing, VolumeSettings, fault_cau
 
 REMEMBERED_KEYS: Final = 1 << 16
 """Keys of a volume of which this agent remembers the last use, or that it evicted them. 100 bytes each."""
-
-PIECES_BYTES: Final = 256 << 20
-"""Memory for values that come in pieces, and wait for their last one; more of them are refused."""
 
 ROOM_UNIT: Final = 4096
 """What values are reckoned to take up, each in whole units: our enclosure's, and close to any drive's."""
@@ -73,26 +71,6 @@ class _Memory:
         return self._entries.get(key)
 
 
-class PiecesRoom:
-    """How much of PIECES_BYTES is taken. Safe from any thread."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bool:
-        """Set `size` bytes aside; False where there are not so many."""
-        with self._lock:
-            if self.taken + size > PIECES_BYTES:
-                return False
-            self.taken += size
-            return True
-
-    def give_back(self, size: int) -> None:
-        with self._lock:
-            self.taken -= size
-
-
 class Account:
     """How full one namespace is, as far as is known here: what it said of itself, and what was done since.
 
@@ -122,11 +100,18 @@ class KvVolume:
     """One volume, opened with its secret. Shared by all workers; its operations are steps."""
 
     def __init__(
-        self, settings: VolumeSettings, secret: SecretKey, timing: Timing, lba_bytes: int = 4096
+        self,
+        settings: VolumeSettings,
+        secret: SecretKey,
+        timing: Timing,
+        lba_bytes: int = 4096,
+        begun: BegunPuts | None = None,
     ) -> None:
+        """`begun`: as of `Volume`."""
         self.settings = settings
         self.timing = timing
         self.turns = Turns()
+        self.begun = begun if begun is not None else BegunPuts()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
         self.kept_units = KeptUnits(self.unit_buffers)
         self.bandwidth: Bandwidth | None = None
@@ -137,7 +122,6 @@ class KvVolume:
         self._use(secret)
         self._nguids = {each.namespace: each.nguid for each in settings.shares}
         self.accounts = {each.namespace: Account(each.bytes) for each in settings.shares}
-        self.pieces = PiecesRoom()
         self.uses = _Memory()
         """When this agent last stored or served a key (by pseudonym): microseconds since the epoch."""
         self.evicted = _Memory()

@@ -2,7 +2,7 @@
 
 Read writing.py first; a `KvWriting` serves the same calls. A Store is all or nothing, so that there is no
 order to keep, nothing to reserve and nothing that a crash could leave half done. The price is that a value
-which comes in pieces waits in memory until its last one; all of a volume together have PIECES_BYTES for that.
+which comes in pieces waits in memory until its last one; begun_puts.py bounds what waits.
 
 The first write of a key wins, as everywhere: the Store asks for it ("only if absent"). Where the key has a
 value, its header is looked at, and one that proves nothing or has expired is stored over.
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from agent.inline.suites import PROOF_BYTES
+from agent.pool.begun_puts import GIVEN_UP, TOO_MANY, BegunPut
 from agent.pool.kv_room import make_room
 from agent.pool.kv_steps import KvPending, kv_lanes
 from agent.pool.kv_volume import KvVolume, room_of, wait_for_key
@@ -26,7 +27,7 @@ STORE_TRIES: Final = 4
 """With room made before each but the first; between the two others may take it."""
 
 
-class KvWriting:
+class KvWriting(BegunPut):
     """One value being written. `length` where it is known from the start, None where close decides."""
 
     def __init__(
@@ -51,7 +52,6 @@ class KvWriting:
         self._ttl_seconds = ttl_seconds or volume.settings.ttl_seconds
         self._may_evict = may_evict
         self._pieces = bytearray()
-        self._pieces_room = 0
         self._ranges: list[tuple[int, int]] = []
         self._end = 0
         self._stored = False
@@ -83,6 +83,8 @@ class KvWriting:
             return True
         if not len(data):
             return False
+        if self._waits:
+            self._want_kept()
         if any(start < end and offset < stop for start, stop in self._ranges):
             self._give_up(BadPut("bytes of a value are written once"))
         self._end = max(self._end, end)
@@ -92,12 +94,6 @@ class KvWriting:
         if len(data) == self._length:
             yield from self._put(lanes, data, deadline)
             return True
-        if not self._pieces_room:
-            size = self._length or self.volume.settings.value_bytes
-            if not self.volume.pieces.take(size):
-                lanes.tally(self.volume.settings.name).puts_refused += 1
-                self._give_up(PutRefused("too many values are being written in pieces", MissCause.LATE))
-            self._pieces_room = size
         if len(self._pieces) < end:
             self._pieces.extend(bytes(end - len(self._pieces)))
         self._pieces[offset:end] = data
@@ -106,6 +102,10 @@ class KvWriting:
         if self._length is not None and self._ranges == [(0, self._length)]:
             yield from self.finish(lanes, deadline)
             return True
+        held = self._length or self.volume.settings.value_bytes
+        if not self._wait_for_more(self.volume.begun, self.volume.settings.volume_id, held, lanes):
+            lanes.tally(self.volume.settings.name).puts_refused += 1
+            self._give_up(PutRefused(TOO_MANY, MissCause.LATE))
         return False
 
     def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
@@ -119,6 +119,8 @@ class KvWriting:
         if not self._end:
             self.finished = True
             return
+        if self._waits:
+            self._want_kept()
         if self._ranges != [(0, self._end)] or (self._length is not None and self._end != self._length):
             self._give_up(BadPut(f"a value of {self._length or self._end} bytes with a hole in it"))
         if refusal := self.volume.refusal:
@@ -133,6 +135,11 @@ class KvWriting:
         """Give up. Nothing of the value was sent, so nothing of it is anywhere."""
         yield from ()  # steps, of which there are none
         self.finished = True
+        if not self._was_given_up(self.volume.begun, self.volume.settings.volume_id):
+            self._let_go()
+
+    def abandon(self, lanes: Lanes) -> None:
+        lanes.tally(self.volume.settings.name).puts_refused += 1
         self._let_go()
 
     # -- how it is done -------------------------------------------------------------------------
@@ -150,8 +157,15 @@ class KvWriting:
     def _let_go(self) -> None:
         """What waited in memory is stored, or never will be."""
         self._pieces = bytearray()
-        room, self._pieces_room = self._pieces_room, 0
-        self.volume.pieces.give_back(room)
+        if self.held:
+            held, self.held = self.held, 0
+            self.volume.begun.give_back(held)
+
+    def _want_kept(self) -> None:
+        """Raises PutRefused where it was given up while it waited for its next piece."""
+        if self._was_given_up(self.volume.begun, self.volume.settings.volume_id):
+            self.finished, self._refusal = True, PutRefused(GIVEN_UP, MissCause.LATE)
+            raise self._refusal
 
     def _give_up(self, why: PutRefused | BadPut) -> None:
         self._refusal = why

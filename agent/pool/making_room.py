@@ -45,10 +45,14 @@ def room_for(
     assert quota is not None
     if quota.set_aside(slot_bytes):
         return Room.SET_ASIDE
+    owners = volume.siblings if volume in volume.siblings else (*volume.siblings, volume)
+    idle = [volume.begun.make_way(each.settings.volume_id, lanes) for each in owners]
+    if any(idle) and quota.set_aside(slot_bytes):
+        return Room.SET_ASIDE
     if may_evict:
         # Before the other goes: what it leaves must not be taken by a put beside this one.
         quota.exchange(slot_bytes)
-        caches = fullest_first([*volume.siblings, *([] if volume in volume.siblings else [volume])])
+        caches = fullest_first(owners)
         is_fullest = not caches or _holds(caches[0]) <= _holds(volume)
         if is_fullest and any(_victim(cached, lanes) is not None for cached in sets):
             quota.count(evicted=1)

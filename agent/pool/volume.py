@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
 from agent.pool.bandwidth import Bandwidth
+from agent.pool.begun_puts import BegunPuts
 from agent.pool.damage import Damage
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.directory_cache import CachedSet, DirectoryCache
@@ -115,6 +116,21 @@ class Found:
         self.slot: Final = slot
         self.entry: Final = entry
 
+    def stands(self, lanes: Lanes) -> bool:
+        """Whether it means that the key is stored, and stays so: its slot is not shunned."""
+        cached, slot, entry = self.cached, self.slot, self.entry
+        expired = entry.expiry and entry.expiry <= lanes.wall()
+        shunned = cached.shunned.get(slot, 0.0) > lanes.now()
+        return not expired and not shunned and cached.disproven.get(slot) != entry.generation
+
+    def forget(self) -> None:
+        """Another value of the key comes: two entries of one key in one directory would hide the newer. Flash
+        learns of it with the put."""
+        with self.cached.guard:
+            directory = self.cached.directory
+            if directory is not None and directory.entry(self.slot) == self.entry:
+                directory.clear(self.slot)
+
 
 class Volume:
     """One volume, opened with its secret. Shared by all workers; its operations are steps."""
@@ -126,12 +142,15 @@ class Volume:
         cache: DirectoryCache,
         timing: Timing,
         lba_bytes: int = 4096,
+        begun: BegunPuts | None = None,
     ) -> None:
+        """`begun`: those of all volumes of an agent; None: it has its own."""
         self.settings = settings
         self.timing = timing
         self.cache = cache
         self.occupancy = Occupancy()
         self.turns = Turns()
+        self.begun = begun if begun is not None else BegunPuts()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
         self.kept_units = KeptUnits(self.unit_buffers)
         self.damage = Damage()

@@ -1,8 +1,9 @@
 """Writing values: choose a slot, seal, write, and only then name it in the directory.
 
 A `Writing` is one value on its way. Its units are sealed and sent as they come, in any order as long
-as they are whole units, so that a value of any size needs at most one unit of memory here. The header
-goes last, and where the value came in one piece it goes with it in a single write.
+as they are whole units, so that a value of any size needs at most one unit of memory here; begun_puts.py
+bounds what all need together. The header goes last, and where the value came in one piece it goes with it in
+a single write.
 
 What a crash leaves, at whatever moment: a slot whose header does not open, or one that opens as a value that
 no directory names. Both are free slots to everybody else. The entry goes out beside the slot's own write when
@@ -21,17 +22,18 @@ from typing import Final
 
 from agent.inline.suites import PROOF_BYTES
 from agent.pool.bandwidth import Bandwidth
-from agent.pool.directory import SLOTS_PER_SET, Choice, Directory, Entry, choose_slot
+from agent.pool.begun_puts import GIVEN_UP, TOO_MANY, BegunPut
+from agent.pool.directory import Choice, Directory, Entry
 from agent.pool.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.key_turn import words_for
 from agent.pool.making_room import Room, room_for
 from agent.pool.resealing import flags_of
-from agent.pool.reservation import Reservation, new_generation
+from agent.pool.reservation import Reservation, best_choice, new_generation
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.unit_buffers import Tail
-from agent.pool.volume import Found, Volume, wait_for
+from agent.pool.volume import Volume, wait_for
 
 PUT_FRESH_SECONDS: Final = 0.02
 """A put right after the lookup that missed does not read the directories again. What another agent wrote
@@ -62,7 +64,7 @@ class TooLong(BadPut):
     """The value does not fit the volume's slots, or the length that was announced."""
 
 
-class Writing:
+class Writing(BegunPut):
     """One value being written. `length` where it is known from the start, None where close decides."""
 
     def __init__(
@@ -119,6 +121,8 @@ class Writing:
             return True
         if not len(data):
             return False
+        if self._waits:
+            self._want_kept()
         if refusal := self.volume.refusal:
             self._end = end
             yield from self._give_up(lanes, PutRefused(refusal, MissCause.WRONG_KEY))
@@ -143,6 +147,9 @@ class Writing:
         if self._length is not None and self._complete(self._length):
             yield from self.finish(lanes, deadline)
             return True
+        held = self.volume.codec.unit_bytes if self._tail else 0
+        if not self._wait_for_more(self.volume.begun, self.volume.settings.volume_id, held, lanes):
+            yield from self._give_up(lanes, PutRefused(TOO_MANY, MissCause.LATE))
         return False
 
     def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
@@ -156,6 +163,8 @@ class Writing:
         if self.already_there or not self._end:
             self.finished = True
             return
+        if self._waits:
+            self._want_kept()
         if self.volume.erased:
             yield from self._give_up(lanes, PutRefused("the volume was erased", MissCause.WRONG_KEY))
         reservation = self._reservation
@@ -185,8 +194,20 @@ class Writing:
         """Give up: the reservation goes back; what was written is a slot that nobody names."""
         yield from ()  # steps, of which there are none
         self.finished = True
+        if not self._was_given_up(self.volume.begun, self.volume.settings.volume_id):
+            self._tail.clear()
+            self._release()
+
+    def abandon(self, lanes: Lanes) -> None:
+        lanes.tally(self.volume.settings.name).puts_refused += 1
         self._tail.clear()
         self._release()
+
+    def _want_kept(self) -> None:
+        """Raises PutRefused where it was given up while it waited for its next piece."""
+        if self._was_given_up(self.volume.begun, self.volume.settings.volume_id):
+            self.finished, self._refusal = True, PutRefused(GIVEN_UP, MissCause.LATE)
+            raise self._refusal
 
     def _give_up(self, lanes: Lanes, why: PutRefused | BadPut) -> Steps[None]:
         lanes.tally(self.volume.settings.name).puts_refused += isinstance(why, PutRefused)
@@ -221,18 +242,11 @@ class Writing:
         lanes.tally(self.volume.settings.name).puts_refused += 1
         raise refused
 
-    def _stands(self, found: Found, lanes: Lanes) -> bool:
-        """Whether an entry of the key means that the key is stored, and stays so: its slot is not shunned."""
-        cached, slot, entry = found.cached, found.slot, found.entry
-        expired = entry.expiry and entry.expiry <= lanes.wall()
-        shunned = cached.shunned.get(slot, 0.0) > lanes.now()
-        return not expired and not shunned and cached.disproven.get(slot) != entry.generation
-
     def _stored_meanwhile(self, lanes: Lanes) -> bool:
         """Whether another put has stored the key since this one began, as far as is known without asking."""
         sets = self.volume.borrow_sets(self.pseudonym)
         try:
-            return any(self._stands(found, lanes) for found in self.volume.find(sets, self.pseudonym))
+            return any(found.stands(lanes) for found in self.volume.find(sets, self.pseudonym))
         finally:
             self.volume.give_back_sets(sets)
 
@@ -249,11 +263,11 @@ class Writing:
                 half = lanes.now() + max(0.0, deadline - lanes.now()) / 2
                 trouble = yield from volume.load(lanes, unread, half)
             for found in volume.find(sets, self.pseudonym):
-                if self._stands(found, lanes):
+                if found.stands(lanes):
                     self.already_there = True
                     lanes.tally(self.volume.settings.name).puts_already_there += 1
                     return
-                self._forget(found)
+                found.forget()
             takers = volume.takers(self.pseudonym, sets)
             usable = [cached for cached in takers if cached.directory is not None and cached.fault is None]
             if not usable:
@@ -272,46 +286,24 @@ class Writing:
         finally:
             volume.give_back_sets(sets)
 
-    def _forget(self, found: Found) -> None:
-        # Two entries of one key in one directory would hide the newer; flash learns of it with the put.
-        with found.cached.guard:
-            directory = found.cached.directory
-            if directory is not None and directory.entry(found.slot) == found.entry:
-                directory.clear(found.slot)
-
     def _reserve(
         self, lanes: Lanes, sets: list[CachedSet], *, everywhere: bool, exchange: bool = False
     ) -> None:
-        """Choose and reserve a slot in the emptier set; evict only where both are full, or for `exchange`.
-
-        A namespace that is under suspicion takes what the other one has no room for, and no more.
+        """Choose and reserve a slot; evict only where both sets are full, or for `exchange`, and no put that
+        has long waited for its next piece has a slot to give.
 
         With one of two enclosures away nothing is evicted: the volume as a whole may have plenty of
         room, and what must hold is that live data then stays.
         """
-        volume, wall = self.volume, lanes.wall()
+        volume = self.volume
         for _ in range(RESERVE_TRIES):
-            best: tuple[CachedSet, Choice] | None = None
-            best_rank: tuple[bool, int, float] | None = None
-            for cached in sets:
-                assert cached.directory is not None
-                with cached.guard:
-                    taken = cached.unavailable(lanes.now())
-                    if exchange:
-                        taken = taken | cached.directory.free_slots()
-                    choice = choose_slot(cached.directory, taken, wall, self.pseudonym[-1] % SLOTS_PER_SET)
-                if choice is None:
-                    continue
-                trusted = choice.free_slots > 0 and lanes.trusts(cached.namespace)
-                rank = (trusted, choice.free_slots, choice.cost)
-                if best_rank is None or rank > best_rank:
-                    best, best_rank = (cached, choice), rank
-            if best is None:
+            best = best_choice(sets, lanes, self.pseudonym, exchange=exchange)
+            evicts = best is None or (best[1].victim is not None and best[1].cost != float("inf"))
+            if evicts and volume.begun.make_way(volume.settings.volume_id, lanes):
+                continue
+            if best is None or (evicts and not (everywhere and self._may_evict)):
                 break
             cached, choice = best
-            live_victim = choice.victim is not None and choice.cost != float("inf")
-            if live_victim and not (everywhere and self._may_evict):
-                break
             if self._take(lanes, cached, choice):
                 return
         self._release()
@@ -349,6 +341,9 @@ class Writing:
         if self._room_set_aside and self.volume.quota is not None:
             self._room_set_aside = False
             self.volume.quota.give_back(self.volume.settings.slot_bytes)
+        if self.held:
+            held, self.held = self.held, 0
+            self.volume.begun.give_back(held)
         if reservation is not None:
             with reservation.cached.guard:
                 reservation.cached.reserved.discard(reservation.slot)
@@ -379,7 +374,8 @@ class Writing:
             return
         if offset % unit or (self._tail and len(data) % unit):
             yield from self._give_up(lanes, BadPut("a value is written from its start on, or in whole units"))
-        whole = len(data) // unit * unit
+        # The last unit, too, is whole as it is.
+        whole = len(data) if offset + len(data) == self._length else len(data) // unit * unit
         if whole:
             yield from self._send_units(lanes, offset, data[:whole], deadline)
         if whole < len(data):

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from agent.pool.begun_puts import BEGUN_BYTES
 from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.kv_reading import KvReading
 from agent.pool.kv_room import RESERVED_KEY
-from agent.pool.kv_volume import PIECES_BYTES, KvVolume, room_of
+from agent.pool.kv_volume import KvVolume, room_of
 from agent.pool.kv_writing import KvWriting, delete_key
 from agent.pool.operations import find_length, new_writing, pin_value
 from agent.pool.slot import HEADER_BYTES
@@ -143,15 +144,15 @@ def test_a_value_in_pieces_and_what_is_wrong_with_some() -> None:
         world.scheduler.finish(twice.write(world.lanes, 49, memoryview(bytes(50)), world.deadline()))
     with pytest.raises(TooLong):
         new_writing(world.volume, key_of(2), length=2 * UNIT + 1)
-    assert world.volume.pieces.taken == 0
-    many = [KvWriting(world.volume, key_of(number)) for number in range(PIECES_BYTES // (2 * UNIT) + 1)]
+    assert world.volume.begun.bytes_held == 0
+    many = [KvWriting(world.volume, key_of(number)) for number in range(BEGUN_BYTES // (2 * UNIT) + 1)]
     for each in many[:-1]:
         world.scheduler.finish(each.write(world.lanes, 0, memoryview(b"piece"), world.deadline()))
     with pytest.raises(PutRefused, match="in pieces"):
         world.scheduler.finish(many[-1].write(world.lanes, 0, memoryview(b"piece"), world.deadline()))
     for each in many:
         world.scheduler.finish(each.drop(world.lanes))
-    assert world.volume.pieces.taken == 0
+    assert world.volume.begun.bytes_held == 0
     empty = KvWriting(world.volume, key_of(2))
     world.scheduler.finish(empty.finish(world.lanes, world.deadline()))
     assert not empty.stored
