@@ -249,6 +249,7 @@ class CountedPut(BegunPut):
             self.abandon(lanes)
 
 
+@pytest.mark.interpreted
 def test_a_put_is_let_go_of_once_whoever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread brings pieces, another gives up all that wait: none is idle for so short a time else."""
     monkeypatch.setattr("agent.pool.begun_puts.IDLE_SECONDS", -1.0)
