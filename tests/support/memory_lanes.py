@@ -203,3 +203,14 @@ class MemoryLanes:
                 wanted = steps.send(answer)
         except StopIteration as finished:
             return finished.value
+
+
+def rest_of(steps: Steps[T], answer: bool) -> Steps[T]:
+    """What is left of steps that wait for an answer, which is this."""
+    while True:
+        try:
+            wanted = steps.send(answer)
+        except StopIteration as end:
+            left: T = end.value
+            return left
+        answer = yield wanted

@@ -11,13 +11,13 @@ from agent.pool.copies import Kept, keep_two, work_off
 from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.operations import delete_value, new_reading, new_writing
 from agent.pool.owed_copies import NamedCopy
-from agent.pool.steps import Acquire, Buffer, Steps, Wait
+from agent.pool.steps import Acquire, Buffer, Wait
 from agent.pool.tally import MissCause
 from agent.pool.unsettled import KEYS_MAX, Unsettled
 from agent.pool.upkeep import delete as delete_steps
 from agent.pool.write_back import WriteBack
 from agent.pool.writing import PutRefused
-from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
+from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending, rest_of
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
 VALUE = bytes(range(250)) * 30
@@ -152,17 +152,6 @@ def test_what_a_refused_delete_has_sent_lands_on_nobodys_value(agent: PoolAgent)
     assert len(_crowd(agent)) > len(stored), "its slot is used again: nothing can land there any more"
 
 
-def _rest(steps: Steps[bool]) -> Steps[bool]:
-    """What is left of steps that wait for an answer, which has come."""
-    answer = True
-    while True:
-        try:
-            wanted = steps.send(answer)
-        except StopIteration as end:
-            return bool(end.value)
-        answer = yield wanted
-
-
 def test_no_put_takes_a_slot_while_its_delete_is_under_way(agent: PoolAgent) -> None:
     agent.put(key_of(1), VALUE)
     sets = agent.volume.borrow_sets(agent.volume.placement.pseudonym(key_of(1)))
@@ -178,7 +167,7 @@ def test_no_put_takes_a_slot_while_its_delete_is_under_way(agent: PoolAgent) -> 
         assert found.slot in found.cached.directory.free_slots()
         assert found.slot in found.cached.unavailable(agent.lanes.now()), "the zeros are on their way there"
     late(agent).answer()
-    assert agent.lanes.run(_rest(deleting))
+    assert agent.lanes.run(rest_of(deleting, True))
     with found.cached.guard:
         assert not found.cached.unavailable(agent.lanes.now())
     agent.volume.give_back_sets(sets)

@@ -8,6 +8,7 @@ from agent.pool.operations import new_reading
 from agent.pool.reading import Reading
 from agent.pool.steps import Acquire, Steps
 from agent.pool.tally import MissCause
+from tests.support.memory_lanes import rest_of
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
 LENGTH = 9000
@@ -30,13 +31,7 @@ def waiting_for_another(agent: PoolAgent, reading: Reading, into: memoryview) ->
 
 
 def _going_on(steps: Steps[int], wanted: Acquire) -> Steps[int]:
-    answer = yield wanted
-    while True:
-        try:
-            wanted_next = steps.send(answer)
-        except StopIteration as over:
-            return int(over.value)
-        answer = yield wanted_next
+    return (yield from rest_of(steps, (yield wanted)))
 
 
 def test_one_that_waited_reads_what_the_other_has_found(agent: PoolAgent) -> None:

@@ -87,8 +87,8 @@ def test_a_key_that_is_used_up_acknowledges_nothing(agent: PoolAgent) -> None:
     assert (agent.tally.puts_refused, agent.tally.puts_written_back) == (1, 0)
 
 
-def test_a_full_set_beside_an_enclosure_that_is_away_is_waited_for() -> None:
-    """Nothing is evicted meanwhile; that there is no slot is no reason to lose what was acknowledged."""
+def full_beside_one_that_is_away() -> tuple[MemoryPool, PoolAgent, WriteBack, Waiting]:
+    """A volume without a free slot, of whose two enclosures one is away; and a value that waits for it."""
     pool = MemoryPool((1, 1), value_bytes=16384)
     agent = pool.agent()
     for number in range(1000, 1000 + 128):
@@ -97,6 +97,12 @@ def test_a_full_set_beside_an_enclosure_that_is_away_is_waited_for() -> None:
     back, value = waiting(agent), put(agent, b"new")
     pool.namespaces[1].down = True
     agent.age_directories()
+    return pool, agent, back, value
+
+
+def test_a_full_set_beside_an_enclosure_that_is_away_is_waited_for() -> None:
+    """Nothing is evicted meanwhile; that there is no slot is no reason to lose what was acknowledged."""
+    pool, agent, back, value = full_beside_one_that_is_away()
     assert not agent.lanes.run(back.store(agent.lanes, value, agent.deadline()))
     assert get(agent) == b"new", "it is served from memory"
     pool.namespaces[1].down = False
@@ -107,15 +113,8 @@ def test_a_full_set_beside_an_enclosure_that_is_away_is_waited_for() -> None:
 
 
 def test_one_that_outlives_its_time_is_given_up_and_why_is_known() -> None:
-    pool = MemoryPool((1, 1), value_bytes=16384)
-    agent = pool.agent()
-    for number in range(1000, 1000 + 128):
-        agent.put(key_of(number), b"old")
-    agent.volume.back = WriteBack(agent.volume, ROOM)
-    back, value = waiting(agent), put(agent, b"new")
+    _, agent, back, value = full_beside_one_that_is_away()
     back.keep_seconds = 0.0
-    pool.namespaces[1].down = True
-    agent.age_directories()
     assert agent.lanes.run(back.store(agent.lanes, value, agent.deadline()))
     assert (back.lost, len(back)) == (1, 0)
     assert "no slot for this key that may be used while an enclosure is away" in back.last_refusal
