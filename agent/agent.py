@@ -38,6 +38,7 @@ from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.mounting import MountError, MountOptions, clear_dead_mount
 from agent.fs.pool_store import store_for
+from agent.fs.registered_memory import RegisteredMemory
 from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.guest_doors import make_guest_doors
@@ -104,6 +105,7 @@ class Agent:
         self.serving = Serving(configuration, self.volumes, self.lanes.take, storing_queue)
         self.prestage, self.continuer = self.serving.prestage, self.serving.continuer
         self.start_prestage = self.serving.start_prestage
+        self.registered = RegisteredMemory(settings.registered_memory)
         self.tenants = TenantUpkeep(pool_map, self.volumes, settings.workers, root, settings.state)
         self.tenants.rotation.unnamed = self._unnamed
         distrust = functools.partial(self.seen.distrusted, self.volumes, root)
@@ -140,8 +142,8 @@ class Agent:
             self._files_snapshot,
             self._doors_snapshot,
         )
-        self.sources.tenants, self.sources.keys = self.tenants.snapshot, self.tenants.rotation.snapshot
-        keeper_queue = self._upkeep_queue + 1
+        self.sources.tenants, self.sources.registered = self.tenants.snapshot, self.registered.mapped_bytes
+        self.sources.keys, keeper_queue = self.tenants.rotation.snapshot, self._upkeep_queue + 1
         self.keeping = Keeping(
             configuration.scrub,
             self.volumes,
@@ -254,6 +256,7 @@ class Agent:
                 self.prestage,
                 owner,
                 self.continuer,
+                self.registered,
             ),
         )
         return RootFileSystem(faces, owner)
@@ -299,6 +302,7 @@ class Agent:
 
         Sealing takes as long as it takes: what is staged is somebody's file.
         """
+        self.registered.close()
         self._stopping.set()
         self.serving.stop()
         self.keeping.stop()

@@ -10,6 +10,7 @@ import threading
 import time
 from types import TracebackType
 
+from host_shim.registered_memory import RegisteredMemory
 from host_shim.session import Files, Session, SessionDead
 
 REOPEN_SECONDS = 0.05
@@ -39,7 +40,8 @@ class Loan:
 class SessionLender:
     """Opens sessions as they are needed, `maximum` of them, and forgets those whose agent has died."""
 
-    def __init__(self, path: str, files: Files, maximum: int) -> None:
+    def __init__(self, path: str, files: Files, maximum: int, memory: RegisteredMemory | None = None) -> None:
+        self._memory = memory
         self._path = path
         self._files = files
         self._maximum = maximum
@@ -141,7 +143,7 @@ class SessionLender:
             finally:
                 self._waiting -= 1
         try:
-            session = Session(self._path, self._files)
+            session = Session(self._path, self._files, self._memory)
         except SessionDead as dead:
             self.why_not = str(dead)
             self._ask_again_at = time.monotonic() + REOPEN_SECONDS

@@ -32,7 +32,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from host_shim.block_key import checked_key
@@ -47,9 +46,21 @@ from host_shim.control_wire import (
     Outcome,
 )
 from host_shim.lending import SessionLender
+from host_shim.pool_answers import (
+    BufferTooSmall,
+    Fetched,
+    UnknownVolume,
+    ValueTooLong,
+    judged,
+    whole_seconds,
+    wrong_use,
+)
+from host_shim.registered_memory import RegisteredMemory
 from host_shim.session import ONE_REQUEST_BYTES, Files, RealFiles, Session, SessionDead
 from host_shim.sharing import share
 from host_shim.unlocked_memory import new_memory
+
+__all__ = ["BufferTooSmall", "Fetched", "Pool", "UnknownVolume", "ValueTooLong", "Volume", "whole_seconds"]
 
 Buffer: TypeAlias = bytearray | memoryview
 """Anything writable with the buffer protocol; named for the two that everybody has."""
@@ -63,29 +74,6 @@ _REFUSALS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOMEM, errno.EIO}
 )
 _BATCH_MAX = min(KEYS_MAX, TICKETS_MAX)
-
-
-class UnknownVolume(LookupError):
-    """The pool behind the mount has no volume of this name."""
-
-
-class ValueTooLong(ValueError):
-    """No slot of the volume can hold a value of this length."""
-
-
-class BufferTooSmall(ValueError):
-    """The value is longer than the buffer that was to take it; what came is not the whole of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """What became of one get: `length` is None for a miss, and `outcome` its cause.
-
-    `outcome` is None where no agent was there to say.
-    """
-
-    length: int | None
-    outcome: Outcome | None
 
 
 class Pool:
@@ -104,7 +92,9 @@ class Pool:
         if sessions < 1 or parallel < 1:
             raise ValueError("a pool needs at least one session, and one transfer at a time")
         self.mount = os.fspath(mount)
-        self._lender = SessionLender(os.path.join(self.mount, SESSION_PATH), files or RealFiles(), sessions)
+        self._memory = RegisteredMemory()
+        path = os.path.join(self.mount, SESSION_PATH)
+        self._lender = SessionLender(path, files or RealFiles(), sessions, self._memory)
         self._parallel = parallel
         self._lock = threading.Lock()
         self._runner: JobRunner | None = None
@@ -115,6 +105,14 @@ class Pool:
         if not 0 < len(name.encode()) <= VOLUME_NAME_BYTES_MAX:
             raise ValueError(f"a volume's name has 1 to {VOLUME_NAME_BYTES_MAX} bytes: {name!r}")
         return Volume(self, name)
+
+    def memory(self, size: int) -> memoryview:
+        """A buffer of `size` bytes for gets and puts, into which an agent on this machine puts values itself.
+
+        It begins at a page, every page of it is there, and children of a fork share it. It stays registered
+        until the pool is closed, so take large ones and cut them. With any other agent it is ordinary memory.
+        """
+        return self._memory.new(size)
 
     def stats(self) -> dict[str, Any]:
         """The agent's counters of the whole pool; empty while there is no agent."""
@@ -151,6 +149,7 @@ class Pool:
             runner = self._runner
         if runner is not None:
             runner.close(seconds if ended else 0)
+        self._memory.close()
         return ended
 
     def __enter__(self) -> Pool:
@@ -219,7 +218,7 @@ class Volume:
             except OSError as refused:
                 if refused.errno == errno.ERANGE:
                     raise self._too_small(session, key, len(view)) from None
-                raise _wrong_use(refused, self.name) from None
+                raise wrong_use(refused, self.name) from None
         return length or None
 
     def _refuse_cut_off(self, session: Session, ticket: int, key: bytes, room: int) -> None:
@@ -254,7 +253,7 @@ class Volume:
             except SessionDead:
                 return None
             except OSError as refused:
-                raise _wrong_use(refused, self.name) from None
+                raise wrong_use(refused, self.name) from None
 
     def get_many(self, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> list[int | None]:
         """Read values into the buffers of the same index; their lengths, None where there is a hole.
@@ -299,7 +298,7 @@ class Volume:
                     if lengths[index] == len(view) < room:
                         lengths[index] = 0  # nobody is there to say whether that was all of it
             except OSError as refused:
-                raise _wrong_use(refused, self.name) from None
+                raise wrong_use(refused, self.name) from None
             # A long read that came back short is either a short value or broke off in the middle.
             doubtful = any(
                 ONE_REQUEST_BYTES < length < len(view) for length, view in zip(lengths, views, strict=True)
@@ -311,7 +310,7 @@ class Volume:
                 except (SessionDead, OSError):
                     seen = [None] * len(keys)
         return [
-            _judged(length, len(view), outcome)
+            judged(length, len(view), outcome)
             for length, view, outcome in zip(lengths, views, seen, strict=True)
         ]
 
@@ -349,13 +348,15 @@ class Volume:
                 stored[index] = True
 
             try:
+                if len(keys) == 1 and session.write_at_once(self.name, keys[0], views[0], seconds):
+                    return [True]
                 session.bind_writes(self.name, keys, [len(view) for view in views], seconds)
                 self._pool._share(write, len(keys))
             except SessionDead:
                 return stored
             except OSError as refused:
                 if refused.errno not in _REFUSALS:
-                    raise _wrong_use(refused, self.name) from None
+                    raise wrong_use(refused, self.name) from None
         return stored
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
@@ -438,15 +439,7 @@ class Volume:
             except SessionDead:
                 return [None] * len(keys)
             except OSError as refused:
-                raise _wrong_use(refused, self.name) from None
-
-
-def _judged(length: int, room: int, outcome: Outcome | None) -> Fetched:
-    if length == 0:
-        return Fetched(None, None if outcome is Outcome.HIT else outcome)
-    if ONE_REQUEST_BYTES < length < room and outcome is not Outcome.HIT:
-        return Fetched(None, outcome)
-    return Fetched(length, Outcome.HIT)
+                raise wrong_use(refused, self.name) from None
 
 
 def _same_count(keys: Sequence[bytes], buffers: Sequence[object]) -> None:
@@ -463,26 +456,6 @@ def _writable(buffer: Buffer) -> memoryview:
     if not len(view):
         raise ValueError("the buffer of a get has no room")
     return view
-
-
-def whole_seconds(ttl: float | None) -> int:
-    """A time to live as a request has it: 0 stands for the volume's own. ValueError for what is no time."""
-    if ttl is None:
-        return 0
-    if not 0 < ttl <= (1 << 32) - 1:
-        raise ValueError(
-            f"a time to live of {ttl} s is none: above 0, up to {(1 << 32) - 1}, None for the volume's own"
-        )
-    return math.ceil(ttl)
-
-
-def _wrong_use(refused: OSError, volume: str) -> Exception:
-    """What an errno of the agent means to the caller; it has not to do with the state of the pool."""
-    if refused.errno == errno.ENOENT:
-        return UnknownVolume(f"the pool has no volume {volume!r}")
-    if refused.errno in (errno.EFBIG, errno.EMSGSIZE):
-        return ValueTooLong(f"a value is longer than the slots of volume {volume!r}")
-    return refused
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

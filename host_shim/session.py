@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import stat
@@ -33,6 +34,9 @@ from host_shim.control_wire import (
     outcomes,
     value_xattr,
 )
+from host_shim.registered_memory import RegisteredMemory
+from host_shim.transfer_wire import Ioctl
+from host_shim.transfers import IoctlFiles, Transfers, outcome_of
 from host_shim.unlocked_memory import new_memory
 
 AGENT_GONE = frozenset(
@@ -124,6 +128,14 @@ class RealFiles:
     def preadv_parts(self, descriptor: int, parts: Sequence[memoryview], offset: int) -> int:
         return os.preadv(descriptor, parts, offset)
 
+    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
+        while True:
+            try:
+                fcntl.ioctl(descriptor, command, data, True)
+            except InterruptedError:
+                continue  # before the agent had it
+            return
+
     def fgetxattr(self, descriptor: int, name: bytes, into: memoryview) -> int:
         """`os.getxattr` into the caller's memory, which that one cannot: it asks twice, and copies."""
         start = ctypes.byref(ctypes.c_char.from_buffer(into))
@@ -139,8 +151,11 @@ class RealFiles:
 class Session:
     """Requests, answers and values through one open file. Not thread-safe, except `read` and `write`."""
 
-    def __init__(self, path: str, files: Files) -> None:
+    def __init__(self, path: str, files: Files, memory: RegisteredMemory | None = None) -> None:
         self._files = files
+        self._transfers = (
+            Transfers(files, memory) if memory is not None and isinstance(files, IoctlFiles) else None
+        )
         self._part_files = files if isinstance(files, PartFiles) else None
         self._at_once = files if isinstance(files, AtOnceFiles) else None
         self._next_id = 0
@@ -203,8 +218,45 @@ class Session:
             ).encode()
         )
 
+    def _move(
+        self,
+        which: Ioctl,
+        buffers: Sequence[memoryview],
+        ticket: int | None,
+        volume: str = "",
+        key: bytes = b"",
+        ttl_seconds: int = 0,
+    ) -> int | None:
+        """A whole value from or to registered memory: its length, 0 for a miss.
+
+        None where the buffers are no such memory, or the agent does not know it. EIO of a STORE is raised:
+        this value cannot be stored.
+        """
+        transfers = self._transfers
+        places = transfers.places(buffers) if transfers is not None else None
+        if transfers is None or places is None:
+            return None
+        try:
+            moved = transfers.move(self._descriptor, which, places, volume, key, ticket, ttl_seconds)
+            if moved is None:
+                return None
+            return moved[1] if outcome_of(moved[0]) is Outcome.HIT else 0
+        except MalformedControl as nonsense:
+            self.dead = True
+            raise SessionDead(str(nonsense)) from None
+        except OSError as error:
+            if error.errno == errno.EIO:
+                if which is Ioctl.STORE:
+                    raise
+                return 0
+            raise self._seen(error) from None
+
     def read(self, ticket: int, into: memoryview, at: int = 0) -> int:
         """Bytes of the ticket's value from `at` on that came into `into`; 0 for a miss or the end."""
+        if not at:
+            length = self._move(Ioctl.LOAD, (into,), ticket)
+            if length is not None:
+                return min(length, len(into))
         try:
             return self._files.preadv(self._descriptor, into, data_offset(ticket) + at)
         except OSError as error:
@@ -213,10 +265,15 @@ class Session:
             raise self._seen(error) from None
 
     def read_at_once(self, volume: str, key: bytes, into: memoryview) -> int | None:
-        """A key's value by one request, `AT_ONCE_BYTES` at most; 0 for a miss.
+        """A key's value by one request, of `AT_ONCE_BYTES` at most but for registered memory; 0 for a miss.
 
         None where this agent, this kernel or this mount does not give it so. ERANGE: it is longer.
         """
+        length = self._move(Ioctl.LOAD, (into,), None, volume, key)
+        if length is not None:
+            if length > len(into):
+                raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
+            return length
         files, name = self._at_once, value_xattr(volume, key)
         if files is None or len(into) > AT_ONCE_BYTES or b"\0" in name:
             return None
@@ -237,6 +294,9 @@ class Session:
 
     def read_parts(self, ticket: int, parts: Sequence[memoryview]) -> int:
         """Bytes of the ticket's value that came into the parts, one after another; 0 for a miss."""
+        length = self._move(Ioctl.LOAD, parts, ticket)
+        if length is not None:
+            return min(length, sum(map(len, parts)))
         files, done = self._part_files, 0
         if files is None:
             for part in parts:
@@ -258,8 +318,14 @@ class Session:
                 break
         return done
 
+    def write_at_once(self, volume: str, key: bytes, data: memoryview, ttl_seconds: int) -> bool:
+        """Store a whole value by one request; False where that is not to be had: nothing was done then."""
+        return self._move(Ioctl.STORE, (data,), None, volume, key, ttl_seconds) is not None
+
     def write_parts(self, ticket: int, parts: Sequence[memoryview]) -> None:
         """`write` of a value that lies in several places; its length is that of all parts."""
+        if self._move(Ioctl.STORE, parts, ticket) is not None:
+            return
         files, done = self._part_files, 0
         if files is not None and len(parts) <= PARTS_MAX:
             try:
@@ -279,6 +345,8 @@ class Session:
 
         EIO is the agent's, and about this value.
         """
+        if not at and self._move(Ioctl.STORE, (data,), ticket) is not None:
+            return
         done = 0
         while done < len(data):
             try:

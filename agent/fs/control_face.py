@@ -13,11 +13,11 @@ import itertools
 import json
 import stat
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from agent.fs.control_session import Ahead, ControlSession, Ticket, not_for_reading
+from agent.fs.control_transfers import Transfers
 from agent.fs.interface import (
     FACE_CONTROL,
     FACE_SHIFT,
@@ -33,12 +33,11 @@ from agent.fs.interface import (
     StatFs,
     Xattr,
 )
-from agent.fs.kv_face import errno_of
-from agent.pool.continuing import INACTIVE, Continuer, Trail
+from agent.fs.registered_memory import RegisteredMemory
+from agent.pool.continuing import INACTIVE, Continuer
 from agent.pool.operations import (
     AnyReading,
     AnyVolume,
-    AnyWriting,
     delete_value,
     lookup,
     new_reading,
@@ -46,7 +45,7 @@ from agent.pool.operations import (
     pin_value,
 )
 from agent.pool.prestage import PrestageCache
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Lanes, Steps
 from agent.pool.steps import Outcome as Settled
 from agent.pool.volume import LOADS_IN_FLIGHT
 from agent.pool.writing import TIME_MAX, BadPut, PutRefused
@@ -78,48 +77,6 @@ class StartPrestage(Protocol):
     def __call__(self, volume: AnyVolume, key: bytes, milliseconds: int = 0) -> Outcome: ...
 
 
-class _Ahead:
-    """What the tickets of one binding share: that reading them leads on, behind the last of their keys."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: bytes) -> None:
-        self.key: bytes | None = key
-
-
-class _Ticket:
-    """A bound key: a value being read, or one being written."""
-
-    __slots__ = ("ahead", "key", "lock", "reading", "refused", "volume", "writing")
-
-    def __init__(self, volume: AnyVolume, key: bytes, ahead: _Ahead | None) -> None:
-        self.volume = volume
-        self.key = key
-        self.writing: AnyWriting | None = None
-        self.reading: AnyReading | None = None
-        self.refused: Outcome | None = None
-        self.ahead = ahead
-        self.lock = threading.Lock()
-
-    def outcome(self) -> Outcome:
-        if self.refused is not None:
-            return self.refused
-        if self.writing is not None:
-            return Outcome.HIT if self.writing.finished else Outcome.UNKNOWN
-        if self.reading is None:
-            return Outcome.UNKNOWN
-        if self.reading.cause is not None:
-            return Outcome(int(self.reading.cause))
-        return Outcome.HIT if self.reading.length is not None else Outcome.UNKNOWN
-
-
-@dataclass(slots=True)
-class _Session:
-    answers: deque[bytes] = field(default_factory=deque)
-    tickets: dict[int, _Ticket] = field(default_factory=dict)
-    trail: Trail = field(default_factory=Trail)
-
-
 class ControlFace(RefusesAll):
     """`/.g35`. Safe from any thread; one session may be used by several at once."""
 
@@ -132,7 +89,9 @@ class ControlFace(RefusesAll):
         prestage: PrestageCache | None = None,
         owner: tuple[int, int] = (0, 0),
         continuer: Continuer = INACTIVE,
+        memory: RegisteredMemory | None = None,
     ) -> None:
+        """`memory`: where those who use the face are processes of this machine, what they may register."""
         self._continuer = continuer
         self._volumes = {volume.settings.name: volume for volume in volumes}
         self._lanes = lanes
@@ -140,10 +99,13 @@ class ControlFace(RefusesAll):
         self._start_prestage = start_prestage
         self._prestage = prestage
         self._owner = owner
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, ControlSession] = {}
         self._status_files: dict[int, bytes] = {}
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
+        self._transfers = (
+            None if memory is None else Transfers(memory, lanes, self._volume, prestage, continuer)
+        )
 
     # -- the three names ------------------------------------------------------------------------
 
@@ -205,7 +167,7 @@ class ControlFace(RefusesAll):
             if len(self._sessions) + len(self._status_files) >= SESSIONS_MAX:
                 raise FsError(errno.ENFILE)
             if ino == _SESSION_INO:
-                self._sessions[handle] = _Session()
+                self._sessions[handle] = ControlSession()
             elif ino == _STATUS_INO:
                 self._status_files[handle] = self._status()
             else:
@@ -218,14 +180,13 @@ class ControlFace(RefusesAll):
             self._status_files.pop(handle, None)
         if session is None:
             return None
+        for region in session.regions.values():
+            region.give_back()
         return self._drop(list(session.tickets.values()))
 
-    def _drop(self, tickets: Sequence[_Ticket]) -> Steps[None]:
+    def _drop(self, tickets: Sequence[Ticket]) -> Steps[None]:
         for ticket in tickets:
-            if ticket.reading is not None:
-                ticket.reading.close()
-            if ticket.writing is not None and not ticket.writing.finished:
-                yield from ticket.writing.drop(self._lanes())
+            yield from ticket.drop(self._lanes())
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Settled[int]:
         session = self._sessions.get(handle)
@@ -240,29 +201,19 @@ class ControlFace(RefusesAll):
         if number < 0:
             return self._read_answer(session, within, into)
         ticket = session.tickets.get(number)
-        if ticket is None or ticket.writing is not None:
-            raise FsError(errno.EINVAL, "no key is bound to this ticket for reading")
-        reading = ticket.reading
-        if reading is None:
-            with ticket.lock:
-                if ticket.reading is None:
-                    ticket.reading = new_reading(ticket.volume, ticket.key, self._prestage)
-                reading = ticket.reading
+        if ticket is None:
+            raise not_for_reading()
+        reading = ticket.to_read(self._prestage)
         if ticket.ahead is not None:
-            self._read_ahead(ticket.volume, ticket.ahead)
+            ticket.ahead.read(self._continuer, ticket.volume)
         return self._get(reading, within, into)
-
-    def _read_ahead(self, volume: AnyVolume, ahead: _Ahead) -> None:
-        key, ahead.key = ahead.key, None
-        if key is not None:
-            self._continuer.reads(volume, key)
 
     def _get(self, reading: AnyReading, within: int, into: memoryview) -> Steps[int]:
         lanes = self._lanes()
         deadline = lanes.now() + reading.volume.timing.read_deadline
         return (yield from reading.read(lanes, within, into, deadline))
 
-    def _read_answer(self, session: _Session, within: int, into: memoryview) -> int:
+    def _read_answer(self, session: ControlSession, within: int, into: memoryview) -> int:
         if within:
             return 0
         try:
@@ -282,9 +233,9 @@ class ControlFace(RefusesAll):
         number, within = ticket_at(offset)
         if number >= 0:
             ticket = session.tickets.get(number)
-            if ticket is None or ticket.writing is None:
+            if ticket is None:
                 raise FsError(errno.EINVAL, "no key is bound to this ticket for writing")
-            return self._put(ticket, ticket.writing, within, data)
+            return self._put(ticket, within, data)
         if within:
             raise FsError(errno.EINVAL, "a request is written at offset 0, by one write")
         try:
@@ -293,22 +244,15 @@ class ControlFace(RefusesAll):
             raise FsError(errno.EINVAL, str(malformed)) from None
         return self._request(session, request, len(data))
 
-    def _put(self, ticket: _Ticket, writing: AnyWriting, within: int, data: memoryview) -> Steps[int]:
-        lanes = self._lanes()
-        deadline = lanes.now() + ticket.volume.timing.write_deadline
-        if not ticket.lock.acquire(blocking=False) and not (yield Acquire(ticket.lock, deadline)):
-            raise FsError(errno.EIO)
-        try:
-            yield from writing.write(lanes, within, data, deadline)
-        except BadPut as bad:
-            ticket.refused = Outcome.REFUSED
-            raise FsError(errno.EINVAL, str(bad)) from None
-        except PutRefused as refused:
-            ticket.refused = Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
-            raise FsError(errno_of(refused), str(refused)) from None
-        finally:
-            ticket.lock.release()
+    def _put(self, ticket: Ticket, within: int, data: memoryview) -> Steps[int]:
+        yield from ticket.put(self._lanes(), within, data)
         return len(data)
+
+    def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Settled[bytes]:
+        session = self._sessions.get(handle)
+        if session is None or self._transfers is None:
+            raise FsError(errno.ENOTTY)
+        return self._transfers.ioctl(session, caller.pid, command, data)
 
     # -- values by one request ------------------------------------------------------------------
 
@@ -345,7 +289,7 @@ class ControlFace(RefusesAll):
 
     # -- requests -------------------------------------------------------------------------------
 
-    def _request(self, session: _Session, request: Request, size: int) -> Steps[int]:
+    def _request(self, session: ControlSession, request: Request, size: int) -> Steps[int]:
         wants_answer = not request.flags & FLAG_NO_ANSWER
         if wants_answer and len(session.answers) >= ANSWERS_MAX:
             raise FsError(errno.EAGAIN, "read the answers that wait before asking on")
@@ -360,7 +304,7 @@ class ControlFace(RefusesAll):
             session.answers.append(Answer(request.operation, request.request_id, status, body).encode())
         return size
 
-    def _perform(self, session: _Session, request: Request) -> Steps[bytes]:
+    def _perform(self, session: ControlSession, request: Request) -> Steps[bytes]:
         operation = request.operation
         if operation is Operation.STATS:
             return json.dumps(self._stats()).encode()
@@ -392,13 +336,13 @@ class ControlFace(RefusesAll):
                 outcomes.append((yield from self._delete(volume, lanes, key, deadline)))
         return bytes(outcomes)
 
-    def _bind(self, session: _Session, volume: AnyVolume, request: Request) -> Steps[bytes]:
+    def _bind(self, session: ControlSession, volume: AnyVolume, request: Request) -> Steps[bytes]:
         """Bind tickets. What an earlier binding had under way is given up: its number means another now."""
         ahead = None
         if self._continuer.active and request.keys:
             self._continuer.chain(volume, request.keys, session.trail)
-            ahead = _Ahead(request.keys[-1]) if request.operation is Operation.GET else None
-        tickets = [_Ticket(volume, key, ahead) for key in request.keys]
+            ahead = Ahead(request.keys[-1]) if request.operation is Operation.GET else None
+        tickets = [Ticket(volume, key, ahead) for key in request.keys]
         if request.operation is Operation.PUT:
             try:
                 for ticket, length in zip(tickets, request.lengths, strict=True):

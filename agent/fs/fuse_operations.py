@@ -29,6 +29,7 @@ from agent.fs.fuse_replies import (
     AttrOut,
     Body,
     EntryOut,
+    IoctlOut,
     OpenOut,
     StatfsOut,
 )
@@ -41,6 +42,7 @@ from agent.fs.fuse_requests import (
     FsyncIn,
     GetattrIn,
     GetxattrIn,
+    IoctlIn,
     LinkIn,
     MkdirIn,
     MknodIn,
@@ -74,6 +76,7 @@ SECOND_NS: Final = 1_000_000_000
 VALID_SECONDS_MAX: Final = 1 << 31
 
 _GETXATTR_IN: Final = GetxattrIn.LAYOUT
+_IOCTL_DONE: Final = IoctlOut(result=0, flags=0).encode()
 CAPABILITY_XATTR: Final = b"security.capability"
 
 
@@ -482,4 +485,14 @@ class FuseOperations:
         return b""
 
     def _ioctl(self, request: Request) -> Body:
-        raise FsError(errno.ENOTTY)
+        asked = IoctlIn.decode_untrusted(request.arguments)
+        data = request.arguments[IoctlIn.LAYOUT.size :]
+        if asked.flags:  # a directory's, or of a program with another size of pointers
+            raise FsError(errno.ENOTTY)
+        if len(data) != asked.in_size:
+            raise FuseFormatError("the data of an ioctl are cut short")
+        done = self._filesystem.ioctl(request.caller(), request.node, asked.handle, asked.command, data)
+        body: bytes = request.settle(done)
+        if len(body) > asked.out_size:
+            raise FsError(errno.EINVAL, "the caller has no room for the answer")
+        return _IOCTL_DONE + body

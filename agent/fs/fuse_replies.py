@@ -118,6 +118,16 @@ class WriteOut(WireRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class IoctlOut(WireRecord):
+    """fuse_ioctl_out: what ioctl(2) returns, and two counts of unrestricted ioctls; data follow."""
+
+    LAYOUT = struct.Struct("=iI8x")
+
+    result: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
 class StatfsOut(WireRecord):
     """fuse_statfs_out (fuse_kstatfs and its spare words)."""
 
@@ -154,6 +164,7 @@ class DirentHead(WireRecord):
     kind: int
 
 
+assert IoctlOut.LAYOUT.size == 16
 assert AttrOfFile.LAYOUT.size == 88
 assert AttrOut.LAYOUT.size + AttrOfFile.LAYOUT.size == 104
 assert EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size == 128

@@ -219,6 +219,20 @@ class SetxattrIn(WireRecord):
     flags: int
 
 
+@dataclass(frozen=True, slots=True)
+class IoctlIn(WireRecord):
+    """fuse_ioctl_in; `in_size` bytes of data follow. `flags` has IOCTL_DIR, IOCTL_COMPAT and the like."""
+
+    LAYOUT = struct.Struct("=QIIQII")
+
+    handle: int
+    flags: int
+    command: int
+    argument: int
+    in_size: int
+    out_size: int
+
+
 XATTR_BYTES_MAX = 1 << 16
 """XATTR_SIZE_MAX: how long the value of an extended attribute may be."""
 
@@ -238,7 +252,7 @@ assert SetxattrIn.LAYOUT.size == GetxattrIn.LAYOUT.size == 8
 assert GetattrIn.LAYOUT.size == MknodIn.LAYOUT.size == Rename2In.LAYOUT.size == ForgetOne.LAYOUT.size == 16
 assert CreateIn.LAYOUT.size == FsyncIn.LAYOUT.size == 16
 assert ReleaseIn.LAYOUT.size == FlushIn.LAYOUT.size == 24
-assert FallocateIn.LAYOUT.size == 32
+assert FallocateIn.LAYOUT.size == IoctlIn.LAYOUT.size == 32
 assert ReadIn.LAYOUT.size == WriteIn.LAYOUT.size == 40
 assert SetattrIn.LAYOUT.size == 88
 

@@ -204,6 +204,9 @@ class FileSystem(Protocol):
 
     def removexattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[None]: ...
 
+    def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Outcome[bytes]:
+        """ioctl(2) of an open file: what goes back to the caller. ENOTTY for a command of somebody else's."""
+
 
 class RefusesAll:
     """Every operation of `FileSystem`, refused: a face overrides what it has.
@@ -304,3 +307,6 @@ class RefusesAll:
 
     def removexattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[None]:
         raise FsError(errno_codes.EOPNOTSUPP)
+
+    def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Outcome[bytes]:
+        raise FsError(errno_codes.ENOTTY)

@@ -184,3 +184,6 @@ class RootFileSystem:
 
     def removexattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[None]:
         return self._face(ino).removexattr(caller, ino, name)
+
+    def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Outcome[bytes]:
+        return self._face(ino).ioctl(caller, ino, handle, command, data)

@@ -154,6 +154,7 @@ class Collector:
             ("resident_bytes", "Resident memory of the agent."),
             ("directories", "Directories remembered."),
             ("prestaged_bytes", "Bytes waiting in memory."),
+            ("registered_bytes", "Memory of clients that is mapped for them."),
         ):
             yield GaugeMetricFamily(f"g35_memory_{name}", help_text, value=memory[name])
 

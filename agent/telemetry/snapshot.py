@@ -7,7 +7,6 @@ moment apart. What must add up is summed here from one reading of each worker: g
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from agent.pool.operations import AnyVolume
 from agent.pool.prestage import PrestageCache
 from agent.pool.tally import MissCause, Tally, total
 from agent.remote.fabric import Fabric
-
-_PAGE_BYTES = resource.getpagesize()
 
 
 @dataclass(slots=True)
@@ -52,6 +49,8 @@ class Sources:
     """Of the pool: agent/membership.py."""
     s3: Callable[[], Mapping[str, Any] | None] = lambda: None
     """Of the S3 door: agent/s3/door.py; None where there is none. Told of the whole pool only."""
+    registered: Callable[[], int] = lambda: 0
+    """Bytes of clients' memory that are mapped: agent/fs/registered_memory.py."""
     not_served: dict[str, str] = field(default_factory=dict)
     """What of the configuration is not served, and why. Told of the whole pool only."""
     started_at: float = field(default_factory=time.time)
@@ -109,9 +108,10 @@ def _prestaged(prestage: PrestageCache, volume_id: bytes) -> dict[str, int]:
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES
+    """Resident memory of this process, without what it only shares: memory of guests and of clients."""
+    with open("/proc/self/status") as file:
+        lines = [line.split() for line in file if line.startswith(("RssAnon:", "RssFile:"))]
+    return sum(int(kibibytes) << 10 for _, kibibytes, _ in lines)
 
 
 def take(sources: Sources) -> dict[str, Any]:
@@ -192,6 +192,7 @@ def _memory(sources: Sources) -> dict[str, int]:
         "directories_max": sources.directories.capacity,
         "prestaged_bytes": sources.prestage.bytes_held,
         "prestaged_bytes_max": sources.prestage.budget_bytes,
+        "registered_bytes": sources.registered(),
     }
 
 

@@ -474,6 +474,9 @@ class MemoryFileSystem:
             if self._node(ino).xattrs.pop(name, None) is None:
                 raise FsError(errno.ENODATA)
 
+    def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Outcome[bytes]:
+        raise FsError(errno.ENOTTY)
+
 
 class FaultyFileSystem:
     """Another file system whose operations raise what `faults` names, as long as it names it."""

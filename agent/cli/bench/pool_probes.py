@@ -60,12 +60,19 @@ class KvSite(Protocol):
 
 
 class GetProbe:
-    """So many gets in flight (four), each thread with values of its own."""
+    """So many gets in flight (four), each thread with values of its own; `registered`: into `Pool.memory`."""
 
     def __init__(
-        self, sites: Sites, shape: PoolShape, batch: int = BATCH, in_flight: int = IN_FLIGHT
+        self,
+        sites: Sites,
+        shape: PoolShape,
+        batch: int = BATCH,
+        in_flight: int = IN_FLIGHT,
+        *,
+        registered: bool = False,
     ) -> None:
         self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
+        self._registered = registered
         self._contents = Contents(shape.value_bytes)
         self._gets: Gets
         self.site: PoolSite
@@ -73,7 +80,8 @@ class GetProbe:
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
         store(self.site, self._contents, "get", values_got(self._shape.value_bytes))
-        self._gets = Gets(self.site, self._contents, self._batch, in_flight=self._in_flight)
+        new_buffer = self.site.memory if self._registered else pages
+        self._gets = Gets(self.site, self._contents, self._batch, new_buffer, self._in_flight)
 
     def round(self, seconds: float) -> Sample:
         timed = self._gets.timed(seconds)
@@ -190,19 +198,26 @@ def latencies(turn: Callable[[], int], seconds: float) -> Sample:
 
 
 class PutProbe:
-    """So many puts in flight (four)."""
+    """So many puts in flight (four); `registered`: out of `Pool.memory`."""
 
     def __init__(
-        self, sites: Sites, shape: PoolShape, batch: int = BATCH, in_flight: int = IN_FLIGHT
+        self,
+        sites: Sites,
+        shape: PoolShape,
+        batch: int = BATCH,
+        in_flight: int = IN_FLIGHT,
+        *,
+        registered: bool = False,
     ) -> None:
         self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
+        self._registered = registered
         self._puts: Puts
         self.site: PoolSite
 
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
         size = self._shape.value_bytes
-        contents, buffer = Contents(size), pages(size)
+        contents, buffer = Contents(size, self.site.memory if self._registered else None), pages(size)
         self._puts = Puts(self.site, contents, buffer, batch=self._batch, in_flight=self._in_flight)
 
     def round(self, seconds: float) -> Sample:

@@ -42,7 +42,7 @@ class PrestagedProbe:
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
         store(self.site, self._contents, "get", len(self._keys))
-        self._gets = Gets(self.site, self._contents, 1, in_flight=self._in_flight)
+        self._gets = Gets(self.site, self._contents, 1, self.site.memory, self._in_flight)
 
     def round(self, seconds: float) -> Sample:
         self._stage()

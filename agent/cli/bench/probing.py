@@ -44,10 +44,10 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
         sites, entry.value_bytes, tls=entry.tls, clients=1, median_only=True
     ),
     "kv_get_in_flight": lambda sites, entry: GetProbe(
-        sites, shape_for(entry.value_bytes), batch=1, in_flight=entry.in_flight
+        sites, shape_for(entry.value_bytes), batch=1, in_flight=entry.in_flight, registered=True
     ),
     "kv_put_in_flight": lambda sites, entry: PutProbe(
-        sites, shape_for(entry.value_bytes), batch=1, in_flight=entry.in_flight
+        sites, shape_for(entry.value_bytes), batch=1, in_flight=entry.in_flight, registered=True
     ),
     "prestaged_get_in_flight": lambda sites, entry: PrestagedProbe(
         sites, shape_for(entry.value_bytes), entry.in_flight

@@ -59,6 +59,7 @@ class PoolSite:
         self.bytes_got = 0
         self.bytes_put = 0
         self.misses = 0
+        self._registers = False
         self._layout = Layout(folder / name)
         log = folder / f"{name}.log"
         command = [
@@ -99,6 +100,11 @@ class PoolSite:
     def volume(self) -> Volume:
         return self.client.volume("kv")
 
+    def memory(self, size: int) -> memoryview:
+        """A buffer that the agent is to map too; `complaints` says where it did not."""
+        self._registers = True
+        return self.client.memory(size)
+
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.mount / ".g35/status.json").read_text())
         return found
@@ -132,6 +138,8 @@ class PoolSite:
         ):
             if own != theirs:
                 found.append(f"{own} bytes were {what}, the agent counts {theirs}")
+        if self._registers and not self.status()["memory"]["registered_bytes"]:
+            found.append("the agent did not map the memory that was to be registered")
         if self.shape.prestaged:
             return [f"{self._layout.state.name}: {line}" for line in found]
         if self.status()["totals"]["flash_bytes_read"] < self.bytes_got:

@@ -346,3 +346,7 @@ class GuestView:
 
     def removexattr(self, caller: Caller, ino: int, name: bytes) -> Outcome[None]:
         return self._on(ino, lambda node: self._tree.removexattr(caller, node, name))
+
+    def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Outcome[bytes]:
+        # A guest's process numbers are not this machine's, and its memory is mapped already.
+        raise FsError(errno.ENOTTY)

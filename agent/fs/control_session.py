@@ -1,0 +1,119 @@
+"""What the agent keeps of one control session: its answers, tickets and registered memory.
+
+host_shim/control_wire.py says what they are. Nothing of a session outlives it.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from agent.fs.interface import FsError
+from agent.fs.kv_face import errno_of
+from agent.fs.registered_memory import Region
+from agent.pool.continuing import Continuer, Trail
+from agent.pool.operations import AnyReading, AnyVolume, AnyWriting, new_reading
+from agent.pool.prestage import PrestageCache
+from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.writing import BadPut, PutRefused
+from host_shim.control_wire import Outcome
+
+
+def not_for_reading() -> FsError:
+    """What a read of a ticket comes to that is not bound, or bound to be written."""
+    return FsError(errno.EINVAL, "no key is bound to this ticket for reading")
+
+
+class Ahead:
+    """What the tickets of one binding share: that reading them leads on, behind the last of their keys."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: bytes) -> None:
+        self.key: bytes | None = key
+
+    def read(self, continuer: Continuer, volume: AnyVolume) -> None:
+        """One of the tickets is read: set out for what follows, the first time."""
+        key, self.key = self.key, None
+        if key is not None:
+            continuer.reads(volume, key)
+
+
+class Ticket:
+    """A bound key: a value being read, or one being written."""
+
+    __slots__ = ("ahead", "key", "lock", "reading", "refused", "volume", "writing")
+
+    def __init__(self, volume: AnyVolume, key: bytes, ahead: Ahead | None) -> None:
+        self.volume = volume
+        self.key = key
+        self.writing: AnyWriting | None = None
+        self.reading: AnyReading | None = None
+        self.refused: Outcome | None = None
+        self.ahead = ahead
+        self.lock = threading.Lock()
+
+    def to_read(self, prestage: PrestageCache | None) -> AnyReading:
+        """The reading, begun with the first call. Raises FsError for a ticket that is none to read."""
+        if self.writing is not None:
+            raise not_for_reading()
+        reading = self.reading
+        if reading is None:
+            with self.lock:
+                reading = self._begun(prestage)
+        return reading
+
+    def _begun(self, prestage: PrestageCache | None) -> AnyReading:
+        if self.reading is None:
+            self.reading = new_reading(self.volume, self.key, prestage)
+        return self.reading
+
+    def put(self, lanes: Lanes, within: int, data: memoryview) -> Steps[None]:
+        """Take bytes of the value that is written. Raises FsError, also for a ticket not bound for that."""
+        writing = self.writing
+        if writing is None:
+            raise FsError(errno.EINVAL, "no key is bound to this ticket for writing")
+        deadline = lanes.now() + self.volume.timing.write_deadline
+        if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline)):
+            raise FsError(errno.EIO)
+        try:
+            yield from writing.write(lanes, within, data, deadline)
+        except BadPut as bad:
+            self.refused = Outcome.REFUSED
+            raise FsError(errno.EINVAL, str(bad)) from None
+        except PutRefused as refused:
+            self.refused = Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+            raise FsError(errno_of(refused), str(refused)) from None
+        finally:
+            self.lock.release()
+
+    def drop(self, lanes: Lanes) -> Steps[None]:
+        """Nobody goes on with it: a put that is not whole is given up."""
+        if self.reading is not None:
+            self.reading.close()
+        if self.writing is not None and not self.writing.finished:
+            yield from self.writing.drop(lanes)
+
+    def outcome(self) -> Outcome:
+        if self.refused is not None:
+            return self.refused
+        if self.writing is not None:
+            return Outcome.HIT if self.writing.finished else Outcome.UNKNOWN
+        if self.reading is None:
+            return Outcome.UNKNOWN
+        if self.reading.cause is not None:
+            return Outcome(int(self.reading.cause))
+        return Outcome.HIT if self.reading.length is not None else Outcome.UNKNOWN
+
+
+@dataclass(slots=True)
+class ControlSession:
+    """One open of the session's file."""
+
+    answers: deque[bytes] = field(default_factory=deque)
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    trail: Trail = field(default_factory=Trail)
+    regions: dict[int, Region] = field(default_factory=dict)
+    """Registered memory, by its number in this session."""

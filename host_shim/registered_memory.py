@@ -1,0 +1,114 @@
+"""Memory that an agent on this machine maps too, so that values come into it without a copy.
+
+A client takes its buffers from `Pool.memory`. Where the agent cannot map them they are ordinary buffers. Read
+transfer_wire.py first.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+_F_ADD_SEALS: Final = 1033
+_F_SEAL_SEAL: Final = 0x0001
+_F_SEAL_SHRINK: Final = 0x0002
+_F_SEAL_GROW: Final = 0x0004
+_F_OFD_SETLK: Final = 37
+_F_OFD_SETLKW: Final = 38
+_MADV_POPULATE_WRITE: Final = 23
+_FLOCK: Final = struct.Struct("@hhqqi4x")
+_TOUCHED_AT_A_TIME: Final = 16 << 20
+
+
+class Registrable:
+    """One memfd, mapped here for as long as anybody has a view of it."""
+
+    def __init__(self, size: int) -> None:
+        """`size` bytes, rounded up to whole pages. Raises OSError, ENOMEM where there is no such room."""
+        self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.descriptor = os.memfd_create("g35", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.descriptor, self.size)
+            fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+            mapped = mmap.mmap(self.descriptor, self.size)
+            _touch(self.descriptor, mapped)
+        except BaseException:
+            os.close(self.descriptor)
+            raise
+        self.view = memoryview(mapped)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+    def close(self) -> None:
+        """The descriptor goes; what is mapped stays as long as it is used."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def wait_for(self, locked_byte: int) -> None:
+        """Return when the agent that locked the byte is gone, or has stopped to use the memory."""
+        if self.descriptor < 0:
+            return
+        for kind, command in ((fcntl.F_WRLCK, _F_OFD_SETLKW), (fcntl.F_UNLCK, _F_OFD_SETLK)):
+            fcntl.fcntl(self.descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, locked_byte, 1, 0))
+
+
+def _touch(descriptor: int, mapped: mmap.mmap) -> None:
+    """Have every page there, which the agent asks for, without the interpreter's lock."""
+    try:
+        mapped.madvise(_MADV_POPULATE_WRITE)
+    except OSError:  # before Linux 5.14
+        zeroes = bytes(min(len(mapped), _TOUCHED_AT_A_TIME))
+        for at in range(0, len(mapped), len(zeroes)):
+            os.pwrite(descriptor, zeroes[: len(mapped) - at], at)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a buffer lies in registered memory."""
+
+    memory: Registrable
+    offset: int
+    length: int
+
+
+class RegisteredMemory:
+    """All of one pool. Safe from any thread; looking a buffer up takes no lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_address: tuple[tuple[int, ...], tuple[Registrable, ...]] = ((), ())
+
+    def new(self, size: int) -> memoryview:
+        """`size` bytes that begin at a page, all zero, with every page of them there."""
+        if size <= 0:
+            raise ValueError(f"{size} bytes of memory")
+        made = Registrable(size)
+        with self._lock:
+            known = sorted((*self._by_address[1], made), key=lambda each: each.address)
+            self._by_address = (tuple(each.address for each in known), tuple(known))
+        return made.view[:size]
+
+    def find(self, buffer: memoryview) -> Place | None:
+        """Where it lies; None for any other memory. `buffer` is contiguous."""
+        addresses, known = self._by_address
+        if not addresses or buffer.readonly or not buffer.nbytes:
+            return None
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        at = bisect.bisect_right(addresses, address) - 1
+        if at < 0 or address + buffer.nbytes > addresses[at] + known[at].size:
+            return None
+        return Place(known[at], address - addresses[at], buffer.nbytes)
+
+    def close(self) -> None:
+        """Nothing is registered any more; buffers stay what they are."""
+        with self._lock:
+            known, self._by_address = self._by_address[1], ((), ())
+        for each in known:
+            each.close()

@@ -1,0 +1,114 @@
+"""Transfers of one session between the pool and registered memory: the client's half of transfer_wire.py."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Final, Protocol, runtime_checkable
+
+from host_shim.control_wire import MalformedControl, Outcome
+from host_shim.registered_memory import Place, RegisteredMemory, Registrable
+from host_shim.transfer_wire import (
+    PARTS_MAX,
+    Ioctl,
+    Part,
+    Registering,
+    Transfer,
+    decode_done_untrusted,
+    decode_registered_untrusted,
+    ioctl_command,
+)
+
+NO_ANSWER: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENODEV})
+"""How the kernel ends a call that the agent may still be working on."""
+
+
+@runtime_checkable
+class IoctlFiles(Protocol):
+    """The system call on a session's open file: `data` goes in, what the agent answers comes back in it."""
+
+    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None: ...
+
+
+class Transfers:
+    """Of one session. Safe from several threads at once."""
+
+    def __init__(self, files: IoctlFiles, memory: RegisteredMemory) -> None:
+        self._files = files
+        self._memory = memory
+        self._numbers: dict[Registrable, tuple[int, int] | None] = {}
+        """Number in this session and locked byte of what was registered; None where the agent refused."""
+
+    def places(self, buffers: Sequence[memoryview]) -> list[Place] | None:
+        """Where the buffers lie; None where one of them is in other memory, or they are too many."""
+        if len(buffers) > PARTS_MAX:
+            return None
+        found: list[Place] = []
+        for buffer in buffers:
+            place = self._memory.find(buffer)
+            if place is None:
+                return None
+            found.append(place)
+        return found or None
+
+    def move(
+        self,
+        descriptor: int,
+        which: Ioctl,
+        places: Sequence[Place],
+        volume: str,
+        key: bytes,
+        ticket: int | None,
+        ttl_seconds: int = 0,
+    ) -> tuple[int, int] | None:
+        """LOAD or STORE: outcome and length. None where the agent does not map this memory.
+
+        Raises the OSError of the call, and MalformedControl for an answer that makes no sense. Whatever is
+        raised, the agent does not touch the memory any more when this returns.
+        """
+        parts: list[Part] = []
+        for place in places:
+            number = self._number(descriptor, place.memory)
+            if number is None:
+                return None
+            parts.append((number, place.offset, place.length))
+        data = Transfer(volume, key, ticket, parts, ttl_seconds).encode()
+        self._call(descriptor, which, data, places)
+        return decode_done_untrusted(data)
+
+    def _number(self, descriptor: int, memory: Registrable) -> int | None:
+        try:
+            known = self._numbers[memory]
+        except KeyError:
+            known = self._numbers.setdefault(memory, self._register(descriptor, memory))
+        return None if known is None else known[0]
+
+    def _register(self, descriptor: int, memory: Registrable) -> tuple[int, int] | None:
+        if memory.descriptor < 0:
+            return None
+        data = Registering(memory.descriptor, memory.size).encode()
+        try:
+            self._call(descriptor, Ioctl.REGISTER, data, ())
+            registered = decode_registered_untrusted(data)
+        except (OSError, MalformedControl):
+            return None
+        return registered.region, registered.locked_byte
+
+    def _call(self, descriptor: int, which: Ioctl, data: bytearray, places: Sequence[Place]) -> None:
+        try:
+            self._files.ioctl(descriptor, ioctl_command(which, len(data)), data)
+        except OSError as error:
+            if error.errno in NO_ANSWER:
+                for place in places:
+                    known = self._numbers.get(place.memory)
+                    if known is not None:
+                        place.memory.wait_for(known[1])
+            raise
+
+
+def outcome_of(number: int) -> Outcome:
+    """Raises MalformedControl for a number that is none."""
+    try:
+        return Outcome(number)
+    except ValueError as unknown:
+        raise MalformedControl(str(unknown)) from None
