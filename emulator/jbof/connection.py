@@ -23,6 +23,7 @@ from typing import Final
 from nvmeof.controller.subsystem import Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
+from nvmeof.transport.socket_options import set_options
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ class Connection:
         self._sock = sock
         self._lock = threading.Lock()
         self._open = True
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with contextlib.suppress(OSError):
+            set_options(sock)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)

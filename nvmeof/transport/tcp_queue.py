@@ -37,6 +37,7 @@ from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.limits import CONNECT_TIMEOUT_S
 from nvmeof.tcp.pdu import Digests
 from nvmeof.transport.base import ControllerInfo
+from nvmeof.transport.socket_options import set_options
 
 SLACK_S: Final = 0.002
 SLACK_PART: Final = 1 / 64
@@ -62,7 +63,7 @@ def open_socket(host: str, port: int, timeout_s: float) -> socket.socket:
     try:
         sock = socket.create_connection((host, port), timeout=timeout_s)
         sock.settimeout(None)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        set_options(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, END_HARD)
     except OSError as error:
         raise ConnectionLost(f"cannot connect to {host} port {port}: {error}") from error
