@@ -24,6 +24,7 @@ import logging
 import math
 import os
 import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -80,6 +81,7 @@ class NamedValues:
         self._ttl_seconds = whole_seconds(ttl)
         self._warn_again_at = -math.inf
         self._complaints: set[str] = set()
+        self._own = threading.local()
         self.agent_seen = False
         """Whether the last call found an agent; for status pages, which must not wait."""
 
@@ -154,6 +156,17 @@ class NamedValues:
         """Delete values; which of them were there."""
         return self._ask_all(self._volume.delete, names)
 
+    def room(self, size: int) -> memoryview:
+        """Memory for blocks into which an agent on this machine puts them itself (`Pool.memory`)."""
+        return self._pool.memory(size)
+
+    def _label(self) -> memoryview:
+        """This thread's room for a label: beside blocks in registered memory it has to be in such, too."""
+        found: memoryview | None = getattr(self._own, "label", None)
+        if found is None:
+            found = self._own.label = self._pool._memory.small(LABEL_BYTES)
+        return found
+
     def _ask_all(self, ask: _Ask, names: Sequence[bytes]) -> list[bool]:
         try:
             found = ask([key_of_long_name(name) for name in names])
@@ -180,7 +193,8 @@ class NamedValues:
                     if lent.dead:
                         return
                     at = wanted[ticket]
-                    label = memoryview(label_of(names[at], _length(values[at])))
+                    label = self._label()
+                    label[:] = label_of(names[at], _length(values[at]))
                     try:
                         lent.write_parts(ticket, [label, *values[at]])
                     except OSError:
@@ -237,7 +251,8 @@ class NamedValues:
                 def read(ticket: int) -> None:
                     if lent.dead:
                         return
-                    length, proved = _read_one(lent, ticket, names[ticket], rooms[ticket])
+                    label = self._label()
+                    length, proved = _read_one(lent, ticket, names[ticket], label, rooms[ticket])
                     if proved and (not exact or length == _length(rooms[ticket])):
                         found[ticket] = length
                     elif proved is not None:
@@ -274,12 +289,13 @@ class NamedValues:
             _log.warning("volume %s of the g35 pool refuses blocks: %s", self._volume.name, text)
 
 
-def _read_one(session: Session, ticket: int, name: bytes, room: list[memoryview]) -> tuple[int, bool | None]:
+def _read_one(
+    session: Session, ticket: int, name: bytes, label: memoryview, room: list[memoryview]
+) -> tuple[int, bool | None]:
     """How many bytes of a value came, and whether they are the name's value, whole.
 
     None where that cannot be said (nothing came, or it broke off), False where the value is another one.
     """
-    label = memoryview(bytearray(LABEL_BYTES))
     got = session.read_parts(ticket, [label, *room]) - LABEL_BYTES
     if got <= 0:
         return 0, None

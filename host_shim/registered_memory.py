@@ -16,6 +16,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
+from host_shim.unlocked_memory import new_memory
+
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SEAL: Final = 0x0001
 _F_SEAL_SHRINK: Final = 0x0002
@@ -25,6 +27,7 @@ _F_OFD_SETLKW: Final = 38
 _MADV_POPULATE_WRITE: Final = 23
 _FLOCK: Final = struct.Struct("@hhqqi4x")
 _TOUCHED_AT_A_TIME: Final = 16 << 20
+_SCRAP_BYTES: Final = 64 << 10
 
 
 class Registrable:
@@ -84,16 +87,31 @@ class RegisteredMemory:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._by_address: tuple[tuple[int, ...], tuple[Registrable, ...]] = ((), ())
+        self._scrap = memoryview(b"")
 
     def new(self, size: int) -> memoryview:
-        """`size` bytes that begin at a page, all zero, with every page of them there."""
+        """`size` bytes that begin at a page, all zero, with every page of them there; ordinary memory where
+        this system gives no other."""
         if size <= 0:
             raise ValueError(f"{size} bytes of memory")
-        made = Registrable(size)
+        try:
+            made = Registrable(size)
+        except OSError:
+            return new_memory(size)
         with self._lock:
             known = sorted((*self._by_address[1], made), key=lambda each: each.address)
             self._by_address = (tuple(each.address for each in known), tuple(known))
         return made.view[:size]
+
+    def small(self, size: int) -> memoryview:
+        """A buffer of a few bytes, cut from memory that others of them share. It is never given back."""
+        with self._lock:
+            scrap = self._scrap
+        if len(scrap) < size:
+            scrap = self.new(max(size, _SCRAP_BYTES))
+        with self._lock:
+            self._scrap = scrap[size:]
+        return scrap[:size]
 
     def find(self, buffer: memoryview) -> Place | None:
         """Where it lies; None for any other memory. `buffer` is contiguous."""

@@ -88,8 +88,10 @@ class TierJobs:
         threads: int = 4,
         load_deadline: float = 5.0,
         store_deadline: float = 30.0,
+        new_room: Callable[[int], memoryview] = new_memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`new_room`: where the threads' own buffers are taken from."""
         if chunk_bytes < 1:
             raise ValueError("a chunk has at least one byte")
         self._values = values
@@ -98,6 +100,7 @@ class TierJobs:
         self._name_of_key = name_of_key
         self._load_deadline = load_deadline
         self._store_deadline = store_deadline
+        self._new_room = new_room
         self._clock = clock
         self._runner = JobRunner("g35-tier", threads)
         self._own = threading.local()
@@ -211,7 +214,10 @@ class TierJobs:
         """This thread's own."""
         found: list[memoryview] | None = getattr(self._own, "buffers", None)
         if found is None:
-            found = self._own.buffers = [new_memory(self._chunk_bytes) for _ in range(PIECE_BLOCKS)]
+            size = self._chunk_bytes
+            room = self._new_room(size * PIECE_BLOCKS)
+            found = [room[at : at + size] for at in range(0, len(room), size)]
+            self._own.buffers = found
         return found
 
     def _over(self, job: _Job, now: float) -> bool:

@@ -105,6 +105,7 @@ class G35Tier(SecondaryTierManager):
             threads=threads,
             load_deadline=load_deadline,
             store_deadline=store_deadline,
+            new_room=self._values.room,
         )
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
