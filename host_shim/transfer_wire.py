@@ -139,9 +139,12 @@ class Transfer:
         self.ttl_seconds = ttl_seconds
 
     def encode(self) -> bytearray:
-        name = self.volume.encode() if self.ticket is None else b""
-        number, key = (NO_TICKET, self.key) if self.ticket is None else (self.ticket, bytes(KEY_BYTES))
-        head = _TRANSFER.pack(key, number, self.ttl_seconds, len(name), len(self.parts), 0)
+        count, name = len(self.parts), b""
+        if self.ticket is None:
+            name = self.volume.encode()
+            head = _TRANSFER.pack(self.key, NO_TICKET, self.ttl_seconds, len(name), count, 0)
+        else:
+            head = _TRANSFER.pack(bytes(KEY_BYTES), self.ticket, 0, 0, count, 0)
         packed = [_PART.pack(region, length, offset) for region, offset, length in self.parts]
         return bytearray(b"".join((head, *packed, name)))
 

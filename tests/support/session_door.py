@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from typing import Any
 
 from agent.fs.control_face import CONTROL_ROOT, ControlFace, StartPrestage
 from agent.fs.interface import Caller, FsError
+from agent.fs.registered_memory import RegisteredMemory
 from agent.pool.continuing import INACTIVE, Continuer
 from agent.pool.operations import AnyVolume
 from agent.pool.steps import settle
@@ -29,7 +31,9 @@ class SessionDoor:
         agent: PoolAgent,
         continuer: Continuer = INACTIVE,
         start_prestage: StartPrestage = refuse_prestage,
+        memory: RegisteredMemory | None = None,
     ) -> None:
+        """`memory`: what this process may register, as a client of the agent that is this process as well."""
         self._lanes = agent.lanes
         self._lock = threading.Lock()
 
@@ -38,7 +42,14 @@ class SessionDoor:
             return {"volumes": [{"name": settings.name, "value_bytes": settings.value_bytes}]}
 
         self.face = ControlFace(
-            [agent.volume], lambda: agent.lanes, status, start_prestage, agent.prestage, (0, 0), continuer
+            [agent.volume],
+            lambda: agent.lanes,
+            status,
+            start_prestage,
+            agent.prestage,
+            (0, 0),
+            continuer,
+            memory,
         )
 
     def open(self, _path: str) -> int:
@@ -70,3 +81,13 @@ class SessionDoor:
                 return settle(self.face.read(_SESSION, descriptor, offset, into), self._lanes)
         except FsError as error:
             raise OSError(error.errno, str(error)) from None
+
+    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
+        caller = Caller(pid=os.getpid())
+        try:
+            with self._lock:
+                asked = self.face.ioctl(caller, _SESSION, descriptor, command, memoryview(bytes(data)))
+                answer = settle(asked, self._lanes)
+        except FsError as error:
+            raise OSError(error.errno, str(error)) from None
+        data[: len(answer)] = answer

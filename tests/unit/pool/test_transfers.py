@@ -1,0 +1,309 @@
+"""Values from and to registered memory through the control face: the same values, misses and refusals."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from agent.fs.control_face import CONTROL_ROOT
+from agent.fs.interface import Caller, FsError
+from agent.fs.registered_memory import REGIONS_MAX, RegisteredMemory
+from agent.pool.continuing import Continuer
+from agent.pool.slot import HEADER_BYTES
+from agent.pool.steps import settle
+from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request
+from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
+from host_shim.registered_memory import Registrable
+from host_shim.transfer_wire import (
+    Ioctl,
+    Registering,
+    Transfer,
+    decode_done_untrusted,
+    decode_registered_untrusted,
+    encode_unregister,
+    ioctl_command,
+)
+from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
+from tests.support.session_door import SessionDoor
+
+PIECE = 1 << 20
+ROOM = 6 * PIECE
+BLOB = random.Random(35).randbytes(ROOM)
+
+
+class Counted(SessionDoor):
+    """Counts the requests, each kind by itself; `deaf` to REGISTER, where that is set."""
+
+    moves = others = 0
+    deaf = False
+
+    def ioctl(self, descriptor: int, command: int, data: bytearray) -> None:
+        if self.deaf:
+            raise OSError(errno.ENOTTY, "deaf")
+        self.moves += command & 0xFF in (Ioctl.LOAD, Ioctl.STORE)
+        super().ioctl(descriptor, command, data)
+
+    def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
+        self.others += 1
+        return super().preadv(descriptor, into, offset)
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> int:
+        self.others += 1
+        return super().pwrite(descriptor, data, offset)
+
+
+def agent_with(suite: str = SUITES[0], unit_bytes: int = PIECE, **options: object) -> PoolAgent:
+    pool = MemoryPool((1, 1), value_bytes=ROOM, unit_bytes=unit_bytes, suite=suite)
+    return pool.agent(**options)
+
+
+@pytest.fixture
+def memory() -> Iterator[RegisteredMemory]:
+    memory = RegisteredMemory(1 << 30)
+    yield memory
+    memory.close()
+
+
+@pytest.mark.parametrize("suite", SUITES)
+@pytest.mark.parametrize("unit_bytes", [1 << 17, 1 << 20])
+def test_lengths(suite: str, unit_bytes: int, memory: RegisteredMemory) -> None:
+    agent = agent_with(suite, unit_bytes)
+    door = Counted(agent, memory=memory)
+    lengths = (1, 4095, 4096, 65_537, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 77, 5 * PIECE + 12_345, ROOM)
+    with Pool("/nowhere", files=door) as pool:
+        volume, buffer, source = pool.volume("v"), pool.memory(ROOM), pool.memory(ROOM)
+        source[:] = BLOB
+        for number, length in enumerate(lengths):
+            assert volume.put(key_of(number), source[:length])
+        for number, length in enumerate(lengths):
+            buffer[:] = bytes(ROOM)
+            assert volume.get_into(key_of(number), buffer[:length]) == length
+            assert buffer[:length] == BLOB[:length]
+            assert not any(buffer[length : length + 4096])
+            assert volume.get_into(key_of(number), buffer) == length
+        assert volume.get_into(key_of(99), buffer) is None
+        assert (door.moves, door.others) == (3 * len(lengths) + 1, 0)
+        assert (agent.tally.gets_hit, agent.tally.gets_missed) == (2 * len(lengths), 1)
+        assert agent.tally.puts == len(lengths)
+        assert agent.tally.bytes_read == 2 * sum(lengths)
+    assert memory.mapped_bytes() == 0
+
+
+def test_the_same_as_by_any_other_memory(memory: RegisteredMemory) -> None:
+    agent = agent_with()
+    with Pool("/nowhere", files=SessionDoor(agent, memory=memory)) as pool:
+        volume, ours = pool.volume("v"), pool.memory(2 * PIECE)
+        ours[:] = BLOB[: 2 * PIECE]
+        assert volume.put_many([key_of(1), key_of(2)], [ours[:PIECE], BLOB[7 : 7 + PIECE]]) == [True, True]
+        assert volume.get(key_of(1)) == BLOB[:PIECE]
+        other = bytearray(PIECE)
+        assert volume.get_many([key_of(2), key_of(1), key_of(3)], [ours[PIECE:], other, ours[:10]]) == [
+            PIECE,
+            PIECE,
+            None,
+        ]
+        assert ours[PIECE:] == BLOB[7 : 7 + PIECE]
+        assert other == BLOB[:PIECE]
+
+
+def test_a_longer_value(memory: RegisteredMemory) -> None:
+    agent = agent_with()
+    agent.put(key_of(1), BLOB[: 2 * PIECE])
+    with Pool("/nowhere", files=SessionDoor(agent, memory=memory)) as pool:
+        volume, ours = pool.volume("v"), pool.memory(2 * PIECE)
+        for room in (1, PIECE - 1, PIECE, 2 * PIECE - 1):
+            with pytest.raises(BufferTooSmall):
+                volume.get_into(key_of(1), ours[:room])
+            with pytest.raises(BufferTooSmall):
+                volume.get_many([key_of(2), key_of(1)], [bytearray(1), ours[:room]])
+        with pytest.raises(UnknownVolume):
+            pool.volume("w").get_into(key_of(1), ours)
+        with pytest.raises(UnknownVolume):
+            pool.volume("w").put(key_of(1), ours)
+        too_long = pool.memory(ROOM + 1)
+        with pytest.raises(ValueTooLong):
+            volume.put(key_of(1), too_long)
+
+
+@pytest.mark.parametrize("flipped", [100, PIECE + 100, 2 * PIECE + 100])
+def test_a_flipped_bit_is_a_miss_and_leaves_nothing_unproven(flipped: int, memory: RegisteredMemory) -> None:
+    pool = MemoryPool((1, 1), value_bytes=ROOM, unit_bytes=PIECE)
+    agent = pool.agent()
+    agent.put(key_of(1), BLOB[: 3 * PIECE])
+    namespace, slot, _ = agent.where(key_of(1))
+    pool.namespaces[namespace].flip(slot + HEADER_BYTES + flipped)
+    with Pool("/nowhere", files=SessionDoor(agent, memory=memory)) as client:
+        ours = client.memory(3 * PIECE)
+        assert client.volume("v").get_into(key_of(1), ours) is None
+    start = flipped // PIECE * PIECE
+    assert ours[:start] == BLOB[:start]
+    assert not any(ours[start : start + PIECE])
+    assert sum(agent.tally.misses.values()) == agent.tally.gets_missed == 1
+
+
+def test_an_agent_that_maps_nothing(memory: RegisteredMemory) -> None:
+    agent = agent_with()
+    doors = [
+        SessionDoor(agent),
+        SessionDoor(agent, memory=RegisteredMemory(0)),
+        Counted(agent, memory=memory),
+    ]
+    doors[-1].deaf = True  # type: ignore[attr-defined]
+    for number, door in enumerate(doors):
+        with Pool("/nowhere", files=door) as pool:
+            ours = pool.memory(PIECE)
+            ours[:] = BLOB[:PIECE]
+            assert pool.volume("v").put(key_of(number), ours)
+            ours[:] = bytes(PIECE)
+            assert pool.volume("v").get_into(key_of(number), ours) == PIECE
+            assert ours == BLOB[:PIECE]
+    assert memory.mapped_bytes() == 0
+
+
+def test_an_agent_that_learns_sees_what_follows_what(memory: RegisteredMemory) -> None:
+    agent = agent_with()
+    guessed: list[bytes] = []
+    continuer = Continuer(lambda _volume, pseudonym: guessed.append(pseudonym))
+    with Pool("/nowhere", files=SessionDoor(agent, continuer, memory=memory)) as pool:
+        volume, ours = pool.volume("v"), pool.memory(4096)
+        for number in range(3):
+            volume.put(key_of(number), ours)
+        for _ in range(2):
+            for number in range(3):
+                assert volume.get_into(key_of(number), ours) == 4096
+    assert agent.volume.placement.pseudonym(key_of(1)) in guessed
+
+
+class Session:
+    """A client that speaks the ioctls itself, rightly or not."""
+
+    def __init__(self, agent: PoolAgent, memory: RegisteredMemory) -> None:
+        self.door = SessionDoor(agent, memory=memory)
+        self.handle = self.door.open("")
+        self.theirs = Registrable(4 * PIECE)
+
+    def call(self, which: Ioctl, data: bytes | bytearray) -> bytearray:
+        answer = bytearray(data)
+        self.door.ioctl(self.handle, ioctl_command(which, len(data)), answer)
+        return answer
+
+    def register(self) -> int:
+        data = Registering(self.theirs.descriptor, self.theirs.size).encode()
+        return decode_registered_untrusted(self.call(Ioctl.REGISTER, data)).region
+
+    def load(self, *parts: tuple[int, int, int], ticket: int | None = None) -> tuple[int, int]:
+        asked = Transfer("v", key_of(1), ticket, parts)
+        return decode_done_untrusted(self.call(Ioctl.LOAD, asked.encode()))
+
+    def store(self, *parts: tuple[int, int, int], ticket: int | None = None) -> tuple[int, int]:
+        asked = Transfer("v", key_of(1), ticket, parts)
+        return decode_done_untrusted(self.call(Ioctl.STORE, asked.encode()))
+
+    def bind(self, operation: Operation, length: int) -> None:
+        lengths = (length,) if operation is Operation.PUT else ()
+        request = Request(operation, 1, "v", (key_of(1),), flags=FLAG_NO_ANSWER, lengths=lengths)
+        self.door.pwrite(self.handle, request.encode(), 0)
+
+    def close(self) -> None:
+        self.door.close(self.handle)
+        self.theirs.close()
+
+
+@pytest.fixture
+def session(memory: RegisteredMemory) -> Iterator[Session]:
+    session = Session(agent_with(), memory)
+    yield session
+    session.close()
+    assert memory.mapped_bytes() == 0
+
+
+def test_parts_in_any_order(session: Session) -> None:
+    region = session.register()
+    session.theirs.view[:] = BLOB[: 4 * PIECE]
+    stored = [(region, 64, 100), (region, 0, 64), (region, PIECE, 2 * PIECE + 1)]
+    assert session.store(*stored) == (Outcome.HIT, 0)
+    value = BLOB[64:164] + BLOB[:64] + BLOB[PIECE : 3 * PIECE + 1]
+    session.theirs.view[:] = bytes(4 * PIECE)
+    parts = [(region, 3 * PIECE, 1), (region, 10, 2 * PIECE), (region, 3 * PIECE + 5, 164)]
+    assert session.load(*parts) == (Outcome.HIT, len(value))
+    view = session.theirs.view
+    found = view[3 * PIECE : 3 * PIECE + 1].tobytes() + view[10 : 10 + 2 * PIECE].tobytes()
+    assert found + view[3 * PIECE + 5 : 3 * PIECE + 169].tobytes() == value
+
+
+def test_by_ticket(session: Session) -> None:
+    region = session.register()
+    session.theirs.view[:PIECE] = BLOB[:PIECE]
+    session.bind(Operation.PUT, PIECE)
+    assert session.store((region, 0, PIECE), ticket=0) == (Outcome.HIT, 0)
+    with pytest.raises(OSError, match="for reading"):
+        session.load((region, 0, PIECE), ticket=0)
+    session.bind(Operation.GET, 0)
+    assert session.load((region, PIECE, PIECE), ticket=0) == (Outcome.HIT, PIECE)
+    assert session.theirs.view[PIECE : 2 * PIECE] == BLOB[:PIECE]
+    with pytest.raises(OSError, match="for writing"):
+        session.store((region, 0, PIECE), ticket=0)
+    for move in (session.load, session.store):
+        with pytest.raises(OSError, match="no key is bound"):
+            move((region, 0, PIECE), ticket=7)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        (0, 0, 1), (2, 0, 1), ((1 << 32) - 1, 0, 1), (1, 4 * PIECE, 1), (1, 4 * PIECE - 1, 2),
+        (1, (1 << 64) - 1, 1), (1, 1 << 63, 4096), (1, (1 << 64) - 4096, 8192),
+    ],
+)  # fmt: skip
+def test_parts_that_lie_nowhere(session: Session, part: tuple[int, int, int]) -> None:
+    assert session.register() == 1
+    for move in (session.load, session.store):
+        with pytest.raises(OSError, match="no region"):
+            move((1, 0, 10), part)
+
+
+def test_regions_end(session: Session, memory: RegisteredMemory) -> None:
+    numbers = [session.register() for _ in range(REGIONS_MAX)]
+    assert len(set(numbers)) == REGIONS_MAX
+    with pytest.raises(OSError, match="regions at most"):
+        session.register()
+    session.call(Ioctl.UNREGISTER, encode_unregister(numbers[3]))
+    with pytest.raises(OSError, match="no region"):
+        session.load((numbers[3], 0, 1))
+    with pytest.raises(OSError, match="no region"):
+        session.call(Ioctl.UNREGISTER, encode_unregister(numbers[3]))
+    assert session.register() not in numbers
+    assert memory.mapped_bytes() == session.theirs.size
+
+
+def test_a_miss_says_why(session: Session) -> None:
+    region = session.register()
+    assert session.load((region, 0, 10)) == (Outcome.NEVER_STORED, 0)
+
+
+@pytest.mark.parametrize("command", [0x5401, ioctl_command(Ioctl.LOAD, 48) ^ 1 << 30, 0xC0106709])
+def test_other_ioctls(session: Session, command: int) -> None:
+    with pytest.raises(OSError) as refused:
+        session.door.ioctl(session.handle, command, bytearray(48))
+    assert refused.value.errno == errno.ENOTTY
+
+
+@pytest.mark.parametrize("which", list(Ioctl))
+def test_nonsense(session: Session, which: Ioctl) -> None:
+    for size in (0, 1, 15, 17, 48, 4000):
+        with pytest.raises(OSError) as refused:
+            session.call(which, b"\xff" * size)
+        assert refused.value.errno == errno.EINVAL
+
+
+def test_not_on_other_files(session: Session) -> None:
+    face, lanes = session.door.face, session.door._lanes
+    status = settle(face.open(Caller(), CONTROL_ROOT + 2, 0), lanes).handle
+    for ino, handle in ((CONTROL_ROOT + 2, status), (CONTROL_ROOT, 99)):
+        with pytest.raises(FsError) as refused:
+            settle(face.ioctl(Caller(), ino, handle, ioctl_command(Ioctl.LOAD, 48), memoryview(b"")), lanes)
+        assert refused.value.errno == errno.ENOTTY
+    settle(face.release(CONTROL_ROOT + 2, status), lanes)
