@@ -92,7 +92,7 @@ class AgentSection(_Section):
         64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."
     )
     registered_memory: Size = Field(
-        64 << 30, ge=0, description="Clients' memory that may be mapped here (docs/gpu_host.md); 0: none."
+        64 << 30, ge=0, description="Clients' memory that may be mapped here (docs/operating.md); 0: none."
     )
     allow_other: bool = Field(True, description="Users other than the agent's may enter the mount.")
     cpus: tuple[Annotated[int, Field(ge=0, le=1_048_575)], ...] = Field(

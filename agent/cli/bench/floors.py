@@ -14,6 +14,7 @@ from agent.errors import G35Error
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import SALT_BYTES, SUITES, Place
 from agent.pool.steps import Buffer
+from nvmeof.transport.socket_options import set_options
 
 
 class RawTcpProbe:
@@ -46,7 +47,7 @@ class RawTcpProbe:
 
     def _connected(self) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self._sites.raw_tcp_port()), timeout=30)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        set_options(connection)
         connection.settimeout(None)  # a socket with a time-out polls before every call
         connection.sendall(self._value_bytes.to_bytes(8, "little") + bytes(REQUEST_BYTES * IN_FLIGHT))
         return connection

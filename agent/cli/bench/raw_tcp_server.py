@@ -17,6 +17,7 @@ import threading
 from pathlib import Path
 
 from agent.cli.bench.contents import Contents
+from nvmeof.transport.socket_options import set_options
 
 REQUEST_BYTES = 8
 BLOCK_BYTES_MAX = 1 << 24
@@ -25,7 +26,7 @@ BLOCK_BYTES_MAX = 1 << 24
 def serve(connection: socket.socket) -> None:
     """One connection to its end."""
     with connection, contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        set_options(connection)
         size = int.from_bytes(connection.recv(REQUEST_BYTES, socket.MSG_WAITALL), "little")
         if not 0 < size <= BLOCK_BYTES_MAX:
             return
