@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
@@ -36,6 +37,7 @@ class Transfers:
     def __init__(self, files: IoctlFiles, memory: RegisteredMemory) -> None:
         self._files = files
         self._memory = memory
+        self._lock = threading.Lock()
         self._numbers: dict[Registrable, tuple[int, int] | None] = {}
         """Number in this session and locked byte of what was registered; None where the agent refused."""
 
@@ -80,7 +82,10 @@ class Transfers:
         try:
             known = self._numbers[memory]
         except KeyError:
-            known = self._numbers.setdefault(memory, self._register(descriptor, memory))
+            with self._lock:
+                if memory not in self._numbers:
+                    self._numbers[memory] = self._register(descriptor, memory)
+                known = self._numbers[memory]
         return None if known is None else known[0]
 
     def _register(self, descriptor: int, memory: Registrable) -> tuple[int, int] | None:

@@ -117,3 +117,5 @@ class ControlSession:
     trail: Trail = field(default_factory=Trail)
     regions: dict[int, Region] = field(default_factory=dict)
     """Registered memory, by its number in this session."""
+    registering: threading.Lock = field(default_factory=threading.Lock)
+    """Of those numbers."""

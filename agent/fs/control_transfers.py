@@ -34,7 +34,6 @@ from host_shim.transfer_wire import (
 
 PIECE_BYTES: Final = 1 << 20
 """What a worker's own buffers take at a time."""
-_REGION_NUMBERS: Final = 1 << 31
 
 
 class Transfers:
@@ -72,15 +71,17 @@ class Transfers:
         raise FsError(errno.ENOTTY)
 
     def _register(self, session: ControlSession, process: int, descriptor: int, size: int) -> bytes:
-        if len(session.regions) >= REGIONS_MAX:
-            raise FsError(errno.ENOSPC, f"a session has {REGIONS_MAX} regions at most")
-        region = self._memory.register(process, descriptor, size)
-        number = max(session.regions, default=0) + 1
-        session.regions[number] = region
+        with session.registering:
+            if len(session.regions) >= REGIONS_MAX:
+                raise FsError(errno.ENOSPC, f"a session has {REGIONS_MAX} regions at most")
+            region = self._memory.register(process, descriptor, size)
+            number = max(session.regions, default=0) + 1
+            session.regions[number] = region
         return Registered(number, region.locked_byte).encode()
 
     def _unregister(self, session: ControlSession, number: int) -> bytes:
-        region = session.regions.pop(number, None)
+        with session.registering:
+            region = session.regions.pop(number, None)
         if region is None:
             raise FsError(errno.EINVAL, f"no region {number}")
         region.give_back()

@@ -8,12 +8,14 @@ What could go wrong with somebody else's memory, and why it cannot:
 * It shrinks, and touching what is no more would be SIGBUS: only a memfd with F_SEAL_SHRINK is taken, of
   ordinary pages (huge ones of hugetlbfs can run out after a hole was punched).
 * It is huge and empty, and touching it would take our memory: it must be there in full when registered.
+* It is no memory: a file of a mount that somebody else serves, or we do, would answer fstat(2) when it likes.
+  So nothing is asked of what is not a memfd by its name and by its having seals.
 * It is a file that the client may only read: we take the client's own descriptor, open for both.
 * The client takes an answer for given that was none, and reuses memory into which we still write: while a
   region is mapped we hold a lock on a byte of it, for which the client waits then. The lock is on an open
   file description of our own, so it ends with us at the latest.
-* The client changes bytes while they are sealed or opened: it harms its own value. Nothing that decides
-  about anything is ever read from there.
+* The client changes bytes while they are sealed or opened: it harms its own value. Of what decides about
+  others nothing is read from there.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from agent.fs.interface import FsError
 
 REGIONS_MAX: Final = 64
 """Of one session."""
+MAPPED_MAX: Final = 512
+"""Memfds of all sessions; each takes two of our descriptors."""
 PAGE_BYTES: Final = mmap.PAGESIZE
 _SYS_PIDFD_GETFD: Final = 438  # the same on every architecture since Linux 5.6
 _F_GET_SEALS: Final = 1034
@@ -45,6 +49,10 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 _TMPFS_MAGIC: Final = 0x0102_1994
 _STATFS_BYTES: Final = 256
 """More than any struct statfs; its first word is the type."""
+
+_MEMFD_NAME: Final = "/memfd:"
+_SUSPECTS: Final = threading.BoundedSemaphore(8)
+"""How many descriptors may be under way from another process, or wait to be closed, at one time."""
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -120,6 +128,8 @@ class RegisteredMemory:
                     raise FsError(errno.EOPNOTSUPP, "the agent ends")
                 mapped = self._mapped.get(identity)
                 if mapped is None:
+                    if len(self._mapped) >= MAPPED_MAX:
+                        raise FsError(errno.ENOSPC, f"{MAPPED_MAX} pieces of memory are registered already")
                     if self.mapped_bytes() + size > self._limit:
                         raise FsError(errno.ENOSPC, "more memory than may be registered")
                     mapped = self._mapped[identity] = _map(ours, identity, size)
@@ -149,24 +159,61 @@ class RegisteredMemory:
 
 
 def taken_from(process: int, descriptor: int) -> int:
-    """A descriptor of ours for what another process has open. Raises FsError."""
+    """A descriptor of ours for a memfd that another process has open. Raises FsError.
+
+    It may be any file instead, one of the very mount that we serve too, and no call may be made on such a
+    file that its file system would answer: not even close(2), which flushes.
+    """
     if process <= 0:
         raise FsError(errno.EOPNOTSUPP, "the caller is no process that is known here")
     try:
-        pidfd = os.pidfd_open(_leader(process))
+        leader = _leader(process)
+        pidfd = os.pidfd_open(leader)
     except (OSError, AttributeError, ValueError) as failure:
         raise FsError(errno.EOPNOTSUPP, f"process {process} cannot be opened: {failure}") from None
     try:
-        taken: int = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
-        code = ctypes.get_errno()
+        if not _named(leader, descriptor).startswith(_MEMFD_NAME):
+            raise FsError(errno.EINVAL, "the descriptor is none of a memfd")
+        return _duplicate(pidfd, process, descriptor)
     finally:
         os.close(pidfd)
+
+
+def _duplicate(pidfd: int, process: int, descriptor: int) -> int:
+    if not _SUSPECTS.acquire(blocking=False):
+        raise FsError(errno.EAGAIN, "too many descriptors were swapped for others")
+    taken: int = _libc.syscall(_SYS_PIDFD_GETFD, pidfd, descriptor, 0)
+    code = ctypes.get_errno()
+    if taken >= 0:
+        try:
+            fcntl.fcntl(taken, _F_GET_SEALS)  # which asks no file system
+        except OSError:
+            # It was swapped since we looked at its name, and to close it may take for ever.
+            threading.Thread(target=_close_suspect, args=(taken,), name="close-aside", daemon=True).start()
+            raise FsError(errno.EINVAL, "the descriptor is none of a memfd") from None
+    _SUSPECTS.release()
     if taken < 0:
         if code == errno.EBADF:
             raise FsError(errno.EINVAL, "the caller has no such descriptor")
         raise FsError(errno.EOPNOTSUPP, f"not from process {process}: {os.strerror(code)}")
     os.set_inheritable(taken, False)
     return taken
+
+
+def _close_suspect(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+    _SUSPECTS.release()
+
+
+def _named(process: int, descriptor: int) -> str:
+    """What a descriptor is of, in words of the kernel's own. Raises FsError."""
+    try:
+        return os.readlink(f"/proc/{process}/fd/{descriptor}")
+    except FileNotFoundError:
+        raise FsError(errno.EINVAL, "the caller has no such descriptor") from None
+    except OSError as failure:
+        raise FsError(errno.EOPNOTSUPP, f"not from process {process}: {failure}") from None
 
 
 def _leader(thread: int) -> int:
@@ -179,11 +226,8 @@ def _leader(thread: int) -> int:
 
 def checked(descriptor: int, size: int) -> tuple[int, int]:
     """What identifies the memory. Raises FsError where it is not of the kind that may be mapped."""
+    seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
     found = os.fstat(descriptor)
-    try:
-        seals = fcntl.fcntl(descriptor, _F_GET_SEALS)
-    except OSError:
-        seals = 0
     statfs = ctypes.create_string_buffer(_STATFS_BYTES)
     in_memory = not _libc.fstatfs(descriptor, statfs) and _word(statfs.raw) == _TMPFS_MAGIC
     if not stat.S_ISREG(found.st_mode) or not seals & _F_SEAL_SHRINK or not in_memory:

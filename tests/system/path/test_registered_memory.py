@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
+from host_shim.session import RealFiles
+from host_shim.transfer_wire import Ioctl, Registering, ioctl_command
 from tests.support.pool_up import PoolUp
 from tests.support.waiting import wait_until
 
@@ -53,6 +56,8 @@ CLIENT = """
 import sys
 from host_shim.block_key import key_of
 from host_shim.pool import Pool
+from host_shim.session import RealFiles
+from host_shim.transfer_wire import Ioctl, Registering, ioctl_command
 pool = Pool(sys.argv[1])
 memory = pool.memory(1 << 20)
 while True:
@@ -140,6 +145,30 @@ def test_a_mount_that_is_taken_away_is_waited_for(make_pool: Callable[..., PoolU
 def _waits_in(thread: threading.Thread, where: str) -> bool:
     """Where the kernel has it blocked; ESRCH while there is none."""
     return where in Path(f"/proc/self/task/{thread.native_id}/stack").read_text()
+
+
+def test_a_file_of_the_mount_itself_is_no_memory(pool_up: PoolUp) -> None:
+    """To ask anything about it would be to ask ourselves, with the worker that ought to answer."""
+    session = os.open(pool_up.mount / ".g35/session", os.O_RDWR)
+    files = [os.open(pool_up.mount / name, os.O_RDONLY) for name in (".g35/status.json", ".", "fs")]
+    refusals: list[int | None] = []
+
+    def register(descriptor: int) -> None:
+        data = Registering(descriptor, 4096).encode()
+        try:
+            RealFiles().ioctl(session, ioctl_command(Ioctl.REGISTER, len(data)), data)
+        except OSError as refused:
+            refusals.append(refused.errno)
+
+    threads = [threading.Thread(target=register, args=(each,)) for each in (*files, session) * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    for each in (*files, session):
+        os.close(each)
+    assert refusals == [errno.EINVAL] * len(threads)
+    assert pool_up.answers()
 
 
 def test_an_agent_that_may_not(make_pool: Callable[..., PoolUp]) -> None:

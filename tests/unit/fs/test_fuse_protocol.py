@@ -21,6 +21,7 @@ from agent.fs.fuse_requests import (
     FsyncIn,
     GetattrIn,
     GetxattrIn,
+    IoctlIn,
     LinkIn,
     MkdirIn,
     MknodIn,
@@ -35,7 +36,7 @@ from agent.fs.fuse_requests import (
 )
 from agent.fs.interface import Caller, Opened
 from agent.pool.steps import Outcome
-from tests.support.fuse_peer import FusePeer
+from tests.support.fuse_peer import Answer, FusePeer
 from tests.support.memory_filesystem import MemoryFileSystem
 
 
@@ -384,3 +385,27 @@ class TestFiles:
 
     def test_ioctl(self, peer: FusePeer) -> None:
         assert peer.ask(Opcode.IOCTL, bytes(32)).errno == errno.ENOTTY
+
+    @pytest.mark.expects_log("malformed request")
+    def test_ioctls_of_a_file_system_that_has_some(self) -> None:
+        class Answers(MemoryFileSystem):
+            def ioctl(
+                self, caller: Caller, ino: int, handle: int, command: int, data: memoryview
+            ) -> Outcome[bytes]:
+                return repr((caller.uid, caller.pid, ino, handle, command, bytes(data))).encode()
+
+        peer = FusePeer(FuseSession(Answers()))
+        peer.init()
+
+        def ioctl(data: bytes, out_size: int = 100, flags: int = 0, in_size: int | None = None) -> Answer:
+            asked = IoctlIn(7, flags, 0xC0306703, 0xDEAD, len(data) if in_size is None else in_size, out_size)
+            return peer.ask(Opcode.IOCTL, asked.encode() + data, node=3)
+
+        expected = repr((1000, 4242, 3, 7, 0xC0306703, b"data")).encode()
+        assert ioctl(b"data") == Answer(0, bytes(16) + expected)
+        assert ioctl(b"data", out_size=len(expected)).body == bytes(16) + expected
+        assert ioctl(b"data", out_size=len(expected) - 1).errno == errno.EINVAL
+        assert ioctl(b"data", flags=1).errno == errno.ENOTTY
+        assert ioctl(b"data", in_size=5).errno == errno.EIO
+        assert peer.session.complaints.count == 1
+        assert peer.ask(Opcode.IOCTL, bytes(31)).errno == errno.EIO

@@ -7,15 +7,18 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from agent.fs import registered_memory
 from agent.fs.interface import FsError
 from agent.fs.registered_memory import RegisteredMemory, taken_from
 from host_shim.registered_memory import Registrable
+from tests.support.waiting import wait_until
 
 PAGE = mmap.PAGESIZE
 F_ADD_SEALS, F_SEAL_SHRINK, F_SEAL_WRITE, F_SEAL_FUTURE_WRITE = 1033, 2, 8, 16
@@ -112,6 +115,20 @@ def test_the_bound(memory: RegisteredMemory) -> None:
     assert refused(RegisteredMemory(0), 0, PAGE) == errno.EOPNOTSUPP
 
 
+def test_a_bound_on_how_many(monkeypatch: pytest.MonkeyPatch, memory: RegisteredMemory) -> None:
+    monkeypatch.setattr(registered_memory, "MAPPED_MAX", 3)
+    made = [Registrable(PAGE) for _ in range(4)]
+    regions = [memory.register(ME, each.descriptor, PAGE) for each in (*made[:3], *made[:3])]
+    with pytest.raises(FsError, match="3 pieces") as refusal:
+        memory.register(ME, made[3].descriptor, PAGE)
+    assert refusal.value.errno == errno.ENOSPC
+    for region in regions:
+        region.give_back()
+    memory.register(ME, made[3].descriptor, PAGE).give_back()
+    for each in made:
+        each.close()
+
+
 @pytest.mark.parametrize("size", [0, -PAGE, 1, PAGE + 1, 9 * PAGE, 1 << 62])
 def test_sizes(memory: RegisteredMemory, theirs: Registrable, size: int) -> None:
     assert refused(memory, theirs.descriptor, size) in (errno.EINVAL, errno.ENOSPC)
@@ -154,6 +171,30 @@ def test_memory_that_could_go_away(memory: RegisteredMemory, closing: ExitStack,
     assert {name: refused(memory, kind, 4 * PAGE) for name, kind in kinds.items()} == dict.fromkeys(
         kinds, errno.EINVAL
     )
+
+
+def test_what_was_swapped_for_a_memfd_is_closed_elsewhere(
+    memory: RegisteredMemory, monkeypatch: pytest.MonkeyPatch, closing: ExitStack
+) -> None:
+    """Its name was right a moment ago; and closing it may hang."""
+    hang, closed = threading.Event(), []
+
+    def close(descriptor: int) -> None:
+        assert hang.wait(30)
+        os.close(descriptor)
+        closed.append(descriptor)
+        registered_memory._SUSPECTS.release()
+
+    monkeypatch.setattr(registered_memory, "_named", lambda _process, _descriptor: "/memfd:x (deleted)")
+    monkeypatch.setattr(registered_memory, "_close_suspect", close)
+    reading, writing = os.pipe()
+    closing.callback(os.close, reading)
+    closing.callback(os.close, writing)
+    assert [refused(memory, writing, PAGE) for _ in range(10)] == [errno.EINVAL] * 8 + [errno.EAGAIN] * 2
+    hang.set()
+    wait_until(lambda: len(closed) == 8, what="all to be closed")
+    assert refused(memory, writing, PAGE) == errno.EINVAL
+    wait_until(lambda: len(closed) == 9, what="the last to be closed")
 
 
 def test_memory_that_is_not_there(memory: RegisteredMemory, closing: ExitStack) -> None:

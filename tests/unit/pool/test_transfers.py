@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -277,6 +281,36 @@ def test_regions_end(session: Session, memory: RegisteredMemory) -> None:
         session.call(Ioctl.UNREGISTER, encode_unregister(numbers[3]))
     assert session.register() not in numbers
     assert memory.mapped_bytes() == session.theirs.size
+
+
+def test_threads_that_register_at_one_time(memory: RegisteredMemory) -> None:
+    """Each number is one region's, and none is mapped without one."""
+    agent = agent_with()
+    door = SessionDoor(agent, memory=memory)
+    made = [Registrable(4096) for _ in range(8)]
+    command, caller = ioctl_command(Ioctl.REGISTER, 16), Caller(pid=os.getpid())
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(made)) as threads:
+            for _ in range(50):
+                handle, together = door.open(""), threading.Barrier(len(made))
+
+                def register(
+                    one: Registrable, handle: int = handle, together: threading.Barrier = together
+                ) -> int:
+                    data = memoryview(Registering(one.descriptor, one.size).encode())
+                    together.wait()
+                    asked = door.face.ioctl(caller, CONTROL_ROOT + 1, handle, command, data)
+                    return decode_registered_untrusted(settle(asked, agent.lanes)).region
+
+                assert sorted(threads.map(register, made)) == list(range(1, 9))
+                door.close(handle)
+                assert memory.mapped_bytes() == 0
+    finally:
+        sys.setswitchinterval(interval)
+        for one in made:
+            one.close()
 
 
 def test_a_miss_says_why(session: Session) -> None:

@@ -80,6 +80,12 @@ class TestTwoGuests:
         ):
             refused(errno.ESTALE, operation)
 
+    def test_a_guest_has_no_ioctls(self) -> None:
+        """They register memory of a process, and the numbers of a guest's are another kernel's."""
+        view = GuestView(MemoryFileSystem())
+        ino, handle = made(view, b"mine")
+        refused(errno.ENOTTY, lambda: view.ioctl(ROOT, ino, handle, 0xC0106701, memoryview(bytes(16))))
+
     def test_one_cannot_forget_for_the_other(self) -> None:
         tree = MemoryFileSystem()
         mine, other = GuestView(tree), GuestView(tree)
