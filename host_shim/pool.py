@@ -178,6 +178,7 @@ class Pool:
     def _after_fork_in_child(self) -> None:
         self._lock = threading.Lock()
         self._runner = None
+        self._memory.after_fork_in_child()
         self._lender.abandon()
 
 

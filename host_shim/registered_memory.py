@@ -124,6 +124,10 @@ class RegisteredMemory:
             return None
         return Place(known[at], address - addresses[at], buffer.nbytes)
 
+    def after_fork_in_child(self) -> None:
+        """The memory is shared with the parent; its lock is not."""
+        self._lock = threading.Lock()
+
     def close(self) -> None:
         """Nothing is registered any more; buffers stay what they are."""
         with self._lock:

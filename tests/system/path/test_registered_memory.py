@@ -171,6 +171,32 @@ def test_a_file_of_the_mount_itself_is_no_memory(pool_up: PoolUp) -> None:
     assert pool_up.answers()
 
 
+FORKED = """
+import os, sys
+from host_shim.block_key import key_of
+from host_shim.pool import Pool
+with Pool(sys.argv[1]) as pool:
+    volume, memory = pool.volume("kv"), pool.memory(1 << 20)
+    memory[:] = b"p" * len(memory)
+    assert volume.put(key_of("of the parent"), memory)
+    child = os.fork()
+    if not child:
+        memory[:] = b"c" * len(memory)
+        assert volume.put(key_of("of the child"), memory)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert memory[:1] == b"c"
+    for name, letter in (("of the parent", b"p"), ("of the child", b"c")):
+        assert volume.get_into(key_of(name), memory) == len(memory)
+        assert memory == letter * len(memory)
+"""
+
+
+def test_a_child_of_a_fork_registers_for_itself(pool_up: PoolUp) -> None:
+    subprocess.run([sys.executable, "-P", "-c", FORKED, str(pool_up.mount)], check=True, timeout=60)
+    wait_until(lambda: not mapped(pool_up.pid("agent-process")), what="the agent to let go")
+
+
 def test_an_agent_that_may_not(make_pool: Callable[..., PoolUp]) -> None:
     """An ordinary mount to such an agent, and all works."""
     pool_up = make_pool("--drives", "1", "--door", "pyfuse3")

@@ -19,6 +19,7 @@ from agent.pool.continuing import Continuer
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import settle
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request
+from host_shim.named_values import NamedValues
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
 from host_shim.registered_memory import Registrable
 from host_shim.transfer_wire import (
@@ -179,6 +180,22 @@ def test_an_agent_that_learns_sees_what_follows_what(memory: RegisteredMemory) -
             for number in range(3):
                 assert volume.get_into(key_of(number), ours) == 4096
     assert agent.volume.placement.pseudonym(key_of(1)) in guessed
+
+
+def test_blocks_of_connectors(memory: RegisteredMemory) -> None:
+    """Their labels lie in registered memory, too, so a block and its label are one transfer."""
+    door = Counted(agent_with(), memory=memory)
+    with Pool("/nowhere", files=door) as pool:
+        values = NamedValues(pool, "v")
+        room = values.room(4 * PIECE)
+        room[: 2 * PIECE] = BLOB[: 2 * PIECE]
+        names = [b"one", b"two"]
+        assert values.store(names, [[room[:PIECE]], [room[PIECE : 2 * PIECE]]]) == [True, True]
+        into = [[room[3 * PIECE :]], [room[2 * PIECE : 3 * PIECE]]]
+        assert values.load(names, into) == [PIECE, PIECE]
+        assert room[2 * PIECE :] == BLOB[PIECE : 2 * PIECE] + BLOB[:PIECE]
+        assert values.load([b"other"], [[room[:PIECE]]]) == [None]
+        assert door.moves == 5
 
 
 class Session:
