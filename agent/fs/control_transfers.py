@@ -58,9 +58,9 @@ class Transfers:
         which = ioctl_of(command)
         try:
             if which is Ioctl.LOAD:
-                return self._load(session, decode_transfer_untrusted(data))
+                return self._under_way(self._load(session, decode_transfer_untrusted(data)))
             if which is Ioctl.STORE:
-                return self._store(session, decode_transfer_untrusted(data))
+                return self._under_way(self._store(session, decode_transfer_untrusted(data)))
             if which is Ioctl.REGISTER:
                 asked = decode_registering_untrusted(data)
                 return self._register(session, process, asked.descriptor, asked.size)
@@ -69,6 +69,14 @@ class Transfers:
         except MalformedControl as malformed:
             raise FsError(errno.EINVAL, str(malformed)) from None
         raise FsError(errno.ENOTTY)
+
+    def _under_way(self, steps: Steps[bytes]) -> Steps[bytes]:
+        under_way = self._memory.under_way
+        under_way.append(None)
+        try:
+            return (yield from steps)
+        finally:
+            under_way.pop()
 
     def _register(self, session: ControlSession, process: int, descriptor: int, size: int) -> bytes:
         with session.registering:

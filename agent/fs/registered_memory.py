@@ -105,6 +105,8 @@ class RegisteredMemory:
         self._lock = threading.Lock()
         self._mapped: dict[tuple[int, int], _Mapped] = {}
         self._closed = False
+        self.under_way: list[None] = []
+        """One for each transfer that may touch the memory now; to append and to pop takes no lock."""
 
     def mapped_bytes(self) -> int:
         """Bytes that are mapped now."""
@@ -150,9 +152,14 @@ class RegisteredMemory:
             mapped.close()
 
     def close(self) -> None:
-        """When nothing serves any more: what clients wait for, to use their memory again."""
+        """When nothing serves any more: what clients wait for, to use their memory again.
+
+        Where a worker hangs in the middle of a transfer, they wait for the end of the process.
+        """
         with self._lock:
             self._closed = True
+            if self.under_way:
+                return
             for mapped in self._mapped.values():
                 mapped.close()
             self._mapped.clear()

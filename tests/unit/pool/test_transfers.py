@@ -330,6 +330,20 @@ def test_threads_that_register_at_one_time(memory: RegisteredMemory) -> None:
             one.close()
 
 
+def test_an_agent_that_ends_with_a_transfer_under_way_keeps_its_lock(
+    session: Session, memory: RegisteredMemory
+) -> None:
+    region = session.register()
+    session.load((region, 0, 10))
+    assert not memory.under_way
+    memory.under_way.append(None)  # as while a worker hangs in one
+    memory.close()
+    assert memory.mapped_bytes() == session.theirs.size
+    memory.under_way.clear()
+    memory.close()
+    assert memory.mapped_bytes() == 0
+
+
 def test_a_miss_says_why(session: Session) -> None:
     region = session.register()
     assert session.load((region, 0, 10)) == (Outcome.NEVER_STORED, 0)
