@@ -18,6 +18,8 @@ from typing import Final
 
 from host_shim.unlocked_memory import new_memory
 
+MEMFDS_MAX: Final = 64
+"""Of one pool: each takes a descriptor, and a session registers no more."""
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SEAL: Final = 0x0001
 _F_SEAL_SHRINK: Final = 0x0002
@@ -36,28 +38,23 @@ class Registrable:
     def __init__(self, size: int) -> None:
         """`size` bytes, rounded up to whole pages. Raises OSError, ENOMEM where there is no such room."""
         self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.descriptor = -1
         self.descriptor = os.memfd_create("g35", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(self.descriptor, self.size)
-            fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
-            mapped = mmap.mmap(self.descriptor, self.size)
-            _touch(self.descriptor, mapped)
-        except BaseException:
-            os.close(self.descriptor)
-            raise
+        os.ftruncate(self.descriptor, self.size)
+        fcntl.fcntl(self.descriptor, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+        mapped = mmap.mmap(self.descriptor, self.size)
+        _touch(self.descriptor, mapped)
         self.view = memoryview(mapped)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
-    def close(self) -> None:
-        """The descriptor goes; what is mapped stays as long as it is used."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+    def __del__(self) -> None:
+        """The descriptor goes with the last call that might have to wait for the agent; what is mapped stays
+        for as long as it is used."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
 
     def wait_for(self, locked_byte: int) -> None:
         """Return when the agent that locked the byte is gone, or has stopped to use the memory."""
-        if self.descriptor < 0:
-            return
         for kind, command in ((fcntl.F_WRLCK, _F_OFD_SETLKW), (fcntl.F_UNLCK, _F_OFD_SETLK)):
             fcntl.fcntl(self.descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, locked_byte, 1, 0))
 
@@ -90,10 +87,14 @@ class RegisteredMemory:
         self._scrap = memoryview(b"")
 
     def new(self, size: int) -> memoryview:
-        """`size` bytes that begin at a page, all zero, with every page of them there; ordinary memory where
-        this system gives no other."""
+        """`size` bytes that begin at a page, all zero, with every page of them there.
+
+        Ordinary memory where this system gives no other, and when there are `MEMFDS_MAX` pieces.
+        """
         if size <= 0:
             raise ValueError(f"{size} bytes of memory")
+        if len(self._by_address[1]) >= MEMFDS_MAX:
+            return new_memory(size)
         try:
             made = Registrable(size)
         except OSError:
@@ -131,6 +132,4 @@ class RegisteredMemory:
     def close(self) -> None:
         """Nothing is registered any more; buffers stay what they are."""
         with self._lock:
-            known, self._by_address = self._by_address[1], ((), ())
-        for each in known:
-            each.close()
+            self._by_address = ((), ())

@@ -89,8 +89,6 @@ class Transfers:
         return None if known is None else known[0]
 
     def _register(self, descriptor: int, memory: Registrable) -> tuple[int, int] | None:
-        if memory.descriptor < 0:
-            return None
         data = Registering(memory.descriptor, memory.size).encode()
         try:
             self._call(descriptor, Ioctl.REGISTER, data, ())

@@ -97,6 +97,8 @@ class Suite(Protocol):
 
     name: ClassVar[str]
     number: ClassVar[int]
+    reads_text_again: ClassVar[bool]
+    """Whether its proof is made of the text, beside the cipher: then that must not change meanwhile."""
 
     def slot(self, salt: bytes, place: Place) -> SlotCipher: ...
 
@@ -192,6 +194,7 @@ class AesGcm:
 
     name: ClassVar[str] = "aes-256-gcm"
     number: ClassVar[int] = 1
+    reads_text_again: ClassVar[bool] = False
 
     def __init__(self, data_key: SecretKey) -> None:
         self._blocks = BlockCipher(data_key.reveal()[:32])
@@ -272,6 +275,7 @@ class AesXts:
 
     name: ClassVar[str] = "aes-256-xts+crc64"
     number: ClassVar[int] = 2
+    reads_text_again: ClassVar[bool] = True
 
     def __init__(self, data_key: SecretKey) -> None:
         self._data_key = data_key
@@ -291,6 +295,7 @@ class Plain:
 
     name: ClassVar[str] = "plain+crc64"
     number: ClassVar[int] = 3
+    reads_text_again: ClassVar[bool] = True
 
     def __init__(self, data_key: SecretKey) -> None:
         self._slot = _CrcSlot()

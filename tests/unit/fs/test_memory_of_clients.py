@@ -35,10 +35,8 @@ def memory() -> Iterator[RegisteredMemory]:
 
 
 @pytest.fixture
-def theirs() -> Iterator[Registrable]:
-    made = Registrable(8 * PAGE)
-    yield made
-    made.close()
+def theirs() -> Registrable:
+    return Registrable(8 * PAGE)
 
 
 @pytest.fixture
@@ -96,7 +94,6 @@ def test_what_was_mapped_stays_while_it_is_in_use(memory: RegisteredMemory) -> N
     region = memory.register(ME, made.descriptor, PAGE)
     under_way = region.view[:100]
     region.give_back()
-    made.close()
     under_way[:] = b"x" * 100
     assert made.view[:100] == b"x" * 100
 
@@ -111,7 +108,6 @@ def test_a_part_of_it(memory: RegisteredMemory, theirs: Registrable) -> None:
 def test_the_bound(memory: RegisteredMemory) -> None:
     large = Registrable(65 * PAGE)
     assert refused(memory, large.descriptor, large.size) == errno.ENOSPC
-    large.close()
     assert refused(RegisteredMemory(0), 0, PAGE) == errno.EOPNOTSUPP
 
 
@@ -125,8 +121,6 @@ def test_a_bound_on_how_many(monkeypatch: pytest.MonkeyPatch, memory: Registered
     for region in regions:
         region.give_back()
     memory.register(ME, made[3].descriptor, PAGE).give_back()
-    for each in made:
-        each.close()
 
 
 @pytest.mark.parametrize("size", [0, -PAGE, 1, PAGE + 1, 9 * PAGE, 1 << 62])

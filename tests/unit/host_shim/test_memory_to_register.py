@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from host_shim.registered_memory import RegisteredMemory, Registrable
+from host_shim.registered_memory import MEMFDS_MAX, RegisteredMemory, Registrable
 from tests.support.waiting import wait_until
 
 LOCK = struct.Struct("@hhqqi4x")
@@ -51,6 +51,12 @@ def test_small_ones_share_a_page(memory: RegisteredMemory) -> None:
     assert len({id(place.memory) for place in known}) == 2
 
 
+def test_a_bound_on_descriptors(memory: RegisteredMemory) -> None:
+    buffers = [memory.new(4096) for _ in range(MEMFDS_MAX + 1)]
+    assert all(memory.find(buffer) is not None for buffer in buffers[:-1])
+    assert memory.find(buffers[-1]) is None
+
+
 def test_no_size(memory: RegisteredMemory) -> None:
     for size in (0, -1):
         with pytest.raises(ValueError, match="bytes of memory"):
@@ -78,17 +84,16 @@ def test_after_the_end_buffers_stay_what_they_are(memory: RegisteredMemory) -> N
     memory.close()
     assert memory.find(buffer) is None
     assert bytes(buffer[:3]) == b"abc"
+    os.fstat(descriptor)  # a call under way may have to wait for the agent by it
+    del place
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(descriptor)
 
 
 def test_it_is_sealed_against_shrinking() -> None:
     made = Registrable(4096)
-    try:
-        with pytest.raises(PermissionError):
-            os.ftruncate(made.descriptor, 0)
-    finally:
-        made.close()
+    with pytest.raises(PermissionError):
+        os.ftruncate(made.descriptor, 0)
 
 
 def test_a_lock_is_waited_for() -> None:
@@ -105,8 +110,6 @@ def test_a_lock_is_waited_for() -> None:
     os.close(theirs)
     waiting.join(10)
     assert not waiting.is_alive()
-    made.wait_for(1 << 62)
-    made.close()
     made.wait_for(1 << 62)
 
 
