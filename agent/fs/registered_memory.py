@@ -224,7 +224,10 @@ def _named(process: int, descriptor: int) -> str:
 
 
 def _leader(thread: int) -> int:
-    """The process of a thread: FUSE names the thread that asks, and a pidfd is a process's."""
+    """The process of a thread: FUSE names the thread that asks, and a pidfd is a process's.
+
+    A thread with descriptors of its own (CLONE_FILES unshared) has its numbers looked up among the process's.
+    """
     for line in Path(f"/proc/{thread}/status").read_text("ascii", "replace").splitlines():
         if line.startswith("Tgid:"):
             return int(line[5:])
