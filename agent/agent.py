@@ -127,8 +127,7 @@ class Agent:
             lambda: self.watch.without_map,
         )
         self.files: FilesFace | None = None
-        first_extra = settings.workers + 1
-        self._upkeep_queue = first_extra + PRESTAGE_THREADS
+        self._upkeep_queue = settings.workers + 1 + PRESTAGE_THREADS
         self.sources = snapshot.Sources(
             pool_map.pool_id,
             pool_map.version,
@@ -142,8 +141,9 @@ class Agent:
             self._files_snapshot,
             self._doors_snapshot,
         )
-        self.sources.tenants, self.sources.registered = self.tenants.snapshot, self.registered.mapped_bytes
-        self.sources.keys, keeper_queue = self.tenants.rotation.snapshot, self._upkeep_queue + 1
+        self.sources.tenants, self.sources.keys = self.tenants.snapshot, self.tenants.rotation.snapshot
+        self.sources.registered = self.registered.mapped_bytes
+        keeper_queue = self._upkeep_queue + 1
         self.keeping = Keeping(
             configuration.scrub,
             self.volumes,

@@ -11,11 +11,11 @@ import ctypes
 import fcntl
 import mmap
 import os
-import struct
 import threading
 from dataclasses import dataclass
 from typing import Final
 
+from host_shim.transfer_wire import SET_LOCK, SET_LOCK_WAITING, encode_lock
 from host_shim.unlocked_memory import new_memory
 
 MEMFDS_MAX: Final = 64
@@ -24,10 +24,7 @@ _F_ADD_SEALS: Final = 1033
 _F_SEAL_SEAL: Final = 0x0001
 _F_SEAL_SHRINK: Final = 0x0002
 _F_SEAL_GROW: Final = 0x0004
-_F_OFD_SETLK: Final = 37
-_F_OFD_SETLKW: Final = 38
 _MADV_POPULATE_WRITE: Final = 23
-_FLOCK: Final = struct.Struct("@hhqqi4x")
 _TOUCHED_AT_A_TIME: Final = 16 << 20
 _SCRAP_BYTES: Final = 64 << 10
 
@@ -55,8 +52,8 @@ class Registrable:
 
     def wait_for(self, locked_byte: int) -> None:
         """Return when the agent that locked the byte is gone, or has stopped to use the memory."""
-        for kind, command in ((fcntl.F_WRLCK, _F_OFD_SETLKW), (fcntl.F_UNLCK, _F_OFD_SETLK)):
-            fcntl.fcntl(self.descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, locked_byte, 1, 0))
+        fcntl.fcntl(self.descriptor, SET_LOCK_WAITING, encode_lock(fcntl.F_WRLCK, locked_byte))
+        fcntl.fcntl(self.descriptor, SET_LOCK, encode_lock(fcntl.F_UNLCK, locked_byte))
 
 
 def _touch(descriptor: int, mapped: mmap.mmap) -> None:

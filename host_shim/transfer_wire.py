@@ -39,6 +39,7 @@ Layout of LOAD and STORE:
 from __future__ import annotations
 
 import enum
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ IOCTL_BYTES_MAX: Final = (1 << 14) - 1
 """What the number of an ioctl has room for (_IOC_SIZEBITS)."""
 PARTS_MAX: Final = 1000
 NO_TICKET: Final = 0xFFFF_FFFF
+
+SET_LOCK: Final = 37
+"""F_OFD_SETLK of fcntl(2), which the fcntl module does not name; SET_LOCK_WAITING is F_OFD_SETLKW."""
+SET_LOCK_WAITING: Final = 38
+_FLOCK: Final = struct.Struct("@hhqqi4x")  # struct flock
 
 _REGISTER: Final = struct.Struct("<IIQ")
 _UNREGISTER: Final = struct.Struct("<I12x")
@@ -147,6 +153,11 @@ class Transfer:
             head = _TRANSFER.pack(bytes(KEY_BYTES), self.ticket, 0, 0, count, 0)
         packed = [_PART.pack(region, length, offset) for region, offset, length in self.parts]
         return bytearray(b"".join((head, *packed, name)))
+
+
+def encode_lock(kind: int, byte: int) -> bytes:
+    """What fcntl(2) takes to lock one byte (F_RDLCK, F_WRLCK) or to unlock it (F_UNLCK)."""
+    return _FLOCK.pack(kind, os.SEEK_SET, byte, 1, 0)
 
 
 def decode_registering_untrusted(data: bytes | bytearray | memoryview) -> Registering:

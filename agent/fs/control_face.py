@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from agent.fs.control_session import Ahead, ControlSession, Ticket, not_for_reading
+from agent.fs.control_session import Ahead, ControlSession, Ticket
 from agent.fs.control_transfers import Transfers
 from agent.fs.interface import (
     FACE_CONTROL,
@@ -200,12 +200,7 @@ class ControlFace(RefusesAll):
         number, within = ticket_at(offset)
         if number < 0:
             return self._read_answer(session, within, into)
-        ticket = session.tickets.get(number)
-        if ticket is None:
-            raise not_for_reading()
-        reading = ticket.to_read(self._prestage)
-        if ticket.ahead is not None:
-            ticket.ahead.read(self._continuer, ticket.volume)
+        reading = session.reading_at(number, self._prestage, self._continuer)
         return self._get(reading, within, into)
 
     def _get(self, reading: AnyReading, within: int, into: memoryview) -> Steps[int]:
@@ -232,10 +227,7 @@ class ControlFace(RefusesAll):
             raise FsError(errno.EBADF)
         number, within = ticket_at(offset)
         if number >= 0:
-            ticket = session.tickets.get(number)
-            if ticket is None:
-                raise FsError(errno.EINVAL, "no key is bound to this ticket for writing")
-            return self._put(ticket, within, data)
+            return self._put(session.ticket_to_write(number), within, data)
         if within:
             raise FsError(errno.EINVAL, "a request is written at offset 0, by one write")
         try:

@@ -9,6 +9,7 @@ import errno
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from agent.fs.interface import FsError
 from agent.fs.kv_face import errno_of
@@ -20,10 +21,8 @@ from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.writing import BadPut, PutRefused
 from host_shim.control_wire import Outcome
 
-
-def not_for_reading() -> FsError:
-    """What a read of a ticket comes to that is not bound, or bound to be written."""
-    return FsError(errno.EINVAL, "no key is bound to this ticket for reading")
+NOT_FOR_READING: Final = "no key is bound to this ticket for reading"
+NOT_FOR_WRITING: Final = "no key is bound to this ticket for writing"
 
 
 class Ahead:
@@ -58,7 +57,7 @@ class Ticket:
     def to_read(self, prestage: PrestageCache | None) -> AnyReading:
         """The reading, begun with the first call. Raises FsError for a ticket that is none to read."""
         if self.writing is not None:
-            raise not_for_reading()
+            raise FsError(errno.EINVAL, NOT_FOR_READING)
         reading = self.reading
         if reading is None:
             with self.lock:
@@ -74,7 +73,7 @@ class Ticket:
         """Take bytes of the value that is written. Raises FsError, also for a ticket not bound for that."""
         writing = self.writing
         if writing is None:
-            raise FsError(errno.EINVAL, "no key is bound to this ticket for writing")
+            raise FsError(errno.EINVAL, NOT_FOR_WRITING)
         deadline = lanes.now() + self.volume.timing.write_deadline
         if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline)):
             raise FsError(errno.EIO)
@@ -119,3 +118,20 @@ class ControlSession:
     """Registered memory, by its number in this session."""
     registering: threading.Lock = field(default_factory=threading.Lock)
     """Of those numbers."""
+
+    def reading_at(self, number: int, prestage: PrestageCache | None, continuer: Continuer) -> AnyReading:
+        """What a ticket reads; the first read of a binding leads on. Raises FsError for none to read."""
+        ticket = self.tickets.get(number)
+        if ticket is None:
+            raise FsError(errno.EINVAL, NOT_FOR_READING)
+        reading = ticket.to_read(prestage)
+        if ticket.ahead is not None:
+            ticket.ahead.read(continuer, ticket.volume)
+        return reading
+
+    def ticket_to_write(self, number: int) -> Ticket:
+        """Raises FsError where nothing is bound to it; `Ticket.put` does where that is not to be written."""
+        ticket = self.tickets.get(number)
+        if ticket is None:
+            raise FsError(errno.EINVAL, NOT_FOR_WRITING)
+        return ticket

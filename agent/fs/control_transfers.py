@@ -11,7 +11,7 @@ import errno
 from collections.abc import Callable
 from typing import Final
 
-from agent.fs.control_session import ControlSession, Ticket, not_for_reading
+from agent.fs.control_session import ControlSession, Ticket
 from agent.fs.interface import FsError
 from agent.fs.registered_memory import REGIONS_MAX, RegisteredMemory
 from agent.inline.scatter import Scatter, Target
@@ -110,12 +110,7 @@ class Transfers:
         pieces = self._pieces(session, transfer)
         into: Target = pieces[0] if len(pieces) == 1 else Scatter(pieces)
         if transfer.ticket is not None:
-            ticket = session.tickets.get(transfer.ticket)
-            if ticket is None:
-                raise not_for_reading()
-            reading = ticket.to_read(self._prestage)
-            if ticket.ahead is not None:
-                ticket.ahead.read(self._continuer, ticket.volume)
+            reading = session.reading_at(transfer.ticket, self._prestage, self._continuer)
             return (yield from self._fill(reading, into))
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
@@ -151,10 +146,7 @@ class Transfers:
     def _store(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
         pieces = self._pieces(session, transfer)
         if transfer.ticket is not None:
-            ticket = session.tickets.get(transfer.ticket)
-            if ticket is None:
-                raise FsError(errno.EINVAL, "no key is bound to this ticket for writing")
-            yield from self._take(ticket, pieces)
+            yield from self._take(session.ticket_to_write(transfer.ticket), pieces)
             return encode_done(Outcome.HIT.value, 0)
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:

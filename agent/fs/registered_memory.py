@@ -28,12 +28,12 @@ import mmap
 import os
 import secrets
 import stat
-import struct
 import threading
 from pathlib import Path
 from typing import Final
 
 from agent.fs.interface import FsError
+from host_shim.transfer_wire import SET_LOCK, encode_lock
 
 REGIONS_MAX: Final = 64
 """Of one session."""
@@ -44,8 +44,6 @@ _SYS_PIDFD_GETFD: Final = 438  # the same on every architecture since Linux 5.6
 _F_GET_SEALS: Final = 1034
 _F_SEAL_SHRINK: Final = 0x0002
 _F_SEALS_AGAINST_WRITING: Final = 0x0008 | 0x0010
-_F_OFD_SETLK: Final = 37
-_FLOCK: Final = struct.Struct("@hhqqi4x")
 _TMPFS_MAGIC: Final = 0x0102_1994
 _STATFS_BYTES: Final = 256
 """More than any struct statfs; its first word is the type."""
@@ -84,16 +82,14 @@ class _Mapped:
         self.users = 0
         # Behind the end, where no other lock of this memfd can be by chance.
         self.locked_byte = (1 << 62) + secrets.randbits(61)
-        lock = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, self.locked_byte, 1, 0)
-        fcntl.fcntl(descriptor, _F_OFD_SETLK, lock)
+        fcntl.fcntl(descriptor, SET_LOCK, encode_lock(fcntl.F_RDLCK, self.locked_byte))
         self.view = memoryview(mmap.mmap(descriptor, size))
 
     def close(self) -> None:
         """Unlock it; the mapping goes with the last view of it."""
         self.view = memoryview(b"")
-        unlock = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, self.locked_byte, 1, 0)
         with contextlib.suppress(OSError):
-            fcntl.fcntl(self.descriptor, _F_OFD_SETLK, unlock)
+            fcntl.fcntl(self.descriptor, SET_LOCK, encode_lock(fcntl.F_UNLCK, self.locked_byte))
         os.close(self.descriptor)
 
 

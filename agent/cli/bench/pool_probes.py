@@ -59,8 +59,8 @@ class KvSite(Protocol):
     def volume(self) -> Volume: ...
 
 
-class GetProbe:
-    """So many gets in flight (four), each thread with values of its own; `registered`: into `Pool.memory`."""
+class _Flights:
+    """So many calls in flight (four), of a pool; `registered`: with buffers of `Pool.memory`."""
 
     def __init__(
         self,
@@ -73,12 +73,18 @@ class GetProbe:
     ) -> None:
         self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
         self._registered = registered
-        self._contents = Contents(shape.value_bytes)
-        self._gets: Gets
         self.site: PoolSite
+
+
+class GetProbe(_Flights):
+    """Gets, each thread with values of its own."""
+
+    _contents: Contents
+    _gets: Gets
 
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
+        self._contents = Contents(self._shape.value_bytes)
         store(self.site, self._contents, "get", values_got(self._shape.value_bytes))
         new_buffer = self.site.memory if self._registered else pages
         self._gets = Gets(self.site, self._contents, self._batch, new_buffer, self._in_flight)
@@ -197,22 +203,10 @@ def latencies(turn: Callable[[], int], seconds: float) -> Sample:
     return Sample(median(taken) * 1e3, len(taken), moved, clock() - began)
 
 
-class PutProbe:
-    """So many puts in flight (four); `registered`: out of `Pool.memory`."""
+class PutProbe(_Flights):
+    """Puts."""
 
-    def __init__(
-        self,
-        sites: Sites,
-        shape: PoolShape,
-        batch: int = BATCH,
-        in_flight: int = IN_FLIGHT,
-        *,
-        registered: bool = False,
-    ) -> None:
-        self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
-        self._registered = registered
-        self._puts: Puts
-        self.site: PoolSite
+    _puts: Puts
 
     def prepare(self) -> None:
         self.site = self._sites.pool(self._shape)
