@@ -19,6 +19,7 @@ from emulator.roce.cm.limits import seconds
 from emulator.roce.nic.verbs import QpState, SendOpcode, WcStatus
 from tests.support.processes import Processes, Started
 from tests.support.roce_devices import IMPATIENT, Program, some_ip
+from tests.support.waiting import wait_until
 
 HERE = Path(__file__).resolve()
 ROOT = HERE.parents[3]
@@ -83,6 +84,15 @@ def _retry_time() -> float:
     return 8 * 4 * seconds(IMPATIENT.ack_exponent)
 
 
+def _stands_still(process_id: int) -> bool:
+    """All of its threads are stopped, or dead (proc(5): the third field of stat, after the name)."""
+    try:
+        stats = [stat.read_text() for stat in Path(f"/proc/{process_id}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # A thread ended between the two looks: not yet still.
+    return {stat.rpartition(")")[2].split()[0] for stat in stats} <= {"T", "Z", "X"}
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(rig: Rig, how: signal.Signals) -> None:
     program = rig.program
@@ -93,8 +103,11 @@ def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(rig: Rig, how: 
     program.post_receive(0, 64, wr_id=99)
     statuses = [done.status for done in program.done(4)]
     os.kill(rig.peer.pid, how)
+    wait_until(lambda: _stands_still(rig.peer.pid), 10.0, "a peer that does nothing more")
+    # On a fast machine all of them may have been answered by now; this one can't be.
+    program.post(SendOpcode.RDMA_WRITE, 0, size, rkey=rig.rkey, wr_id=98)
     start = time.monotonic()
-    more = program.done(29, seconds=_retry_time() + 10.0)
+    more = program.done(30, seconds=_retry_time() + 10.0)
     took = time.monotonic() - start
     statuses += [done.status for done in more]
     # What was done before; then the one that was not answered; then what came after it. Each exactly once.
