@@ -15,6 +15,22 @@ from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
+HELD_UP = """
+import signal, sys
+if "jbof-1" in sys.orig_argv:
+    signal.pause()
+"""
+"""As sitecustomize.py it keeps the second enclosure from ever being ready."""
+
+
+@pytest.fixture
+def held_up(tmp_path: Path) -> dict[str, str]:
+    """The environment of a `g35 up` that comes up until somebody ends it, however fast the machine is."""
+    folder = tmp_path / "held-up"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HELD_UP)
+    return {"PYTHONPATH": str(folder)}
+
 
 def test_a_second_up_of_one_folder_is_refused_and_harms_nothing(
     make_pool: Callable[..., PoolUp], processes: Processes
@@ -47,10 +63,13 @@ def test_an_unmount_by_somebody_ends_all_of_it(make_pool: Callable[..., PoolUp])
     assert pool_up.process.process.wait(60) == 0
 
 
-def test_a_ctrl_c_while_it_comes_up_leaves_nothing(processes: Processes, tmp_path: Path) -> None:
+def test_a_ctrl_c_while_it_comes_up_leaves_nothing(
+    processes: Processes, tmp_path: Path, held_up: dict[str, str]
+) -> None:
     state = tmp_path / "state"
-    starting = processes.g35("up", "--state", state, "--drives", "1", "--drive-size", "256M")
-    wait_until(lambda: (state / "jbof-0.pid").exists(), 30, "the first enclosure to be started")
+    words = ("up", "--state", state, "--drives", "1", "--drive-size", "256M")
+    starting = processes.g35(*words, environment=held_up)
+    wait_until(lambda: (state / "jbof-0.json").exists(), 30, "the first enclosure to be ready")
     starting.process.send_signal(signal.SIGINT)
     assert starting.process.wait(60) == 0
     assert "Traceback" not in starting.output
@@ -115,10 +134,14 @@ def test_down_clears_away_what_a_killed_up_has_left(
     assert (pool_up.mount / "fs/file").read_bytes() == b"stays"
 
 
-def test_down_ends_a_pool_that_is_still_coming_up(processes: Processes, tmp_path: Path) -> None:
+def test_down_ends_a_pool_that_is_still_coming_up(
+    processes: Processes, tmp_path: Path, held_up: dict[str, str]
+) -> None:
     state = tmp_path / "state"
-    starting = processes.g35("up", "--state", state, "--drives", "1", "--drive-size", "256M", "--detach")
-    wait_until(lambda: (state / "jbof-0.pid").exists(), 30, "the first enclosure to be started")
+    words = ("up", "--state", state, "--drives", "1", "--drive-size", "256M", "--detach")
+    starting = processes.g35(*words, environment=held_up)
+    wait_until(lambda: (state / "jbof-0.json").exists(), 30, "the first enclosure to be ready")
+    assert list(state.glob("drives-*"))
     down = processes.g35("down", "--state", state)
     assert down.process.wait(60) == 0, down.output
     assert down.output == "down\n"
