@@ -118,6 +118,8 @@ class TestCall:
             os.eventfd_write(event, FULL)
             sleeper = threading.Thread(target=call.signal)
             sleeper.start()
+            # Else it may signal the other one, which is right as well.
+            wait_until(call._lock.locked, what="the sleeper to be at it")
             call.use(other)
             sleeper.join(10)
             assert not sleeper.is_alive()
