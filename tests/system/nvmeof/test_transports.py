@@ -179,13 +179,16 @@ def test_deadline_abandon_and_late_answer(way: Way, enclosure: Enclosure) -> Non
         enclosure.target.poke()
         into = memoryview(bytearray(b"\xaa" * (1 << 20)))
         command = commands.read(1, 0, 256, into)
+        before = time.monotonic()
         queue.submit(command)
         start = time.monotonic()
         assert not queue.wait(command, start + 0.05)
         assert 0.045 < time.monotonic() - start < 1.0
         assert not queue.wait(command, start, 4096)
         queue.abandon(command)
-        assert queue.oldest_abandoned() == pytest.approx(start, abs=0.05)
+        since = queue.oldest_abandoned()
+        assert since is not None
+        assert before <= since <= start
         # The other drive of the enclosure goes on serving, on the same queue.
         assert finish(queue, commands.read(2, 0, 1, memoryview(bytearray(LBA)))).status == 0
         second = commands.read(1, 0, 1, memoryview(bytearray(LBA)))
