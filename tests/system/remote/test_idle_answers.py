@@ -19,13 +19,10 @@ from tests.system.remote.test_supervisor import DRIVES, HOST, HOST_ID, section, 
 
 T = TypeVar("T")
 
-PATIENCE, SLOW = 0.05, 0.5
-"""Seconds: a write's deadline, and how long the drive takes for it."""
 
-
-def write(lanes: WorkerLanes) -> Steps[MissCause | None]:
+def write(lanes: WorkerLanes, patience: float) -> Steps[MissCause | None]:
     pending = lanes.write(0, 0, [bytes(4096)])
-    return (yield from wait_for(lanes, pending, lanes.now() + PATIENCE))
+    return (yield from wait_for(lanes, pending, lanes.now() + patience))
 
 
 def test_an_answer_that_comes_late_to_an_idle_worker_resets_nothing() -> None:
@@ -47,14 +44,15 @@ def test_an_answer_that_comes_late_to_an_idle_worker_resets_nothing() -> None:
                 fabric.adopt([ours.namespaces[0].nguid])
                 lanes, epoch = WorkerLanes(fabric, 1), ours.epoch
                 await by_worker(lanes.connect_ahead)
-                shelf.drive(0).set_slow(SLOW)
-                assert await by_worker(lambda: lanes.run(write(lanes))) is MissCause.LATE
+                shelf.drive(0).set_hung(True)
+                assert await by_worker(lambda: lanes.run(write(lanes, 0.05))) is MissCause.LATE
                 place = fabric.nguids[0], 0, 4096
                 assert fabric.fence.stands(*place, time.monotonic())
+                shelf.drive(0).set_hung(False)
+                shelf.target.poke()
                 await until(lambda: not fabric.fence.stands(*place, time.monotonic()), "the end of the fence")
                 assert ours.epoch == epoch, "the controller is healthy"
-                shelf.drive(0).set_slow(0.0)
-                assert await by_worker(lambda: lanes.run(write(lanes))) is None
+                assert await by_worker(lambda: lanes.run(write(lanes, 10.0))) is None
                 lanes.close()
                 nursery.cancel_scope.cancel()
 
