@@ -270,8 +270,8 @@ def test_nobody_listens(tmp_path: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who hangs up is asked once; for how long to say nothing afterwards is for each test to say."""
     monkeypatch.setattr(device_relay, "TURNED_AWAY_S", 0.0)
-    monkeypatch.setattr(device_socket, "SILENCE_S", 0.2)
 
 
 @contextmanager
@@ -299,7 +299,8 @@ def listening(path: Path, treat: Callable[[socket.socket], None]) -> Iterator[No
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_device_that_another_guest_has(tmp_path: Path) -> None:
+def test_a_device_that_another_guest_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_socket, "SILENCE_S", 20.0)  # it ends when the other side hangs up
     with (
         listening(tmp_path / "socket", lambda connection: None),
         pytest.raises(NoDeviceError, match="another guest has the device") as caught,
@@ -311,7 +312,9 @@ def test_a_device_that_another_guest_has(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("answer", [b"", b'{"error": "no JSON"}'])
-def test_a_socket_of_something_else(tmp_path: Path, answer: bytes) -> None:
+def test_a_socket_of_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
+    monkeypatch.setattr(device_socket, "SILENCE_S", 0.2)
+
     def reads_and_complains(connection: socket.socket) -> None:
         if connection.recv(4096):
             connection.sendall(answer)
