@@ -6,11 +6,12 @@ import errno
 import os
 import resource
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agent.cli import doctor_verb
+from agent.cli import doctor_verb, hung_agent
 from agent.cli.doctor_verb import Verdict
 
 
@@ -113,7 +114,13 @@ def test_a_mount_that_does_not_answer_is_named_and_not_waited_for(
             raise OSError(errno.EACCES, "not yours")
         assert mount != Path("/mnt/not-ours")
 
+    def asked(mount: Path, call: Callable[[], object], seconds: float) -> object:
+        # Who answers may be late on a busy machine; who does not is never on time.
+        hangs = mount == Path("/mnt/stopped") and stopped
+        return hung_agent.asked(mount, call, seconds if hangs else 60.0)
+
     monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr(doctor_verb, "asked", asked)
     try:
         finding = doctor_verb._mounts_that_fail(table, seconds=0.05)
     finally:
