@@ -286,18 +286,28 @@ def test_who_receives_much_does_not_look_again(stand: Stand) -> None:
     def looks(least: int) -> int:
         """How often a driver looks before it sleeps, once it has received so much."""
         stand.link.least = least
-        before, asked = stand.seat._driver_sleep._looks, 0
+        sleep, over, asked = stand.seat._driver_sleep, threading.Event(), 0
+        before = sleep._looks
 
-        def never() -> bool:
+        def is_over() -> bool:
             nonlocal asked
             asked += 1
             if asked == 1:
                 # We are in the seat, so nobody else receives it.
                 stand.other.send(b"now")
-            return False
+            return over.is_set()
 
-        stand.seat.drive_until(never, time.monotonic() + 0.1)
-        return stand.seat._driver_sleep._looks - before
+        def wake() -> None:
+            wait_until(lambda: sleep.until is not None)
+            over.set()
+            with stand.seat.turn():
+                pass
+
+        waking = threading.Thread(target=wake)
+        waking.start()
+        assert stand.seat.drive_until(is_over, time.monotonic() + 20)
+        waking.join(20)
+        return sleep._looks - before
 
     assert looks(0) == 1
     assert looks(LINGER_BYTES) == 1
@@ -391,6 +401,19 @@ def _is_interrupted_and_as_it_was(how: str, number: int) -> bool:
 
     def drive() -> None:
         engine.outgoing.append(b"answer")
+        asked = 0
+
+        def four_times() -> bool:
+            """So that it has slept; a deadline might be over before that, and the rest would not be tried."""
+            nonlocal asked
+            asked += 1
+            engine.due = time.monotonic() + 0.002
+            return asked > 3
+
+        assert seat.drive_until(four_times)
+
+    def wait() -> None:
+        engine.outgoing.append(b"answer")
         seat.drive_until(lambda: False, time.monotonic() + 0.002)
 
     def turn() -> None:
@@ -402,7 +425,8 @@ def _is_interrupted_and_as_it_was(how: str, number: int) -> bool:
         if how == "wait for the seat":
             other.start()
             wait_until(lambda: seat._taken)
-        interrupted = _interrupted_at(number, turn if how == "turn" else drive)
+        call = {"drive": drive, "turn": turn, "wait for the seat": wait}[how]
+        interrupted = _interrupted_at(number, call)
         assert seat.lock.acquire(timeout=5), f"the lock is lost after call {number}"
         seat.lock.release()
         stand.other.send(b"two")
