@@ -22,6 +22,7 @@ from emulator.lab.errors import (
 )
 from emulator.lab.image import LabImage
 from emulator.lab.machine import Guest
+from tests.support.waiting import wait_until
 
 IMAGE = LabImage("6.12.1+deb12-amd64", Path("/k/vmlinuz"), Path("/k/initramfs"))
 LONG_S = 60.0
@@ -42,6 +43,16 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
         return Guest("", image=IMAGE, interactive=interactive)
 
     return started
+
+
+def by_clock(monkeypatch: pytest.MonkeyPatch, times: list[float], then: Callable[[Guest], float]) -> None:
+    """Since the boot it is so long, then so long; and after those, what `then` says."""
+    monkeypatch.setattr(Guest, "seconds", property(lambda guest: times.pop(0) if times else then(guest)))
+
+
+def until_there_is(name: str) -> str:
+    """For a script."""
+    return f"until [ -e {name} ]; do sleep 0.01; done"
 
 
 def test_an_honest_guest(start: Start, tmp_path: Path) -> None:
@@ -97,8 +108,9 @@ def test_the_deadline_holds_while_nobody_takes_the_words(start: Start) -> None:
         stuck.set()
 
     with start("echo words > output; exec sleep 1000") as guest:
+        wait_until(guest.output, what="its words")
         with pytest.raises(GuestTimedOutError) as caught:
-            guest.wait(0.5, full)
+            guest.wait(guest.seconds + 0.5, full)
         assert stuck.is_set()
     assert caught.value.output == "words\n"
 
@@ -126,14 +138,34 @@ def test_a_shell_says_that_it_boots_until_the_guest_speaks(
     start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with start("sleep 1.2; touch begun; sleep 1.1", interactive=True) as guest:
+    begun: list[bool] = []
+
+    def then(guest: Guest) -> float:
+        """It begins once 1 s was said, and 2 s pass once that was seen."""
+        if not begun:
+            (guest.exchange / "begin").touch()
+            begun.extend([True] * guest.has_begun())
+            return 1.9
+        (guest.exchange / "end").touch()
+        return 2.1
+
+    by_clock(monkeypatch, [0.0, 0.9, 1.1], then)
+    script = f"{until_there_is('begin')}; touch begun; {until_there_is('end')}"
+    with start(script, interactive=True) as guest:
         wait_on_terminal(guest, "the GPU host")
     said = capsys.readouterr().err
     assert said == "\rbooting the GPU host (0 s)\rbooting the GPU host (1 s)", "then the guest's line begins"
 
 
-def test_where_there_is_no_terminal_it_is_said_once(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
-    with start("sleep 1.2", interactive=True) as guest:
+def test_where_there_is_no_terminal_it_is_said_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def then(guest: Guest) -> float:
+        (guest.exchange / "end").touch()
+        return 1.2
+
+    by_clock(monkeypatch, [0.0, 0.6, 1.1], then)
+    with start(until_there_is("end"), interactive=True) as guest:
         wait_on_terminal(guest, "the GPU host")
     assert capsys.readouterr().err == "booting the GPU host\n"
 
