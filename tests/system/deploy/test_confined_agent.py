@@ -60,6 +60,7 @@ def _configuration(place: Path, enclosure_port: int) -> Path:
 mount = "{place}/mnt"
 state = "{place}/state"
 key_file = "{place}/credentials/root.key"
+read_deadline_ms = 2000
 [[enclosures]]
 name = "shelf"
 address = "127.0.0.1"

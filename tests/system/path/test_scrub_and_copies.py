@@ -45,7 +45,8 @@ class TwoShelves:
             stack.callback(self.enclosures[number].stop)
         lines = [
             "[agent]", f'mount = "{self.mount}"', f'state = "{folder / "state"}"',
-            f'key_file = "{folder / "root.key"}"', "workers = 1", "write_deadline_ms = 500",
+            f'key_file = "{folder / "root.key"}"', "workers = 1",
+            "read_deadline_ms = 2000", "write_deadline_ms = 500",
             "[scrub]", 'bandwidth = "200M"', "every_hours = 0.00001",
             "[[volumes]]", 'name = "v"', 'value_size = "64K"', "share = 1.0", "copies = 2",
         ]  # fmt: skip
