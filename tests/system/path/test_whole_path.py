@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,6 +118,7 @@ def test_a_get_by_path_costs_one_command_on_the_fabric(whole_pool: PoolUp) -> No
     name = whole_pool.mount / "kv/kv/one round trip"
     name.write_bytes(bytes(MIB))
     name.read_bytes()
+    began = time.monotonic()
     before = whole_pool.flash_commands()
     for _ in range(5):
         assert name.read_bytes() == bytes(MIB)
@@ -124,7 +126,7 @@ def test_a_get_by_path_costs_one_command_on_the_fabric(whole_pool: PoolUp) -> No
     # Python's buffer does not begin at a page, so the kernel asks twice; the fabric is asked once.
     # Once a second the agent reads a block of the pool map, a command of its own.
     looks = after["read_commands"] - before["read_commands"] - 5
-    assert 0 <= looks <= 3
+    assert 0 <= looks <= 3 + time.monotonic() - began
     assert after["read_bytes"] - before["read_bytes"] == 5 * (MIB + 4096) + looks * 4096
     assert after["write_commands"] == before["write_commands"]
 
