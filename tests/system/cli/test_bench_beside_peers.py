@@ -17,8 +17,10 @@ from agent.cli.bench.client_process import LineClient, speed
 from agent.cli.bench.loop_client import Ticker, Ticks
 from agent.cli.bench.peer_site import interpreter, linked_packages
 from agent.cli.bench.redis_site import NotHere
+from agent.cli.bench.rounds import Sample
 from agent.errors import G35Error
 from tests.support.processes import Processes
+from tests.support.waiting import wait_until
 
 SCRIPTED_PEER = """
 import os
@@ -63,7 +65,14 @@ def test_a_client_answers_line_by_line_and_ends_with_its_input(
     try:
         client.ask("prepare", bytes=4096, values=16, puts=8)
         for verb in ("get", "put"):
-            sample = speed(client.ask(verb, 0.02, bytes=4096, in_flight=4))
+
+            def measured(verb: str = verb) -> Sample | None:
+                """On a busy machine the time may be over before the first operation."""
+                sample = speed(client.ask(verb, 0.02, bytes=4096, in_flight=4))
+                return sample if sample.operations else None
+
+            sample = wait_until(measured, what="an operation")
+            assert sample is not None
             assert sample.bytes == sample.operations * 4096 == len(sample.latencies) * 4096 > 0
         with pytest.raises(G35Error, match="the scripted peer: KeyError: 65536"):
             client.ask("get", 0.02, bytes=65536, in_flight=4)
