@@ -30,13 +30,24 @@ from emulator.roce.runtime import (
 )
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.device import MAX_LOOPBACK_WINDOW, MAX_WINDOW, MIN_WINDOW, window_for
-from tests.support.roce_devices import Program, connect, some_ip
+from tests.support.roce_devices import IMPATIENT, Program, connect, some_ip
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Program, Program]]:
     first, second = Program(some_ip()), Program(some_ip())
+    try:
+        yield first, second
+    finally:
+        first.close()
+        second.close()
+
+
+@pytest.fixture
+def impatient_pair() -> Iterator[tuple[Program, Program]]:
+    """Two that soon give up each other."""
+    first, second = (Program(some_ip(), times=IMPATIENT) for _ in range(2))
     try:
         yield first, second
     finally:
@@ -151,9 +162,11 @@ def test_waiting_for_the_seat_ends_at_its_deadline_too(pair: tuple[Program, Prog
     assert not driver.is_alive()
 
 
-def test_a_deadline_that_comes_nearer_wakes_the_sleeping_driver(pair: tuple[Program, Program]) -> None:
+def test_a_deadline_that_comes_nearer_wakes_the_sleeping_driver(
+    impatient_pair: tuple[Program, Program],
+) -> None:
     """A driver sleeps without end; another thread posts to a peer that is gone: the retry time still runs."""
-    first, second = pair
+    first, second = impatient_pair
     _, _, rkey = connect(first, second)
     second.close()
     waiter = threading.Thread(target=lambda: first.wait(lambda: len(first.cq)))

@@ -15,10 +15,10 @@ import pytest
 
 from emulator.roce.cm.connection import Connection
 from emulator.roce.cm.events import CmEventType
-from emulator.roce.cm.limits import seconds
+from emulator.roce.cm.limits import CmTimes, seconds
 from emulator.roce.nic.verbs import QpState, SendOpcode, WcStatus
 from tests.support.processes import Processes, Started
-from tests.support.roce_devices import IMPATIENT, Program, some_ip
+from tests.support.roce_devices import IMPATIENT, PATIENT, Program, some_ip
 from tests.support.waiting import wait_until
 
 HERE = Path(__file__).resolve()
@@ -29,12 +29,18 @@ PEER = ROOT / "tests/support/roce_peer_program.py"
 class Rig:
     """A program here and one in another process, connected."""
 
-    def __init__(self, processes: Processes, own_pcap: Path | None = None, pcap: Path | None = None) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        own_pcap: Path | None = None,
+        pcap: Path | None = None,
+        times: CmTimes = PATIENT,
+    ) -> None:
         self.ip = some_ip()
         words = [str(PEER), self.ip] + ([str(pcap)] if pcap else [])
         self.peer: Started = processes.python(*words, environment={"PYTHONPATH": str(ROOT)})
         self.peer.wait_for_line("ready")
-        self.program = Program(some_ip(), pcap=own_pcap)
+        self.program = Program(some_ip(), pcap=own_pcap, times=times)
         self.program.request(self.ip)
         self.connection: Connection
         self.connection, self.rkey = self.program.establish()
@@ -48,6 +54,16 @@ class Rig:
 @pytest.fixture
 def rig(processes: Processes) -> Iterator[Rig]:
     rig = Rig(processes)
+    try:
+        yield rig
+    finally:
+        rig.program.close()
+
+
+@pytest.fixture
+def impatient_rig(processes: Processes) -> Iterator[Rig]:
+    """One whose program here soon gives up its peer."""
+    rig = Rig(processes, times=IMPATIENT)
     try:
         yield rig
     finally:
@@ -94,8 +110,10 @@ def _stands_still(process_id: int) -> bool:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(rig: Rig, how: signal.Signals) -> None:
-    program = rig.program
+def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(
+    impatient_rig: Rig, how: signal.Signals
+) -> None:
+    rig, program = impatient_rig, impatient_rig.program
     size = len(program.memory)
     for number in range(32):
         opcode = SendOpcode.RDMA_WRITE if number % 2 else SendOpcode.RDMA_READ
@@ -121,9 +139,9 @@ def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(rig: Rig, how: 
         assert len(program.cq) == 0
 
 
-def test_a_process_that_ends_tells_its_peers(rig: Rig) -> None:
+def test_a_process_that_ends_tells_its_peers(impatient_rig: Rig) -> None:
     """SIGINT ends it in the midst of everything, without a word of its program; its device says goodbye."""
-    program = rig.program
+    rig, program = impatient_rig, impatient_rig.program
     for number in range(16):
         program.post(SendOpcode.RDMA_WRITE, 0, len(program.memory), rkey=rig.rkey, wr_id=number)
     program.done(2)
