@@ -117,8 +117,10 @@ class Hung:
     def __init__(self) -> None:
         self._healed = threading.Event()
         self.heal = self._healed.set
+        self.begun = threading.Event()
 
     def __call__(self, runner: object) -> None:
+        self.begun.set()
         self._healed.wait(20)
 
 
@@ -162,6 +164,7 @@ def test_tenants_take_turns_in_the_queue() -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(workers.run, "a", hung)
+            assert await trio.to_thread.run_sync(hung.begun.wait, 10)
             for number in range(3):
                 await trio.testing.wait_all_tasks_blocked(0.01)
                 nursery.start_soon(run, "a", number)
