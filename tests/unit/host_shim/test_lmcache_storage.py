@@ -254,8 +254,17 @@ def test_an_agent_that_hangs_costs_one_wait_and_the_memory_comes_back(
     put(backend, KEYS[:2], [b"v" * 16] * 2)
     monkeypatch.setattr(module, "LOOKUP_SECONDS", 0.01)
     monkeypatch.setattr(module, "LOAD_SECONDS", 0.01)
-    held = Held(agent, monkeypatch)
-    assert backend.batched_get_blocking(KEYS[:2]) == [None, None]
+    held, real = Held(agent, monkeypatch), backend._started
+
+    def started(*given: Any) -> Any:
+        """Its time begins when the read has, which may be late on a busy machine."""
+        future = real(*given)
+        assert held.come.wait(10)
+        return future
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "_started", started)
+        assert backend.batched_get_blocking(KEYS[:2]) == [None, None]
     assert [room.references for room in cpu.given] == [1, 1], "a read may still land there"
     monkeypatch.setattr(module, "LOOKUP_SECONDS", 20)
     assert not backend.contains(KEYS[0])
@@ -312,8 +321,15 @@ def test_closing_answers_what_waits_and_gives_its_memory_back(
     for key, chunk in zip(KEYS[1:], chunks, strict=True):
         backend.batched_submit_put_task([key], [chunk])
     wait_until(lambda: len(backend._writers._rest) == len(chunks) - 1, 10)
-    threading.Timer(0.05, held.go.set).start()
+
+    def let_go() -> None:
+        wait_until(loads[-1].done, 10, "what waits to be answered")
+        held.go.set()
+
+    letting_go = threading.Thread(target=let_go)
+    letting_go.start()
     backend.close()
+    letting_go.join(10)
     assert [load.result(10) is None for load in loads] == [False, True, True]
     assert [chunk.references for chunk in chunks] == [1] * len(chunks)
     assert not backend._storing
