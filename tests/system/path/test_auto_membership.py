@@ -57,12 +57,22 @@ def test_newcomers_wait_until_none_has_come_or_gone_for_a_while() -> None:
     assert not patience.is_time({"a"}, 32 + REST_SECONDS)
 
 
+CONNECTED_SECONDS = 20.0
+
+
+def lanes_of(fabric: Fabric, number: int) -> WorkerLanes:
+    """Connected, for a request waits some milliseconds only for its queue."""
+    lanes = WorkerLanes(fabric, number)
+    lanes.connect_ahead(CONNECTED_SECONDS)
+    return lanes
+
+
 class Rig:
     """A pool on some drives, and what lets newcomers in of two agents, on queues of their own."""
 
     def __init__(self, fabric: Fabric, members: set[bytes]) -> None:
         self.fabric = fabric
-        self.lanes = WorkerLanes(fabric, 1)
+        self.lanes = lanes_of(fabric, 1)
         # All that is reached now is the pool.
         drives = [
             (each.nguid, each.size_bytes) for enclosure in fabric.enclosures for each in enclosure.namespaces
@@ -76,7 +86,7 @@ class Rig:
         self.autos = [
             AutoMembership(section, fabric, ROOT, lambda: self.pool_map, lambda: 0) for _ in range(2)
         ]
-        self.auto_lanes = [WorkerLanes(auto.view, 2 + number) for number, auto in enumerate(self.autos)]
+        self.auto_lanes = [lanes_of(auto.view, 2 + number) for number, auto in enumerate(self.autos)]
         self.now = 0.0
 
     def turn(self, auto: int = 0, seconds: float = 3.0) -> None:
@@ -85,7 +95,7 @@ class Rig:
 
     def found(self) -> PoolMap:
         view = Fabric(self.fabric.enclosures)
-        lanes = WorkerLanes(view, 4)
+        lanes = lanes_of(view, 4)
         try:
             return newest_map([each for _, _, each in look_round(view, lanes) if each.superblock])
         finally:

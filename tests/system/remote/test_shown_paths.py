@@ -52,6 +52,7 @@ def lay_out(fabric: Fabric) -> None:
     blocks, keys = fabric.nguids
     pool_map = plan_pool([(blocks, 16 << 20)], WISHES, ROOT, [(keys, 16 << 20)])
     lanes = WorkerLanes(fabric, 1)
+    lanes.connect_ahead(20.0)
     try:
         lanes.run(write_superblock(lanes, 0, blocks, pool_map))
         lanes.run(write_kv_superblock(lanes, 1, keys, pool_map))
@@ -61,6 +62,7 @@ def lay_out(fabric: Fabric) -> None:
 
 def prove(fabric: Fabric) -> None:
     lanes = WorkerLanes(fabric, 1)
+    lanes.connect_ahead(20.0)
     try:
         Prover(fabric).turn(lanes)
     finally:
