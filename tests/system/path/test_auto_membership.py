@@ -184,7 +184,10 @@ def test_blank_ones_join_the_pool_is_settled_and_what_carries_something_is_refus
         with_rig(tmp_path, work, pool, two, foreign)
 
 
+@pytest.mark.expects_log("does not join by itself: it carries something")
 def test_two_agents_at_the_same_moment_let_a_namespace_in_once(tmp_path: Path) -> None:
+    """The one that looks while the other writes its superblock finds something, and leaves it alone."""
+
     def work(rig: Rig) -> None:
         for number in range(2):
             rig.turn(number, 0)
