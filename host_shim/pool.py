@@ -200,26 +200,30 @@ class Volume:
         longer one that comes back full costs one more read, unless it is as long as the volume's slots.
         """
         view = _writable(buffer)
-        with self._pool._lender.lend() as session:
-            if session is None:
-                checked_key(key)
-                return None
-            try:
-                length = session.read_at_once(self.name, checked_key(key), view)
-                if length is not None:
-                    return length or None
-                session.bind_reads(self.name, (key,))
-                length = session.read(0, view)
-                if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
-                    return None  # it broke off in the middle
-                if length == len(view):
-                    self._refuse_cut_off(session, 0, key, length)
-            except SessionDead:
-                return None
-            except OSError as refused:
-                if refused.errno == errno.ERANGE:
-                    raise self._too_small(session, key, len(view)) from None
-                raise wrong_use(refused, self.name) from None
+        checked_key(key)
+        # As `with lend()`, whose object and two calls would be a tenth of what a get takes here.
+        lender = self._pool._lender
+        session = lender.take()
+        if session is None:
+            return None
+        try:
+            length = session.read_at_once(self.name, key, view)
+            if length is not None:
+                return length or None
+            session.bind_reads(self.name, (key,))
+            length = session.read(0, view)
+            if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
+                return None  # it broke off in the middle
+            if length == len(view):
+                self._refuse_cut_off(session, 0, key, length)
+        except SessionDead:
+            return None
+        except OSError as refused:
+            if refused.errno == errno.ERANGE:
+                raise self._too_small(session, key, len(view)) from None
+            raise wrong_use(refused, self.name) from None
+        finally:
+            lender.give_back(session)
         return length or None
 
     def _refuse_cut_off(self, session: Session, ticket: int, key: bytes, room: int) -> None:

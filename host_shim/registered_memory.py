@@ -12,8 +12,7 @@ import fcntl
 import mmap
 import os
 import threading
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from host_shim.transfer_wire import SET_LOCK, SET_LOCK_WAITING, encode_lock
 from host_shim.unlocked_memory import new_memory
@@ -66,13 +65,8 @@ def _touch(descriptor: int, mapped: mmap.mmap) -> None:
             os.pwrite(descriptor, zeroes[: len(mapped) - at], at)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a buffer lies in registered memory."""
-
-    memory: Registrable
-    offset: int
-    length: int
+Place: TypeAlias = tuple[Registrable, int, int]
+"""Where a buffer lies in registered memory: which, offset, length. It is made for every get."""
 
 
 class RegisteredMemory:
@@ -114,13 +108,14 @@ class RegisteredMemory:
     def find(self, buffer: memoryview) -> Place | None:
         """Where it lies; None for any other memory. `buffer` is contiguous."""
         addresses, known = self._by_address
-        if not addresses or buffer.readonly or not buffer.nbytes:
+        length = buffer.nbytes
+        if not addresses or not length or buffer.readonly:
             return None
         address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         at = bisect.bisect_right(addresses, address) - 1
-        if at < 0 or address + buffer.nbytes > addresses[at] + known[at].size:
+        if at < 0 or address + length > addresses[at] + known[at].size:
             return None
-        return Place(known[at], address - addresses[at], buffer.nbytes)
+        return known[at], address - addresses[at], length
 
     def after_fork_in_child(self) -> None:
         """The memory is shared with the parent; its lock is not."""

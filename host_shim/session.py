@@ -36,7 +36,7 @@ from host_shim.control_wire import (
 )
 from host_shim.registered_memory import RegisteredMemory
 from host_shim.transfer_wire import Ioctl
-from host_shim.transfers import IoctlFiles, Transfers, outcome_of
+from host_shim.transfers import IoctlFiles, Transfers
 from host_shim.unlocked_memory import new_memory
 
 AGENT_GONE = frozenset(
@@ -232,15 +232,10 @@ class Session:
         None where the buffers are no such memory, or the agent does not know it. EIO of a STORE is raised:
         this value cannot be stored.
         """
-        transfers = self._transfers
-        places = transfers.places(buffers) if transfers is not None else None
-        if transfers is None or places is None:
+        if self._transfers is None:
             return None
         try:
-            moved = transfers.move(self._descriptor, which, places, volume, key, ticket, ttl_seconds)
-            if moved is None:
-                return None
-            return moved[1] if outcome_of(moved[0]) is Outcome.HIT else 0
+            return self._transfers.move(self._descriptor, which, buffers, volume, key, ticket, ttl_seconds)
         except MalformedControl as nonsense:
             self.dead = True
             raise SessionDead(str(nonsense)) from None

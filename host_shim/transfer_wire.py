@@ -144,15 +144,26 @@ class Transfer:
         self.parts = parts
         self.ttl_seconds = ttl_seconds
 
-    def encode(self) -> bytearray:
-        count, name = len(self.parts), b""
-        if self.ticket is None:
-            name = self.volume.encode()
-            head = _TRANSFER.pack(self.key, NO_TICKET, self.ttl_seconds, len(name), count, 0)
-        else:
-            head = _TRANSFER.pack(bytes(KEY_BYTES), self.ticket, 0, 0, count, 0)
-        packed = [_PART.pack(region, length, offset) for region, offset, length in self.parts]
-        return bytearray(b"".join((head, *packed, name)))
+
+def encode_transfer(
+    volume: str, key: bytes, ticket: int | None, parts: Sequence[Part], ttl_seconds: int = 0
+) -> bytearray:
+    """The bytes of a LOAD or STORE; of volume, key and time to live only where there is no ticket."""
+    count, name = len(parts), b""
+    parts_end = TRANSFER_HEADER_BYTES + count * PART_BYTES
+    if ticket is None:
+        name = volume.encode()
+        data = bytearray(parts_end + len(name))
+        _TRANSFER.pack_into(data, 0, key, NO_TICKET, ttl_seconds, len(name), count, 0)
+        data[parts_end:] = name
+    else:
+        data = bytearray(parts_end)
+        _TRANSFER.pack_into(data, 0, bytes(KEY_BYTES), ticket, 0, 0, count, 0)
+    at = TRANSFER_HEADER_BYTES
+    for region, offset, length in parts:
+        _PART.pack_into(data, at, region, length, offset)
+        at += PART_BYTES
+    return data
 
 
 def encode_lock(kind: int, byte: int) -> bytes:

@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from host_shim.control_wire import MalformedControl, Outcome
-from host_shim.registered_memory import Place, RegisteredMemory, Registrable
+from host_shim.registered_memory import RegisteredMemory, Registrable
 from host_shim.transfer_wire import (
     PARTS_MAX,
     Ioctl,
     Part,
     Registering,
-    Transfer,
     decode_done_untrusted,
     decode_registered_untrusted,
+    encode_transfer,
     ioctl_command,
 )
 
 NO_ANSWER: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ETIMEDOUT, errno.ENODEV})
 """How the kernel ends a call that the agent may still be working on."""
+_HIT: Final = Outcome.HIT.value
 
 
 @runtime_checkable
@@ -41,42 +42,41 @@ class Transfers:
         self._numbers: dict[Registrable, tuple[int, int] | None] = {}
         """Number in this session and locked byte of what was registered; None where the agent refused."""
 
-    def places(self, buffers: Sequence[memoryview]) -> list[Place] | None:
-        """Where the buffers lie; None where one of them is in other memory, or they are too many."""
-        if len(buffers) > PARTS_MAX:
-            return None
-        found: list[Place] = []
-        for buffer in buffers:
-            place = self._memory.find(buffer)
-            if place is None:
-                return None
-            found.append(place)
-        return found or None
-
     def move(
         self,
         descriptor: int,
         which: Ioctl,
-        places: Sequence[Place],
+        buffers: Sequence[memoryview],
         volume: str,
         key: bytes,
         ticket: int | None,
         ttl_seconds: int = 0,
-    ) -> tuple[int, int] | None:
-        """LOAD or STORE: outcome and length. None where the agent does not map this memory.
+    ) -> int | None:
+        """LOAD or STORE a value of registered memory: its length, 0 for a miss.
 
+        None where one of the buffers is other memory, or the agent does not map it, or they are too many.
         Raises the OSError of the call, and MalformedControl for an answer that makes no sense. Whatever is
         raised, the agent does not touch the memory any more when this returns.
         """
+        if len(buffers) > PARTS_MAX:
+            return None
         parts: list[Part] = []
-        for place in places:
-            number = self._number(descriptor, place.memory)
+        touched: list[Registrable] = []
+        for buffer in buffers:
+            place = self._memory.find(buffer)
+            if place is None:
+                return None
+            number = self._number(descriptor, place[0])
             if number is None:
                 return None
-            parts.append((number, place.offset, place.length))
-        data = Transfer(volume, key, ticket, parts, ttl_seconds).encode()
-        self._call(descriptor, which, data, places)
-        return decode_done_untrusted(data)
+            parts.append((number, place[1], place[2]))
+            touched.append(place[0])
+        if not parts:
+            return None
+        data = encode_transfer(volume, key, ticket, parts, ttl_seconds)
+        self._call(descriptor, which, data, touched)
+        outcome, length = decode_done_untrusted(data)
+        return length if outcome == _HIT else _miss(outcome)
 
     def _number(self, descriptor: int, memory: Registrable) -> int | None:
         try:
@@ -97,21 +97,22 @@ class Transfers:
             return None
         return registered.region, registered.locked_byte
 
-    def _call(self, descriptor: int, which: Ioctl, data: bytearray, places: Sequence[Place]) -> None:
+    def _call(self, descriptor: int, which: Ioctl, data: bytearray, touched: Sequence[Registrable]) -> None:
         try:
             self._files.ioctl(descriptor, ioctl_command(which, len(data)), data)
         except OSError as error:
             if error.errno in NO_ANSWER:
-                for place in places:
-                    known = self._numbers.get(place.memory)
+                for memory in touched:
+                    known = self._numbers.get(memory)
                     if known is not None:
-                        place.memory.wait_for(known[1])
+                        memory.wait_for(known[1])
             raise
 
 
-def outcome_of(number: int) -> Outcome:
-    """Raises MalformedControl for a number that is none."""
+def _miss(outcome: int) -> int:
+    """0, where it is an outcome at all. Raises MalformedControl."""
     try:
-        return Outcome(number)
+        Outcome(outcome)
     except ValueError as unknown:
         raise MalformedControl(str(unknown)) from None
+    return 0

@@ -485,14 +485,16 @@ class FuseOperations:
         return b""
 
     def _ioctl(self, request: Request) -> Body:
-        asked = IoctlIn.decode_untrusted(request.arguments)
-        data = request.arguments[IoctlIn.LAYOUT.size :]
-        if asked.flags:  # a directory's, or of a program with another size of pointers
+        arguments, layout = request.arguments, IoctlIn.LAYOUT  # no record in between: gets come by this one
+        if len(arguments) < layout.size:
+            raise FuseFormatError("IOCTL is truncated")
+        handle, flags, command, _, in_size, out_size = layout.unpack_from(arguments)
+        if flags:  # a directory's, or of a program with another size of pointers
             raise FsError(errno.ENOTTY)
-        if len(data) != asked.in_size:
+        if len(arguments) != layout.size + in_size:
             raise FuseFormatError("the data of an ioctl are cut short")
-        done = self._filesystem.ioctl(request.caller(), request.node, asked.handle, asked.command, data)
-        body: bytes = request.settle(done)
-        if len(body) > asked.out_size:
+        caller, data = request.caller(), arguments[layout.size :]
+        body: bytes = request.settle(self._filesystem.ioctl(caller, request.node, handle, command, data))
+        if len(body) > out_size:
             raise FsError(errno.EINVAL, "the caller has no room for the answer")
         return _IOCTL_DONE + body

@@ -43,6 +43,7 @@ from agent.inline.suites import (
     SlotCipher,
 )
 from agent.pool.placement import KEY_BYTES
+from agent.pool.proven_headers import ProvenHeaders
 from agent.pool.steps import Buffer
 from agent.pool.tally import MissCause
 
@@ -57,6 +58,7 @@ UNIT_BYTES_MIN: Final = 1 << 16
 _PRELUDE: Final = struct.Struct("<8sBB6s8s24s16s")
 _SEALED: Final = struct.Struct("<16s16s16sQQIIH6s")
 _SEALED_AT: Final[int] = _PRELUDE.size
+_SALT_AT: Final = 24
 _PROOFS_AT: Final[int] = _SEALED.size
 _SEALED_BYTES: Final = HEADER_BYTES - _SEALED_AT - PROOF_BYTES
 _PROOF_AT: Final = HEADER_BYTES - PROOF_BYTES
@@ -97,6 +99,7 @@ class SlotCodec:
         self._bound_to = hashlib.blake2b(tenant + volume, digest_size=32, person=b"g35 slot unit")
         self._tag_of = hashlib.blake2b(tenant + volume, digest_size=4, person=b"g35 entry")
         """What `bound` and `tag` begin with for every value of the volume."""
+        self._proven: ProvenHeaders[OpenSlot] = ProvenHeaders()
 
     def count_in(self, use: KeyUse) -> None:
         """Count there what is sealed from now on."""
@@ -147,6 +150,24 @@ class SlotCodec:
         self, header: memoryview, key: bytes | None, place: Place, generation: int | None = None
     ) -> OpenSlot | MissCause:
         """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
+        salt = bytes(header[_SALT_AT : _SALT_AT + SALT_BYTES])
+        opened = self._proven.find(salt, header, place)
+        if opened is None:
+            proven = self._prove(header, place)
+            if isinstance(proven, MissCause):
+                return proven
+            opened = proven
+            if opened.codec is self:
+                self._proven.keep(salt, header, place, opened)
+        if (key is not None and opened.key != key) or (
+            generation is not None and opened.generation != generation
+        ):
+            # A slot since reused: the directory that led here was old.
+            return MissCause.EVICTED
+        return opened
+
+    def _prove(self, header: memoryview, place: Place) -> OpenSlot | MissCause:
+        """What the header proves of any key, without what was proven before."""
         magic: bytes
         suite: int
         unit_log2: int
@@ -163,7 +184,7 @@ class SlotCodec:
         if fingerprint != self.fingerprint:
             for other in self._others:
                 if other.fingerprint == fingerprint:
-                    return other.open(header, key, place, generation)
+                    return other.open(header, None, place)
             return MissCause.WRONG_KEY
         if zero != _ZERO or zeros != _ZEROS:
             return MissCause.CORRUPT
@@ -182,9 +203,6 @@ class SlotCodec:
         tenant, volume, found, made, stored_us, length, expiry, units, _ = _SEALED.unpack_from(plain)
         if tenant != self.tenant or volume != self.volume:
             return MissCause.CORRUPT
-        if (key is not None and found != key) or (generation is not None and made != generation):
-            # A slot since reused: the directory that led here was old.
-            return MissCause.EVICTED
         if units != -(-length // self.unit_bytes) or units > UNITS_MAX:
             return MissCause.CORRUPT
         proofs = [

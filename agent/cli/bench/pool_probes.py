@@ -144,24 +144,24 @@ class _Reader:
         self._last: list[int] = []
 
     def __call__(self) -> int:
+        if len(self._buffers) == 1:
+            number, key = next(self._round_about)
+            self._last = [number]
+            return self._moved(0, self._get_into(key, self._buffers[0]))
         numbered = list(itertools.islice(self._round_about, len(self._buffers)))
         self._last = [number for number, _ in numbered]
-        keys = [key for _, key in numbered]
-        lengths = (
-            self._get_many(keys, self._buffers)
-            if len(keys) > 1
-            else [self._get_into(keys[0], self._buffers[0])]
-        )
-        moved = 0
-        for at, length in enumerate(lengths):
-            if length is None:
-                self._last[at] = -1
-                self._site.misses += 1
-            elif length != self._contents.value_bytes:
-                raise G35Error(f"a get brought {length} of {self._contents.value_bytes} bytes")
-            else:
-                moved += length
-        return moved
+        lengths = self._get_many([key for _, key in numbered], self._buffers)
+        return sum(self._moved(at, length) for at, length in enumerate(lengths))
+
+    def _moved(self, at: int, length: int | None) -> int:
+        """The bytes of one value; none for a miss, which is counted."""
+        if length is None:
+            self._last[at] = -1
+            self._site.misses += 1
+            return 0
+        if length != self._contents.value_bytes:
+            raise G35Error(f"a get brought {length} of {self._contents.value_bytes} bytes")
+        return length
 
     def compare_last(self) -> None:
         for number, buffer in zip(self._last, self._buffers, strict=False):

@@ -29,8 +29,8 @@ def test_a_buffer_and_its_slices_are_found(memory: RegisteredMemory) -> None:
     for buffer, at, length in ((first, 0, 10_000), (second[4096:8192], 4096, 4096), (second[7:8], 7, 1)):
         place = memory.find(buffer)
         assert place is not None
-        assert (place.offset, place.length) == (at, length)
-        assert place.memory.view[at : at + length] == buffer
+        assert place[1:] == (at, length)
+        assert place[0].view[at : at + length] == buffer
     assert memory.find(memoryview(bytearray(100))) is None
     assert memory.find(second[:0]) is None
     assert memory.find(second.toreadonly()) is None
@@ -40,15 +40,15 @@ def test_what_is_cast_is_found(memory: RegisteredMemory) -> None:
     words = memory.new(4096).cast("I")
     place = memory.find(words[2:6])
     assert place is not None
-    assert (place.offset, place.length) == (8, 16)
+    assert place[1:] == (8, 16)
 
 
 def test_small_ones_share_a_page(memory: RegisteredMemory) -> None:
     places = [memory.find(memory.small(64)) for _ in range(1025)]
     known = [place for place in places if place is not None]
     assert len(known) == 1025
-    assert len({(id(place.memory), place.offset) for place in known}) == 1025
-    assert len({id(place.memory) for place in known}) == 2
+    assert len({(id(memfd), offset) for memfd, offset, _ in known}) == 1025
+    assert len({id(memfd) for memfd, _, _ in known}) == 2
 
 
 def test_a_bound_on_descriptors(memory: RegisteredMemory) -> None:
@@ -80,7 +80,7 @@ def test_after_the_end_buffers_stay_what_they_are(memory: RegisteredMemory) -> N
     buffer[:3] = b"abc"
     place = memory.find(buffer)
     assert place is not None
-    descriptor = place.memory.descriptor
+    descriptor = place[0].descriptor
     memory.close()
     assert memory.find(buffer) is None
     assert bytes(buffer[:3]) == b"abc"

@@ -14,13 +14,13 @@ from host_shim.transfer_wire import (
     Ioctl,
     Registered,
     Registering,
-    Transfer,
     decode_done_untrusted,
     decode_registered_untrusted,
     decode_registering_untrusted,
     decode_transfer_untrusted,
     decode_unregister_untrusted,
     encode_done,
+    encode_transfer,
     encode_unregister,
     ioctl_command,
     ioctl_of,
@@ -43,7 +43,7 @@ BY_TICKET = "00" * 16 + "ff0f000000000000000001000000000007000000000010000000200
 
 def test_a_transfer_by_key() -> None:
     parts = [(7, 0x1000, 0x1000), (8, 0xFFFC0, 0x40)]
-    assert Transfer("kv", KEY, None, parts, 600).encode().hex() == BY_KEY
+    assert encode_transfer("kv", KEY, None, parts, 600).hex() == BY_KEY
     found = decode_transfer_untrusted(bytes.fromhex(BY_KEY))
     assert (found.volume, found.key, found.ticket, found.ttl_seconds) == ("kv", KEY, None, 600)
     assert found.parts == parts
@@ -51,7 +51,7 @@ def test_a_transfer_by_key() -> None:
 
 def test_a_transfer_by_ticket() -> None:
     parts = [(7, 0x200000, 0x100000)]
-    assert Transfer("kv", KEY, 4095, parts, 600).encode().hex() == BY_TICKET
+    assert encode_transfer("kv", KEY, 4095, parts, 600).hex() == BY_TICKET
     found = decode_transfer_untrusted(bytes.fromhex(BY_TICKET))
     assert (found.volume, found.key, found.ticket, found.ttl_seconds) == ("", bytes(16), 4095, 0)
     assert found.parts == parts
@@ -108,11 +108,11 @@ def test_cut_short(length: int) -> None:
 
 def test_as_long_as_they_come() -> None:
     parts = [(number + 1, number << 12, 4096) for number in range(PARTS_MAX)]
-    encoded = Transfer("v" * 64, KEY, None, parts, 1).encode()
+    encoded = encode_transfer("v" * 64, KEY, None, parts, 1)
     assert len(encoded) <= IOCTL_BYTES_MAX
     assert decode_transfer_untrusted(encoded).parts == parts
     with pytest.raises(MalformedControl):
-        decode_transfer_untrusted(Transfer("v", KEY, None, [*parts, (1, 0, 1)], 1).encode())
+        decode_transfer_untrusted(encode_transfer("v", KEY, None, [*parts, (1, 0, 1)], 1))
 
 
 @given(st.binary(max_size=200))
@@ -141,5 +141,5 @@ def test_any_bytes_decode_or_raise_the_one_exception(data: bytes) -> None:
     ),
 )
 def test_there_and_back(volume: str, key: bytes, ttl: int, parts: list[tuple[int, int, int]]) -> None:
-    found = decode_transfer_untrusted(Transfer(volume, key, None, parts, ttl).encode())
+    found = decode_transfer_untrusted(encode_transfer(volume, key, None, parts, ttl))
     assert (found.volume, found.key, found.ttl_seconds, found.parts) == (volume, key, ttl, parts)

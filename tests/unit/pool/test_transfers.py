@@ -25,9 +25,9 @@ from host_shim.registered_memory import Registrable
 from host_shim.transfer_wire import (
     Ioctl,
     Registering,
-    Transfer,
     decode_done_untrusted,
     decode_registered_untrusted,
+    encode_transfer,
     encode_unregister,
     ioctl_command,
 )
@@ -229,12 +229,12 @@ class Session:
         return decode_registered_untrusted(self.call(Ioctl.REGISTER, data)).region
 
     def load(self, *parts: tuple[int, int, int], ticket: int | None = None) -> tuple[int, int]:
-        asked = Transfer("v", key_of(1), ticket, parts)
-        return decode_done_untrusted(self.call(Ioctl.LOAD, asked.encode()))
+        asked = encode_transfer("v", key_of(1), ticket, parts)
+        return decode_done_untrusted(self.call(Ioctl.LOAD, asked))
 
     def store(self, *parts: tuple[int, int, int], ticket: int | None = None) -> tuple[int, int]:
-        asked = Transfer("v", key_of(1), ticket, parts)
-        return decode_done_untrusted(self.call(Ioctl.STORE, asked.encode()))
+        asked = encode_transfer("v", key_of(1), ticket, parts)
+        return decode_done_untrusted(self.call(Ioctl.STORE, asked))
 
     def bind(self, operation: Operation, length: int) -> None:
         lengths = (length,) if operation is Operation.PUT else ()
