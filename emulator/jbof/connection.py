@@ -20,6 +20,7 @@ import threading
 import time
 from typing import Final
 
+from emulator.jbof.near_host import NearHost, incoming_processor
 from nvmeof.controller.subsystem import Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
@@ -56,6 +57,7 @@ class Connection:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.queue = TcpControllerQueue(target, now=time.monotonic(), wake=self.wake, settings=settings)
+        self._near = NearHost(incoming_processor(sock))
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def wake(self) -> None:
@@ -109,7 +111,7 @@ class Connection:
                 count = receive(queue.next_buffer(), 0, wait_all)
                 now = monotonic()
                 if count:
-                    queue.received(count, now)
+                    self._received(count, now)
                     if count >= LONG_PAYLOAD_BYTES:
                         looks = LOOKS
                 else:
@@ -126,8 +128,16 @@ class Connection:
                 count = self._sock.sendmsg(queue.outgoing(), (), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
+            self._near.moved(count)
             queue.sent(count)
         return True
+
+    def _received(self, count: int, now: float) -> None:
+        if self.queue.payload_left:
+            self._near.moved(count)
+        else:
+            self._near.command()
+        self.queue.received(count, now)
 
     def _wait(self, poll: select.poll, blocked: bool) -> None:
         """Until the socket, another thread or the clock has something for the queue; then do it."""
@@ -158,7 +168,7 @@ class Connection:
         except BlockingIOError:
             return False
         if count:
-            queue.received(count, time.monotonic())
+            self._received(count, time.monotonic())
         else:
             queue.run(time.monotonic())  # it may be we who shut it down, for a reason that run() knows
             queue.end_of_stream()
