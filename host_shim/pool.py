@@ -220,7 +220,11 @@ class Volume:
             return None
         except OSError as refused:
             if refused.errno == errno.ERANGE:
-                raise self._too_small(session, key, len(view)) from None
+                try:
+                    too_small = self._too_small(session, key, len(view))
+                except SessionDead:
+                    return None
+                raise too_small from None
             raise wrong_use(refused, self.name) from None
         finally:
             lender.give_back(session)
@@ -460,7 +464,8 @@ def _writable(buffer: Buffer) -> memoryview:
         raise TypeError("the buffer of a get must be writable")
     if not len(view):
         raise ValueError("the buffer of a get has no room")
-    return view
+    # No value is longer, and the agent refuses parts that are.
+    return view if len(view) <= VALUE_BYTES_MAX else view[:VALUE_BYTES_MAX]
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()

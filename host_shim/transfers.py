@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
 from host_shim.control_wire import MalformedControl, Outcome
-from host_shim.registered_memory import RegisteredMemory, Registrable
+from host_shim.registered_memory import Place, RegisteredMemory, Registrable
 from host_shim.transfer_wire import (
     PARTS_MAX,
     Ioctl,
@@ -60,23 +60,24 @@ class Transfers:
         """
         if len(buffers) > PARTS_MAX:
             return None
-        parts: list[Part] = []
-        touched: list[Registrable] = []
+        places: list[Place] = []
         for buffer in buffers:
             place = self._memory.find(buffer)
             if place is None:
                 return None
-            number = self._number(descriptor, place[0])
+            places.append(place)
+        if not places:
+            return None
+        parts: list[Part] = []
+        for memory, offset, length in places:
+            number = self._number(descriptor, memory)
             if number is None:
                 return None
-            parts.append((number, place[1], place[2]))
-            touched.append(place[0])
-        if not parts:
-            return None
+            parts.append((number, offset, length))
         data = encode_transfer(volume, key, ticket, parts, ttl_seconds)
-        self._call(descriptor, which, data, touched)
-        outcome, length = decode_done_untrusted(data)
-        return length if outcome == _HIT else _miss(outcome)
+        self._call(descriptor, which, data, places)
+        outcome, moved = decode_done_untrusted(data)
+        return moved if outcome == _HIT else _miss(outcome)
 
     def _number(self, descriptor: int, memory: Registrable) -> int | None:
         try:
@@ -97,12 +98,12 @@ class Transfers:
             return None
         return registered.region, registered.locked_byte
 
-    def _call(self, descriptor: int, which: Ioctl, data: bytearray, touched: Sequence[Registrable]) -> None:
+    def _call(self, descriptor: int, which: Ioctl, data: bytearray, places: Sequence[Place]) -> None:
         try:
             self._files.ioctl(descriptor, ioctl_command(which, len(data)), data)
         except OSError as error:
             if error.errno in NO_ANSWER:
-                for memory in touched:
+                for memory, _, _ in places:
                     known = self._numbers.get(memory)
                     if known is not None:
                         memory.wait_for(known[1])

@@ -150,15 +150,16 @@ class SlotCodec:
         self, header: memoryview, key: bytes | None, place: Place, generation: int | None = None
     ) -> OpenSlot | MissCause:
         """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
-        salt = bytes(header[_SALT_AT : _SALT_AT + SALT_BYTES])
-        opened = self._proven.find(salt, header, place)
+        whole = bytes(header)  # what is compared is what is opened, whatever becomes of the buffer
+        salt = whole[_SALT_AT : _SALT_AT + SALT_BYTES]
+        opened = self._proven.find(salt, whole, place)
         if opened is None:
-            proven = self._prove(header, place)
+            proven = self._prove(memoryview(whole), place)
             if isinstance(proven, MissCause):
                 return proven
             opened = proven
             if opened.codec is self:
-                self._proven.keep(salt, header, place, opened)
+                self._proven.keep(salt, whole, place, opened)
         if (key is not None and opened.key != key) or (
             generation is not None and opened.generation != generation
         ):

@@ -5,8 +5,8 @@ NVMe/TCP target works off a queue where its packets arrive (SO_INCOMING_CPU, soc
 Linux finds such a place by itself more often than not, and where it does not, a get of 1 MiB took a fifth
 longer for as long as the threads stayed there (docs/decisions/0038-where-threads-work.md).
 
-The thread is moved and not bound: Linux may put it elsewhere at once, where there is more to do than
-one processor can.
+It is bound there for as long as the threads of other connections need to find their places, too, and then
+free: Linux may put it elsewhere, where there is more to do than one processor can.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ class Processors:
         os.sched_setaffinity(0, {processor})
         return frozenset(allowed)
 
-    def free(self, allowed: frozenset[int]) -> None:
-        """Let it run there again."""
-        os.sched_setaffinity(0, allowed)
+    def free(self, allowed: frozenset[int], bound_to: int) -> None:
+        """Let it run there again, where nobody else has said meanwhile where it may."""
+        if os.sched_getaffinity(0) == {bound_to}:
+            os.sched_setaffinity(0, allowed)
 
 
 class NearHost:
     """Of one connection, for its thread alone."""
 
-    __slots__ = ("_allowed", "_apart", "_bound_for", "_incoming", "_moved", "_processors")
+    __slots__ = ("_allowed", "_apart", "_bound_for", "_bound_to", "_incoming", "_moved", "_processors")
 
     def __init__(self, incoming: Callable[[], int], processors: Processors | None = None) -> None:
         """`incoming`: the processor where the last packet came in."""
@@ -60,6 +61,7 @@ class NearHost:
         self._apart = 0
         self._moved = 0
         self._bound_for = 0
+        self._bound_to = -1
         self._allowed: frozenset[int] = frozenset()
 
     def moved(self, count: int) -> None:
@@ -69,7 +71,7 @@ class NearHost:
     def command(self) -> None:
         """A command has come in, and what was moved before was for earlier ones."""
         moved, self._moved = self._moved, 0
-        if moved >= LONG_BYTES:
+        if moved >= LONG_BYTES or self._bound_for:
             self._look()
 
     def _look(self) -> None:
@@ -78,7 +80,10 @@ class NearHost:
             if not self._bound_for:
                 self._free()
             return
-        processor = self._incoming()
+        try:
+            processor = self._incoming()
+        except OSError:
+            return  # gVisor and the like know no such option
         if processor == self._processors.here():
             self._apart = max(0, self._apart - 1)
             return
@@ -87,11 +92,12 @@ class NearHost:
             self._apart = 0
             with contextlib.suppress(OSError):
                 self._allowed = self._processors.bind(processor)
+                self._bound_to = processor
                 self._bound_for = BOUND_FOR if self._allowed else 0
 
     def _free(self) -> None:
         with contextlib.suppress(OSError):
-            self._processors.free(self._allowed)
+            self._processors.free(self._allowed, self._bound_to)
 
 
 def incoming_processor(sock: socket.socket) -> Callable[[], int]:

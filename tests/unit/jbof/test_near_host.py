@@ -29,7 +29,8 @@ class Scripted(Processors):
         self.said.append(processor)
         return ALL
 
-    def free(self, allowed: frozenset[int]) -> None:
+    def free(self, allowed: frozenset[int], bound_to: int) -> None:
+        assert bound_to == self.at
         self.said.append(allowed)
 
 
@@ -68,6 +69,24 @@ def test_short_payloads_are_no_reason() -> None:
     assert processors.said == [1]
 
 
+def test_it_is_let_go_as_well_where_payloads_get_short() -> None:
+    processors = Scripted()
+    near = NearHost(lambda: processors.comes_in, processors)
+    processors.comes_in = 1
+    commands(near, APART)
+    commands(near, BOUND_FOR, 4096)
+    assert processors.said == [1, ALL]
+
+
+def test_a_socket_that_does_not_say_where_its_packets_come_in() -> None:
+    def unknown() -> int:
+        raise OSError(92, "Protocol not available")
+
+    processors = Scripted()
+    commands(NearHost(unknown, processors), 10 * APART)
+    assert processors.said == []
+
+
 def test_what_comes_in_here_as_often_as_there_is_no_reason() -> None:
     processors = Scripted()
     near = NearHost(lambda: processors.comes_in, processors)
@@ -95,7 +114,11 @@ def test_the_calling_thread_and_no_other() -> None:
         allowed = processors.bind(somewhere)
         seen.append(os.sched_getaffinity(0))
         if allowed:
-            processors.free(allowed)
+            processors.free(allowed, somewhere + 1)
+            seen.append(os.sched_getaffinity(0))
+            processors.free(allowed, somewhere)
+        else:
+            seen.append(os.sched_getaffinity(0))
         seen.append(os.sched_getaffinity(0))
         seen.append(processors.bind(max(before) + 1))
         seen.append(os.sched_getaffinity(0))
@@ -103,6 +126,6 @@ def test_the_calling_thread_and_no_other() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join(20)
-    assert seen == [{min(before)}, before, frozenset(), before]
+    assert seen == [{min(before)}, {min(before)}, before, frozenset(), before]
     assert os.sched_getaffinity(0) == before
     assert Processors.here() in range(os.cpu_count() or 1)

@@ -99,7 +99,7 @@ def test_a_header_of_zeroes_is_a_deleted_one() -> None:
 
 def test_both_tables_are_bounded_and_the_oldest_go() -> None:
     table: ProvenHeaders[int] = ProvenHeaders(kept_max=3, seen_max=5)
-    header = memoryview(bytes(HEADER_BYTES))
+    header = bytes(HEADER_BYTES)
     for number in range(4):
         table.keep(bytes([number]), header, PLACE, number)
     assert [table.find(bytes([number]), header, PLACE) for number in range(4)] == [None] * 4
@@ -117,7 +117,7 @@ def test_both_tables_are_bounded_and_the_oldest_go() -> None:
 
 def test_many_threads_at_once() -> None:
     table: ProvenHeaders[int] = ProvenHeaders(kept_max=8, seen_max=16)
-    header = memoryview(bytes(HEADER_BYTES))
+    header = bytes(HEADER_BYTES)
     wrong: list[object] = []
 
     def work(step: int) -> None:
