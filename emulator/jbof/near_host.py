@@ -78,7 +78,8 @@ class NearHost:
         if self._bound_for:
             self._bound_for -= 1
             if not self._bound_for:
-                self._free()
+                with contextlib.suppress(OSError):
+                    self._processors.free(self._allowed, self._bound_to)
             return
         try:
             processor = self._incoming()
@@ -94,10 +95,6 @@ class NearHost:
                 self._allowed = self._processors.bind(processor)
                 self._bound_to = processor
                 self._bound_for = BOUND_FOR if self._allowed else 0
-
-    def _free(self) -> None:
-        with contextlib.suppress(OSError):
-            self._processors.free(self._allowed, self._bound_to)
 
 
 def incoming_processor(sock: socket.socket) -> Callable[[], int]:
