@@ -99,9 +99,10 @@ class AgentSection(_Section):
         (), description="Processors that the agent runs on, by their numbers; empty: all that it is given."
     )
     stay_awake: StayAwake = Field(
-        "short",
+        "auto",
         description="Keep processors from sleeping between requests (/dev/cpu_dma_latency; it takes root): "
-        "`short`: while values of up to 128 KiB come, which come sooner then; `always`: while any come; "
+        "`short`: while values of up to 128 KiB come, 100 a second or more, which come sooner then; `auto`: "
+        "while longer ones come as well, where no two processors share a core; `always`: while any come; "
         "`never`. It costs power, and threads that share a core speed.",
     )
     tenants: tuple[TenantName, ...] = Field(

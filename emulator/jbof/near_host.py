@@ -21,13 +21,17 @@ from typing import Final
 LONG_BYTES: Final = 256 << 10
 """Moved for a command. Shorter payloads gain nothing, and who waits for one is woken sooner by a thread on
 another processor."""
-APART: Final = 16
-"""So many more commands came in elsewhere than here before the thread follows: it must not run to and fro."""
+LOOK_EVERY: Final = 5
+"""Commands; a look costs 1 % of 1 MiB. Not an even number, or what alternates would look steady."""
+APART: Final = 4
+"""So many more looks found that commands come in elsewhere before the thread follows: it must not run to
+and fro."""
 
 BOUND_FOR: Final = 64
 """Commands; in that time the threads of other connections find their places, too."""
 
-_here: Final = ctypes.CDLL(None).sched_getcpu
+# Not CDLL, which lets go of the interpreter's lock for the moment that the call takes.
+_here: Final = ctypes.PyDLL(None).sched_getcpu
 
 
 class Processors:
@@ -52,7 +56,16 @@ class Processors:
 class NearHost:
     """Of one connection, for its thread alone."""
 
-    __slots__ = ("_allowed", "_apart", "_bound_for", "_bound_to", "_incoming", "_moved", "_processors")
+    __slots__ = (
+        "_allowed",
+        "_apart",
+        "_bound_for",
+        "_bound_to",
+        "_incoming",
+        "_look_in",
+        "_moved",
+        "_processors",
+    )
 
     def __init__(self, incoming: Callable[[], int], processors: Processors | None = None) -> None:
         """`incoming`: the processor where the last packet came in."""
@@ -60,6 +73,7 @@ class NearHost:
         self._processors = processors or Processors()
         self._apart = 0
         self._moved = 0
+        self._look_in = LOOK_EVERY
         self._bound_for = 0
         self._bound_to = -1
         self._allowed: frozenset[int] = frozenset()
@@ -71,16 +85,18 @@ class NearHost:
     def command(self) -> None:
         """A command has come in, and what was moved before was for earlier ones."""
         moved, self._moved = self._moved, 0
-        if moved >= LONG_BYTES or self._bound_for:
-            self._look()
-
-    def _look(self) -> None:
         if self._bound_for:
             self._bound_for -= 1
             if not self._bound_for:
                 with contextlib.suppress(OSError):
                     self._processors.free(self._allowed, self._bound_to)
-            return
+        elif moved >= LONG_BYTES:
+            self._look_in -= 1
+            if not self._look_in:
+                self._look_in = LOOK_EVERY
+                self._look()
+
+    def _look(self) -> None:
         try:
             processor = self._incoming()
         except OSError:

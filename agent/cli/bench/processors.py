@@ -14,8 +14,8 @@ SETTLE_SECONDS = 10 * LOOK_SECONDS
 class Processors:
     """What processors may do when nothing of ours works, and how to have that again.
 
-    An agent keeps them awake while short values come, and a moment longer. A floor, or another store, that is
-    measured in that moment would be slower than it is (docs/benchmarks.md).
+    An agent keeps them awake while values come, and a moment longer. A floor, or another store, that is
+    measured in that moment would be slower or quicker than it is (docs/benchmarks.md).
     """
 
     def __init__(

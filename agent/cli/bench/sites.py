@@ -46,7 +46,7 @@ class PoolShape:
     """Values are served from the agent's memory, and may be read ahead in vain."""
     learn: bool = False
     """The agent reads ahead what it has learned."""
-    stay_awake: str = "short"
+    stay_awake: str = "auto"
     """While what requests come the agent keeps processors from sleeping."""
 
 

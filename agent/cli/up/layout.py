@@ -314,5 +314,5 @@ class AgentOptions:
     write: str = "through"
     prefill_tokens_per_s: float = 0.0
     bytes_per_token: str = "0"
-    stay_awake: str = "short"
+    stay_awake: str = "auto"
     cpus: tuple[int, ...] = ()

@@ -59,6 +59,7 @@ class StayAwakeName(StrEnum):
 
     NEVER = "never"
     SHORT = "short"
+    AUTO = "auto"
     ALWAYS = "always"
 
 

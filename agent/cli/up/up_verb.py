@@ -132,7 +132,7 @@ def up(
     stay_awake: Annotated[
         StayAwakeName,
         typer.Option(help="While which requests come processors are kept from sleeping in between, as root."),
-    ] = StayAwakeName.SHORT,
+    ] = StayAwakeName.AUTO,
     metrics: Annotated[
         str,
         typer.Option(

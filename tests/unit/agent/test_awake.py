@@ -13,12 +13,13 @@ import trio.testing
 
 from agent.awake import (
     LOOK_SECONDS,
+    REQUESTS_PER_SECOND,
     SHORT_BYTES,
-    SHORT_PER_SECOND,
     Awake,
     AwakeWhileBusy,
     StayAwake,
     Work,
+    cores_are_shared,
     wake_up_microseconds,
 )
 
@@ -48,10 +49,10 @@ def test_where_it_is_not_to_be_had_it_is_said_once(
 class _Played:
     """An agent that has done so much so far, looked at once a LOOK_SECONDS."""
 
-    def __init__(self, device: Path, when: StayAwake) -> None:
+    def __init__(self, device: Path, when: StayAwake, *, shared: bool = True) -> None:
         device.touch()
         self.awake = Awake(device)
-        self._busy = AwakeWhileBusy(self.awake, when)
+        self._busy = AwakeWhileBusy(self.awake, when, lambda: shared)
         self._work, self._now = Work(0, 0, 0), 100.0
         self._busy.look(self._work, self._now)
 
@@ -86,9 +87,41 @@ def test_they_sleep_where_values_are_long(short: _Played) -> None:
 
 
 def test_they_sleep_where_few_ask(short: _Played) -> None:
-    few = int(SHORT_PER_SECOND * LOOK_SECONDS) - 1
+    few = int(REQUESTS_PER_SECOND * LOOK_SECONDS) - 1
     assert not short.after(few, few, few << 10)
     assert short.after(few + 2, few, few << 10)
+
+
+def test_where_cores_are_shared_auto_is_short(tmp_path: Path) -> None:
+    auto = _Played(tmp_path / "cpu_dma_latency", "auto", shared=True)
+    assert auto.after(30, 30, 30 * SHORT_BYTES)
+    assert not auto.after(30, 30, 30 * (SHORT_BYTES + 1))
+
+
+def test_where_none_is_shared_auto_is_while_long_values_come_too(tmp_path: Path) -> None:
+    auto = _Played(tmp_path / "cpu_dma_latency", "auto", shared=False)
+    assert auto.after(30, 30, 30 << 20)
+    few = int(REQUESTS_PER_SECOND * LOOK_SECONDS) - 1
+    assert not auto.after(few, few, few << 20)
+    assert not _Played(tmp_path / "another", "short", shared=False).after(30, 30, 30 << 20)
+
+
+@pytest.mark.parametrize(
+    ("siblings", "shared"),
+    [(["0", "1"], False), (["0-1", "0-1"], True), (["0,2", "1", "0,2"], True), (["0", ""], True), ([], True)],
+)
+def test_whether_processors_share_a_core(tmp_path: Path, siblings: list[str], shared: bool) -> None:
+    for number, siblings_of in enumerate(siblings):
+        topology = tmp_path / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(siblings_of + "\n")
+    (tmp_path / "cpufreq").mkdir()
+    assert cores_are_shared(tmp_path) is shared
+
+
+def test_a_list_that_cannot_be_read_is_taken_for_sharing(tmp_path: Path) -> None:
+    (tmp_path / "cpu0" / "topology" / "thread_siblings_list").mkdir(parents=True)
+    assert cores_are_shared(tmp_path)
 
 
 def test_always_is_while_any_come(tmp_path: Path) -> None:

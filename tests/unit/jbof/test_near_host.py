@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 
-from emulator.jbof.near_host import APART, BOUND_FOR, LONG_BYTES, NearHost, Processors
+from emulator.jbof.near_host import APART, BOUND_FOR, LONG_BYTES, LOOK_EVERY, NearHost, Processors
 
 ALL = frozenset({0, 1})
+FOLLOWS = APART * LOOK_EVERY
+"""Commands until it follows, all of which came in elsewhere."""
 
 
 class Scripted(Processors):
@@ -44,7 +46,7 @@ def test_it_follows_after_so_many_and_is_free_again_later() -> None:
     processors = Scripted()
     near = NearHost(lambda: processors.comes_in, processors)
     processors.comes_in = 1
-    commands(near, APART - 1)
+    commands(near, FOLLOWS - 1)
     assert processors.said == []
     commands(near, 1)
     assert processors.said == [1]
@@ -52,7 +54,7 @@ def test_it_follows_after_so_many_and_is_free_again_later() -> None:
     assert processors.said == [1]
     commands(near, 1)
     assert processors.said == [1, ALL]
-    commands(near, 10 * APART)
+    commands(near, 10 * FOLLOWS)
     assert processors.said == [1, ALL], "it is where they come in"
 
 
@@ -60,12 +62,12 @@ def test_short_payloads_are_no_reason() -> None:
     processors = Scripted()
     near = NearHost(lambda: processors.comes_in, processors)
     processors.comes_in = 1
-    commands(near, 10 * APART, LONG_BYTES - 1)
+    commands(near, 10 * FOLLOWS, LONG_BYTES - 1)
     assert processors.said == []
     near.moved(LONG_BYTES - 1)
     near.moved(1)  # of one command, by two calls
     near.command()
-    commands(near, APART - 1)
+    commands(near, FOLLOWS - 1)
     assert processors.said == [1]
 
 
@@ -73,7 +75,7 @@ def test_it_is_let_go_as_well_where_payloads_get_short() -> None:
     processors = Scripted()
     near = NearHost(lambda: processors.comes_in, processors)
     processors.comes_in = 1
-    commands(near, APART)
+    commands(near, FOLLOWS)
     commands(near, BOUND_FOR, 4096)
     assert processors.said == [1, ALL]
 
@@ -83,14 +85,14 @@ def test_a_socket_that_does_not_say_where_its_packets_come_in() -> None:
         raise OSError(92, "Protocol not available")
 
     processors = Scripted()
-    commands(NearHost(unknown, processors), 10 * APART)
+    commands(NearHost(unknown, processors), 10 * FOLLOWS)
     assert processors.said == []
 
 
 def test_what_comes_in_here_as_often_as_there_is_no_reason() -> None:
     processors = Scripted()
     near = NearHost(lambda: processors.comes_in, processors)
-    for number in range(10 * APART):
+    for number in range(10 * FOLLOWS):
         processors.comes_in = number % 2
         commands(near, 1)
     assert processors.said == []
@@ -99,7 +101,7 @@ def test_what_comes_in_here_as_often_as_there_is_no_reason() -> None:
 def test_what_the_kernel_refuses_changes_nothing() -> None:
     processors = Scripted(refuses=True)
     near = NearHost(lambda: 1, processors)
-    commands(near, 4 * APART)
+    commands(near, 4 * FOLLOWS)
     assert processors.said == []
 
 
