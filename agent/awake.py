@@ -49,14 +49,15 @@ def wake_up_microseconds(device: Path = DEVICE) -> int | None:
 
 
 def cores_are_shared(processors: Path = PROCESSORS) -> bool:
-    """Whether two processors are threads of one core, as far as the machine tells; so too where it does not.
+    """Whether two processors are threads of one core, as far as the machine tells; True where it tells
+    nothing. Processors that are offline have no list.
 
     Documentation/admin-guide/cputopology.rst, thread_siblings_list: `0,64` and `0-1` are threads of one core.
     """
     lists = list(processors.glob("cpu[0-9]*/topology/thread_siblings_list"))
     try:
         return not lists or any(not each.read_text().strip().isdecimal() for each in lists)
-    except OSError:
+    except (OSError, ValueError):
         return True
 
 

@@ -22,13 +22,14 @@ LONG_BYTES: Final = 256 << 10
 """Moved for a command. Shorter payloads gain nothing, and who waits for one is woken sooner by a thread on
 another processor."""
 LOOK_EVERY: Final = 5
-"""Commands; a look costs 1 % of 1 MiB. Not an even number, or what alternates would look steady."""
-APART: Final = 4
+"""Commands. Not an even number, or what comes in here and there in turn would look steady."""
+APART: Final = 6
 """So many more looks found that commands come in elsewhere before the thread follows: it must not run to
 and fro."""
 
 BOUND_FOR: Final = 64
-"""Commands; in that time the threads of other connections find their places, too."""
+"""Commands; in that time the threads of other connections find their places, too. Who sends none meanwhile
+leaves an idle thread bound."""
 
 # Not CDLL, which lets go of the interpreter's lock for the moment that the call takes.
 _here: Final = ctypes.PyDLL(None).sched_getcpu

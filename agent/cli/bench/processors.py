@@ -8,7 +8,7 @@ from collections.abc import Callable
 from agent.awake import LOOK_SECONDS, wake_up_microseconds
 
 SETTLE_SECONDS = 10 * LOOK_SECONDS
-"""An agent whose short requests have ended lets processors sleep again long before."""
+"""An agent whose requests have ended lets processors sleep again long before."""
 
 
 class Processors:

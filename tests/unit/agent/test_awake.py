@@ -115,12 +115,17 @@ def test_whether_processors_share_a_core(tmp_path: Path, siblings: list[str], sh
         topology = tmp_path / f"cpu{number}" / "topology"
         topology.mkdir(parents=True)
         (topology / "thread_siblings_list").write_text(siblings_of + "\n")
-    (tmp_path / "cpufreq").mkdir()
+    other = tmp_path / "cpufreq" / "topology"
+    other.mkdir(parents=True)
+    (other / "thread_siblings_list").write_text("0-7\n" if siblings else "0\n")
     assert cores_are_shared(tmp_path) is shared
 
 
 def test_a_list_that_cannot_be_read_is_taken_for_sharing(tmp_path: Path) -> None:
     (tmp_path / "cpu0" / "topology" / "thread_siblings_list").mkdir(parents=True)
+    assert cores_are_shared(tmp_path)
+    (tmp_path / "cpu0" / "topology" / "thread_siblings_list").rmdir()
+    (tmp_path / "cpu0" / "topology" / "thread_siblings_list").write_bytes(b"\xff\n")
     assert cores_are_shared(tmp_path)
 
 

@@ -98,6 +98,28 @@ def test_what_comes_in_here_as_often_as_there_is_no_reason() -> None:
     assert processors.said == []
 
 
+def test_it_looks_at_each_fifth_long_command() -> None:
+    looks: list[None] = []
+
+    def incoming() -> int:
+        looks.append(None)
+        return 0
+
+    commands(NearHost(incoming, Scripted()), 4 * LOOK_EVERY)
+    assert len(looks) == 4
+
+
+def test_a_look_that_finds_it_here_takes_one_back() -> None:
+    processors = Scripted()
+    near = NearHost(lambda: processors.comes_in, processors)
+    for comes_in, looks in ((1, APART - 1), (0, 1), (1, 1)):
+        processors.comes_in = comes_in
+        commands(near, looks * LOOK_EVERY)
+        assert processors.said == []
+    commands(near, LOOK_EVERY)
+    assert processors.said == [1]
+
+
 def test_what_the_kernel_refuses_changes_nothing() -> None:
     processors = Scripted(refuses=True)
     near = NearHost(lambda: 1, processors)
