@@ -100,8 +100,8 @@ class AgentSection(_Section):
     )
     stay_awake: StayAwake = Field(
         "auto",
-        description="Keep processors from sleeping (/dev/cpu_dma_latency; it takes root): `short`: while values "
-        "of up to 128 KiB come, 100 a second; `auto`: of any size, where no two processors share a core; "
+        description="Keep processors from sleeping (/dev/cpu_dma_latency; it takes root): `short`: while "
+        "values of up to 128 KiB come, 100 a second; `auto`: any size, where no two processors share a core; "
         "`always`: while any come; `never`. It costs power, and threads that share a core speed.",
     )
     tenants: tuple[TenantName, ...] = Field(
