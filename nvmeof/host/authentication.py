@@ -6,6 +6,8 @@ in-band authentication.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.host_side import HostAuthentication
 from nvmeof.errors import AuthenticationFailed, CommandFailed, ConnectionLost
@@ -29,8 +31,9 @@ def authenticate(credentials: Credentials, host_nqn: str, subsystem_nqn: str) ->
             yield from done(commands.authentication_send(confirmation))
     except AuthenticationFailed as error:
         if error.farewell is not None:
-            # Whatever it is answered with: we hang up next.
-            yield commands.authentication_send(error.farewell)
+            # Whatever it is answered with, and if it hangs up meanwhile: we hang up next, and know why.
+            with suppress(ConnectionLost):
+                yield commands.authentication_send(error.farewell)
         raise
     except CommandFailed as error:
         raise AuthenticationFailed(f"the controller breaks the authentication off: {error}") from error

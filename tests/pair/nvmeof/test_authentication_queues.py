@@ -176,6 +176,23 @@ def test_a_connection_that_is_lost_says_so_where_it_was_amid_the_authentication(
     assert admin.session.state is SessionState.ENDED
 
 
+def test_our_verdict_stands_where_the_controller_hangs_up_before_the_farewell_is_through() -> None:
+    place = bench()
+    admin = AdminHost(place, config(Credentials(SECRET, new_secret())))
+    admin.session.start(place.now)
+    for _ in ("connect", "negotiate", "challenge", "reply", "verdict"):
+        (command,) = admin.session.take_commands()
+        run(place, admin.queue, command)
+        admin.session.ended(command, place.now)
+    (farewell,) = admin.session.take_commands()
+    assert farewell.name == "authentication send"
+    admin.session.connection_lost(ConnectionLost("the far end closed it"))
+    admin.events += admin.session.take_events()
+    error = why(admin)
+    assert isinstance(error, AuthenticationFailed)
+    assert "could not prove itself" in str(error)
+
+
 def test_a_controller_that_skips_authentication_is_refused_by_who_wants_both_ways() -> None:
     place = bench(theirs=None)
     assert "does not authenticate" in str(why(started(place, Credentials(SECRET, OWN))))
