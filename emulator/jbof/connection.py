@@ -1,11 +1,12 @@
 """One connection of a host: a thread, a socket and an `nvmeof` controller queue, run to completion.
 
 The queue decides what to do (`nvmeof/controller/tcp_queue.py`); this file moves its bytes, with as few
-system calls as it can: payload is received straight to where the queue says and sent from where it lies.
+system calls as it can: payload is received straight to where the queue says and sent from where it lies
+(`page_sender.py`).
 
 The thread blocks in `recv` when only the host can give it something to do, and otherwise polls the socket
-and an eventfd by which other threads wake it. It never blocks in a send: a host that sends without reading
-must find its commands read, or both sides wait for ever.
+and an eventfd by which other threads wake it. It never blocks in a send for longer than a moment: a host that
+sends without reading must find its commands read, or both sides wait for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from typing import Final
 
 from emulator.jbof.near_host import NearHost, incoming_processor
+from emulator.jbof.page_sender import PageSender, pays_here
 from nvmeof.controller.subsystem import Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
@@ -57,6 +59,7 @@ class Connection:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.queue = TcpControllerQueue(target, now=time.monotonic(), wake=self.wake, settings=settings)
+        self._pages = PageSender(sock, by_reference=pays_here())
         self._near = NearHost(incoming_processor(sock))
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
@@ -88,6 +91,7 @@ class Connection:
             log.exception("%s", self.thread.name)
         finally:
             self.queue.connection_lost()
+            self._pages.close()
             with self._lock:
                 self._open = False
                 os.close(self._wake_fd)
@@ -125,7 +129,7 @@ class Connection:
         queue = self.queue
         while queue.has_outgoing:
             try:
-                count = self._sock.sendmsg(queue.outgoing(), (), socket.MSG_DONTWAIT)
+                count = self._pages.send(queue.outgoing())
             except BlockingIOError:
                 return False
             self._near.moved(count)

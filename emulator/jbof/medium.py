@@ -18,6 +18,8 @@ import os
 from pathlib import Path
 from typing import Final, Protocol
 
+from emulator.jbof.drive_memory import DriveMemory
+
 _FALLOC_FL_KEEP_SIZE: Final = 1
 _FALLOC_FL_PUNCH_HOLE: Final = 2
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14; the mmap module does not name it
@@ -57,9 +59,7 @@ class MemoryMedium:
     """Anonymous memory, given by the kernel page by page as it is first written; at once with `prefault`."""
 
     def __init__(self, size: int, *, prefault: bool = False) -> None:
-        # Private, not shared: only then do huge pages apply (a first write costs one fault per 2 MiB rather
-        # than per 4 KiB) and does MADV_DONTNEED give zeros back.
-        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map = DriveMemory(size)
         with contextlib.suppress(OSError):  # No such kernel feature: slower at first touch, else the same.
             self._map.madvise(mmap.MADV_HUGEPAGE)
         if prefault:

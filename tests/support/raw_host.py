@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nvmeof.controller.settings import ControllerSettings
+from nvmeof.controller.storage import Storage
 from nvmeof.controller.subsystem import Subsystem, Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
@@ -33,7 +34,6 @@ from nvmeof.wire.cqe import Cqe
 from nvmeof.wire.fabrics import Connect, ConnectData, PropertyAccess
 from nvmeof.wire.properties import Property
 from nvmeof.wire.sqe import Sqe
-from tests.support.heap_storage import HeapStorage
 from tests.support.pdu_stream import take_pdu
 
 SUBSYSTEM = "nqn.2026-01.io.g35:test"
@@ -43,7 +43,7 @@ ENABLE = 0x0046_0001
 
 
 def make_target(
-    *storages: HeapStorage,
+    *storages: Storage,
     settings: ControllerSettings | None = None,
     allowed_hosts: Sequence[str] | None = None,
 ) -> tuple[Target, Subsystem]:

@@ -1,0 +1,143 @@
+"""A long payload that lies in a drive's memory goes to the socket by reference, not by a copy.
+
+The kernel's own NVMe/TCP target hands its pages to the socket (MSG_SPLICE_PAGES). From outside the kernel the
+same takes two calls: vmsplice(2) names pages in a pipe, splice(2) moves them on. On loopback the host's
+receive is then the only copy there is (docs/decisions/0040-payload-by-reference.md).
+
+What is on its way are the pages themselves. Only memory that belongs to a drive may leave so: a write that
+overlaps the read may be seen in it, as on any drive, and no longer than until the host has the read's
+completion, which comes behind the data. Scratch memory, which the next command uses, is copied as ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import logging
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from emulator.jbof.drive_memory import is_drive_memory
+from nvmeof.tcp.crc32c import Buffer
+
+log = logging.getLogger(__name__)
+
+LEAST_BYTES: Final = 512 << 10
+"""Shorter payloads cost as much this way as copied; at 1 MiB it is a fifth less (sender and receiver)."""
+
+PIPE_BYTES: Final = 1 << 20
+"""What of a payload is named at a time: the most that a pipe may have without privileges."""
+
+SEND_TIMEOUT_S: Final = 0.001
+"""splice(2) knows no MSG_DONTWAIT: where the socket is full, it comes back after this long (SO_SNDTIMEO)."""
+
+_LARGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_SPLICE_F_NONBLOCK: Final = 2
+_SPLICE_F_MORE: Final = 4
+_DONT_WAIT: Final[int] = socket.MSG_DONTWAIT
+_MORE_COMES: Final[int] = socket.MSG_DONTWAIT | socket.MSG_MORE
+_TIMEVAL: Final = struct.Struct("@ll")
+
+# Not CDLL, which lets go of the interpreter's lock for the few microseconds that naming pages takes.
+_libc: Final = ctypes.PyDLL(None, use_errno=True)
+_vmsplice: Final = _libc.vmsplice
+_vmsplice.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
+_vmsplice.restype = ctypes.c_ssize_t
+
+
+def pays_here(large_pages: Path = _LARGE_PAGES) -> bool:
+    """Whether drives can have large pages: by pages of 4 KiB a reference costs more than a copy."""
+    try:
+        return "[never]" not in large_pages.read_text()
+    except OSError:
+        return False
+
+
+class PageSender:
+    """Sends for one connection, from its thread alone. `close` when the connection has ended."""
+
+    def __init__(self, sock: socket.socket, *, by_reference: bool) -> None:
+        """`by_reference` False: everything is copied. Takes SO_SNDTIMEO of the socket for itself."""
+        self._sock = sock
+        self._by_reference = by_reference
+        self._read_end = self._write_end = -1
+        self._named = 0
+        self._vector = (ctypes.c_size_t * 2)()  # struct iovec: address, bytes
+        self._vector_at = ctypes.addressof(self._vector)
+
+    def send(self, parts: Sequence[Buffer]) -> int:
+        """Send of the beginning of `parts` what the socket takes now; the bytes that it took.
+
+        Where that is less than all, the next call has to begin with what is left. Raises BlockingIOError
+        where the socket takes nothing, OSError where it is dead.
+        """
+        if self._named:
+            return self._move(parts, 0)
+        if not self._by_reference:
+            return self._sock.sendmsg(parts, (), _DONT_WAIT)
+        index = before = 0
+        for part in parts:
+            if len(part) >= LEAST_BYTES and is_drive_memory(part):
+                break
+            index += 1
+            before += len(part)
+        else:
+            return self._sock.sendmsg(parts, (), _DONT_WAIT)
+        sent = self._sock.sendmsg(parts[:index], (), _MORE_COMES) if index else 0
+        if sent < before:
+            return sent
+        if not self._name(part):
+            return sent or self._sock.sendmsg(parts, (), _DONT_WAIT)
+        try:
+            return sent + self._move(parts, index)
+        except BlockingIOError:
+            if not sent:
+                raise
+            return sent
+
+    def close(self) -> None:
+        """Give the pipe back, and what is named in it."""
+        self._named = 0
+        if self._read_end >= 0:
+            os.close(self._read_end)
+            os.close(self._write_end)
+            self._read_end = self._write_end = -1
+
+    # --- inside ----------------------------------------------------------------
+
+    def _name(self, part: Buffer) -> bool:
+        """Put the beginning of `part` into the pipe; False if that is not to be had, now and later."""
+        try:
+            if self._read_end < 0:
+                self._open()
+            self._vector[0] = ctypes.addressof(ctypes.c_char.from_buffer(part))
+            self._vector[1] = len(part)
+            self._named = _vmsplice(self._write_end, self._vector_at, 1, _SPLICE_F_NONBLOCK)
+            if self._named <= 0:
+                self._named = 0
+                raise OSError(ctypes.get_errno(), "vmsplice")
+        except OSError as error:
+            # Not in this kernel, not allowed to us, or too many pipes: slower, else the same.
+            log.debug("payload is copied: %s", error)
+            self._by_reference = False
+        return self._by_reference
+
+    def _move(self, parts: Sequence[Buffer], index: int) -> int:
+        """What is in the pipe, which is the beginning of `parts[index]`, to the socket."""
+        more = self._named < len(parts[index]) or index + 1 < len(parts)
+        count = os.splice(
+            self._read_end, self._sock.fileno(), self._named, flags=_SPLICE_F_MORE if more else 0
+        )
+        self._named -= count
+        return count
+
+    def _open(self) -> None:
+        self._sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, round(SEND_TIMEOUT_S * 1e6))
+        )
+        self._read_end, self._write_end = os.pipe()
+        fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
