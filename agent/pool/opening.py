@@ -182,6 +182,14 @@ def _none_of_ours(inspections: Sequence[Inspection]) -> G35Error:
             "format anew (g35 pool format --force), which loses what is there, or serve them with the "
             "version that made them",
         )
+    unread = [each.detail for each in inspections if each.content is Content.UNREADABLE]
+    if unread:
+        # As where a queue was not connected in time: whoever formats in its place may lose a pool.
+        return G35Error(
+            f"no pool was seen, and {len(unread)} namespaces could not be read "
+            f"({', '.join(sorted(set(unread)))})",
+            "try again; if it stays so, see what keeps their enclosures from answering (g35 pool show)",
+        )
     return G35Error(
         "no namespace carries a pool",
         "format one (g35 pool format), or check that the configuration names the right enclosures",

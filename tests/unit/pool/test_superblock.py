@@ -268,6 +268,21 @@ def test_the_newest_map_of_one_pool_counts() -> None:
         newest_map([lanes.run(inspect(lanes, 0, nguid_of(0), SIZE)), *seen[1:]])
 
 
+def test_what_could_not_be_read_is_not_called_no_pool() -> None:
+    """Where a queue is not connected in time, as at a start on a slow machine, nobody is to format."""
+    namespaces = [MemoryNamespace(SIZE) for _ in range(2)]
+    lanes = MemoryLanes(namespaces)
+    lanes.run(write_superblock(lanes, 0, nguid_of(0), pool_map()))
+    namespaces[0].down = True
+    seen = [lanes.run(inspect(lanes, number, nguid_of(number), SIZE)) for number in range(2)]
+    with pytest.raises(G35Error, match=r"1 namespaces could not be read \(\w+\)") as told:
+        newest_map(seen)
+    assert "format" not in told.value.advice
+    namespaces[0].down = False
+    with pytest.raises(G35Error, match="no namespace carries a pool"):
+        newest_map(seen[1:])
+
+
 def test_a_pool_that_only_discovery_brings_is_a_stranger() -> None:
     """By the configured enclosures, or by the pool that this machine remembers."""
     maps = {
