@@ -90,7 +90,7 @@ def test_nvmet_becomes_what_is_described(
     assert (controller.attribute("serial"), controller.attribute("model")) == ("LAB35", "g35 lab")
     assert controller.identify()["ioccsz"] == (64 + 8192) // 16
     assert controller.identify_namespace(3)["nguid"] == NGUID
-    device = controller.namespaces()[3]
+    device = controller.wait_for_namespace(3)  # the kernel looks for them when connect is through
     write_directly(device, b"\x35" * 4096)
     assert read_directly(device, 1) == b"\x35" * 4096
     kernel_host.disconnect_all()
