@@ -108,10 +108,12 @@ def kv(controller: KernelController, tmp_path_factory: pytest.TempPathFactory) -
         # kernel looks at namespaces side by side, so the number in the name need not be the namespace id.
         for node in Path("/sys/class/nvme-generic").glob("ng*"):
             named = node / "device" / "subsysnqn"
-            if named.exists() and named.read_text().strip() == nqn:
-                said = run("nvme", "get-ns-id", Path("/dev", node.name))
-                if said.strip().endswith(":2"):
-                    return Path("/dev", node.name)
+            if not named.exists() or named.read_text().strip() != nqn:
+                continue
+            device = Path("/dev", node.name)
+            # The kernel lists a device before it makes its node.
+            if device.exists() and run("nvme", "get-ns-id", device).strip().endswith(":2"):
+                return device
         return None
 
     device = wait_until(generic, WAIT_S, "the generic device of namespace 2")
