@@ -168,7 +168,13 @@ def through(target: KernelTarget, credentials: Credentials | None) -> None:
     async def main() -> None:
         with trio.fail_after(DEADLINE_S):
             async with open_controller(
-                ADDRESS, target.port, target.nqn, HOST_NQN, HOST_ID, credentials=credentials
+                ADDRESS,
+                target.port,
+                target.nqn,
+                HOST_NQN,
+                HOST_ID,
+                connect_timeout_s=DEADLINE_S,
+                credentials=credentials,
             ) as controller:
                 await trio.to_thread.run_sync(write_and_read, controller)
 
@@ -232,6 +238,7 @@ def test_we_over_rdma(cable: Cable) -> None:
                     HOST_NQN,
                     HOST_ID,
                     verbs=VerbsChoice("pyverbs", KERNEL),
+                    connect_timeout_s=DEADLINE_S,
                     credentials=Credentials(host, own),
                 ) as controller:
                     assert [each.nsid for each in controller.namespaces()] == [1]

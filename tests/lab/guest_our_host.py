@@ -24,6 +24,8 @@ HOST_ID = uuid.UUID("35353535-0000-4000-8000-000000000001").bytes
 BLOCK = 4096
 # Emulated, everything takes about ten times as long as usual.
 DEADLINE_S = 60.0
+KEEP_ALIVE_S = 3.0
+"""An answer may take half of it: a busy machine may well have the guest stand still for half a second."""
 
 BOTH_WAYS = pytest.mark.parametrize(
     "digests",
@@ -58,6 +60,8 @@ def with_controller(
                 HOST_ID,
                 digests=digests,
                 keep_alive_s=keep_alive_s,
+                connect_timeout_s=DEADLINE_S,
+                admin_timeout_s=DEADLINE_S,
             ) as controller:
                 await use(controller)
 
@@ -225,18 +229,18 @@ def test_an_abandoned_read_leaves_its_buffer_alone(target: KernelTarget) -> None
 
 
 def test_the_controller_is_kept_alive(target: KernelTarget) -> None:
-    """nvmet ends a controller that is silent for longer than the time-out that it was told."""
+    """nvmet ends a controller that it has not heard of for twice the time-out that it was told."""
     target.add_namespace(1)
-    before = kernel_log().count("keep-alive timer")
+    before = set(kernel_log().splitlines())
 
     async def stay(controller: Controller) -> None:
-        with trio.move_on_after(4) as scope:
+        with trio.move_on_after(2.3 * KEEP_ALIVE_S) as scope:
             await controller.ended.wait()
         assert scope.cancelled_caught, f"lost: {controller.error}"
         await controller.admin(commands.identify(1))
 
-    with_controller(target, stay, keep_alive_s=1)
-    assert kernel_log().count("keep-alive timer") == before
+    with_controller(target, stay, keep_alive_s=KEEP_ALIVE_S)
+    assert not [line for line in set(kernel_log().splitlines()) - before if "keep-alive timer" in line]
 
 
 def test_namespaces_that_come_and_go_are_told(target: KernelTarget) -> None:
@@ -287,7 +291,7 @@ def test_the_end_of_the_target_ends_everything_once(target: KernelTarget) -> Non
 def test_discovery(target: KernelTarget) -> None:
     async def main() -> None:
         with trio.fail_after(DEADLINE_S):
-            entries = await discover(ADDRESS, target.port, HOST_NQN, HOST_ID)
+            entries = await discover(ADDRESS, target.port, HOST_NQN, HOST_ID, timeout_s=DEADLINE_S)
         found = {entry.subsystem_nqn: entry for entry in entries}
         assert target.nqn in found
         assert (found[target.nqn].address, found[target.nqn].service) == (ADDRESS, str(target.port))
