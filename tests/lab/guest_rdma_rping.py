@@ -32,8 +32,8 @@ def test_the_kernels_client(server: RpingServer, processes: Processes) -> None:
     client = processes.start(
         ["rping", "-c", "-V", "-a", OURS, "-p", str(PORT), "-C", str(ROUNDS), "-S", str(SIZE)]
     )
-    texts = server.serve(SIZE, ROUNDS)
-    assert client.process.wait(SECONDS) == 0, client.output
+    texts = server.serve(SIZE, ROUNDS, lambda: client.process.wait(SECONDS))
+    assert client.process.returncode == 0, client.output
     assert len(texts) == ROUNDS
     assert texts[0].startswith(b"rdma-ping-0: ABCDEFGHIJ")
     assert texts[-1].startswith(f"rdma-ping-{ROUNDS - 1}: ".encode())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from emulator.roce.pyverbs.cm_enums import RAI_PASSIVE, RDMA_PS_TCP
@@ -81,13 +82,19 @@ class RpingServer:
         self._listening = CMID(creator=where, qp_init_attr=_queue_pair())
         self._listening.listen(1)
 
-    def serve(self, size: int, rounds: int) -> list[bytes]:
-        """One client, for so many rounds; the texts that it had."""
+    def serve(self, size: int, rounds: int, leaves: Callable[[], object]) -> list[bytes]:
+        """One client, for so many rounds; the texts that it had. `leaves` waits for its end.
+
+        As rping's server does: its client takes a connection that ends amid its last words for a failure,
+        where it sees the end before the words.
+        """
         request = self._listening.get_request()
         peer = _Peer(request, size)
         try:
             request.accept()
-            return [self._round(peer) for _ in range(rounds)]
+            texts = [self._round(peer) for _ in range(rounds)]
+            leaves()
+            return texts
         finally:
             peer.close()
 
