@@ -23,9 +23,11 @@ from emulator.lab.machine import EXCHANGE_IN_GUEST, Follower, Guest
 from tests.support.compiling import compile_all
 from tests.support.guest_reporter import REPORTS
 
-# A test in the guest is ended there after so many seconds; the whole guest, some time after that.
+# A test in the guest is ended there after so many seconds; the whole guest, some time after its last word.
 TEST_TIMEOUT_S = 200
 SILENCE_TIMEOUT_S = TEST_TIMEOUT_S + 60
+# Before its first word it boots, and pytest there imports what is tested: half a minute on two idle cores.
+BOOT_TIMEOUT_S = 240
 POLL_S = 0.05
 
 
@@ -51,12 +53,12 @@ class GuestTests:
         )
         self._follower = Follower(self._guest.exchange / REPORTS)
         self._half_line = ""
+        self._silent_until = time.monotonic() + BOOT_TIMEOUT_S + SILENCE_TIMEOUT_S
         self._reports: dict[str, list[pytest.TestReport]] = defaultdict(list)
 
     def reports_of(self, item: pytest.Item) -> Iterator[pytest.TestReport]:
         """The reports of one test as they come: setup, call, teardown. A failed one if none come."""
         given = 0
-        deadline = time.monotonic() + SILENCE_TIMEOUT_S
         while True:
             running = self._guest.running()  # asked before reading, so that the last words are not missed
             self._follower.pass_on(self._receive)
@@ -68,9 +70,9 @@ class GuestTests:
             if not running:
                 yield self._failure(item, "the guest ended before this test did")
                 return
-            if time.monotonic() > deadline:
+            if time.monotonic() > self._silent_until:
                 self._guest.close()
-                yield self._failure(item, f"no word from the guest for {SILENCE_TIMEOUT_S} s")
+                yield self._failure(item, f"no word from the guest for {SILENCE_TIMEOUT_S} s and more")
                 return
             time.sleep(POLL_S)
 
@@ -78,6 +80,7 @@ class GuestTests:
         self._guest.close()
 
     def _receive(self, text: str) -> None:
+        self._silent_until = time.monotonic() + SILENCE_TIMEOUT_S
         lines = (self._half_line + text).split("\n")
         self._half_line = lines.pop()
         for line in lines:
