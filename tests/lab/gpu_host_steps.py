@@ -24,6 +24,8 @@ MOUNT = Path("/mnt/g35")
 FILES = MOUNT / "fs"
 MIB = 1 << 20
 STOP = Path("/run/g35/stop")
+TOLD_S = 300.0
+"""Longer than the test outside waits, in all, before it says so."""
 
 
 def content_of(name: str, size: int) -> bytes:
@@ -82,7 +84,7 @@ def hold_open(path: str, size: int) -> bool:
     with (FILES / path).open("rb", buffering=0) as file:
         first = file.read(size // 2)
         Path("/run/g35/holding").touch()
-        wait_until(STOP.exists, 100, "the word to go on")
+        wait_until(STOP.exists, TOLD_S, "the word to go on")
         drop_caches()
         return bytes(first or b"") + file.readall() == expected
 
