@@ -163,7 +163,7 @@ class ControllerSession:
         self._run(goodbye, lambda _: self._end(None), now)
 
     def connection_lost(self, error: NvmeofError) -> None:
-        """The transport has failed. Ends the session; its commands end by the queue's hand."""
+        """The transport has failed, or is given up. Ends the session; the queue ends its commands."""
         for running in self._running:
             error = running.lose(error)
         self._end(error)
@@ -281,7 +281,8 @@ class ControllerSession:
             return
         impatient = self.state is not SessionState.LIVE or command is self._keep_alive
         if watch.aborted or impatient or command.name == "abort" or command.cid < 0:
-            self._end(ConnectionLost(f"{command.name} was not answered"))
+            # What is under way may know better why: a farewell need not be answered.
+            self.connection_lost(ConnectionLost(f"{command.name} was not answered"))
             return
         watch.aborted = True
         watch.expires = now + self._timeout

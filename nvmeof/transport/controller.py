@@ -281,6 +281,13 @@ class Controller:
         for event in self._session.take_events():
             self._tell(event)
 
+    def given_up(self, reason: str) -> NvmeofError:
+        """It did not come up in time: ends the session; why, which what was under way may know better."""
+        error: NvmeofError = ConnectionLost(reason)
+        if self._link is not None and not self.ended.is_set():
+            self._lost(error)
+        return self.error or error
+
     async def wait_live(self) -> None:
         """Until the controller is up; raises what prevented it."""
         await self._live.wait()
@@ -324,7 +331,9 @@ async def held(
                     nursery.start_soon(run, await connect())
                     await controller.wait_live()
                 if limit.cancelled_caught:
-                    raise ConnectionLost(f"{controller.address} was not up within {connect_timeout_s:g} s")
+                    raise controller.given_up(
+                        f"{controller.address} was not up within {connect_timeout_s:g} s"
+                    )
                 try:
                     yield controller
                 finally:

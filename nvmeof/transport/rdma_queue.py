@@ -242,10 +242,9 @@ class RdmaHostQueue:
         linked = self._linked = _blocking(steps, link, deadline)
         try:
             for command in each_command(join(info.queue_config, self._qid, self.depth + 1, info.cntlid)):
-                linked.queue.submit(command, time.monotonic())
-                linked.post()
+                self.submit(command)
                 if not self.wait(command, deadline):
-                    raise ConnectionLost(f"no answer to {command.name}")
+                    self._die("no answer in time")  # by which it is lost: the procedure says what that means
             self._register(linked)
         except NvmeofError:
             self._linked = None

@@ -160,6 +160,10 @@ class TcpHostQueue:
         """Hang up. An NVMe/TCP connection needs no goodbye: its end is the end of the queue."""
         self._die("closed by us")
 
+    def give_up(self, reason: str) -> None:
+        """Hang up. What is in flight is lost for this reason, and whoever waits for it says what it means."""
+        self._die(reason)
+
     # --- inside ----------------------------------------------------------------
 
     def wait_until_ready(self, deadline: float) -> None:
@@ -287,7 +291,7 @@ def connect_io_queue(
         for command in each_command(join(info.queue_config, qid, depth + 1, info.cntlid)):
             connection.submit(command)
             if not connection.wait(command, deadline):
-                raise ConnectionLost(f"no answer to {command.name} within {timeout_s:g} s")
+                connection.give_up(f"no answer within {timeout_s:g} s")
     except NvmeofError:
         connection.close()
         raise

@@ -18,7 +18,7 @@ from nvmeof.host.controller_session import Ended, SessionState
 from nvmeof.host.procedure import each_command
 from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
 from nvmeof.host.tcp_queue import TcpQueue
-from nvmeof.limits import AUTHENTICATION_S
+from nvmeof.limits import AUTHENTICATION_S, CONNECT_TIMEOUT_S
 from nvmeof.wire.authentication import GroupId, HashId, Negotiate, Protocol
 from nvmeof.wire.fabrics import DISCOVERY_NQN, RESULT_AUTH_REQUIRED
 from nvmeof.wire.identify import IdentifyCns
@@ -176,7 +176,8 @@ def test_a_connection_that_is_lost_says_so_where_it_was_amid_the_authentication(
     assert admin.session.state is SessionState.ENDED
 
 
-def test_our_verdict_stands_where_the_controller_hangs_up_before_the_farewell_is_through() -> None:
+@pytest.mark.parametrize("hangs_up", [True, False], ids=["it-hangs-up", "it-says-nothing"])
+def test_our_verdict_stands_where_the_farewell_is_not_answered(hangs_up: bool) -> None:
     place = bench()
     admin = AdminHost(place, config(Credentials(SECRET, new_secret())))
     admin.session.start(place.now)
@@ -186,7 +187,10 @@ def test_our_verdict_stands_where_the_controller_hangs_up_before_the_farewell_is
         admin.session.ended(command, place.now)
     (farewell,) = admin.session.take_commands()
     assert farewell.name == "authentication send"
-    admin.session.connection_lost(ConnectionLost("the far end closed it"))
+    if hangs_up:
+        admin.session.connection_lost(ConnectionLost("the far end closed it"))
+    else:
+        admin.session.tick(place.now + CONNECT_TIMEOUT_S)
     admin.events += admin.session.take_events()
     error = why(admin)
     assert isinstance(error, AuthenticationFailed)

@@ -1,0 +1,141 @@
+"""A controller that falls silent amid an authentication: what is known of it by then is what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from emulator.jbof.enclosure import Enclosure, EnclosureSettings
+from nvmeof.authentication.credentials import Credentials
+from nvmeof.authentication.secret import new_secret
+from nvmeof.controller import session
+from nvmeof.controller.request import Outcome, Request
+from nvmeof.errors import AuthenticationFailed, ConnectionLost
+from nvmeof.host.command import Command
+from nvmeof.transport import connect_io_queue
+from nvmeof.transport.rdma_queue import RdmaHostQueue
+from nvmeof.transport.tcp_queue import TcpHostQueue
+from nvmeof.wire.authentication import Failure, decode_host_message_untrusted
+from tests.support.nvme_ends import HOST, HOST_ID
+from tests.support.transport_ways import Way
+
+HOSTS, CONTROLLERS = new_secret(), new_secret()
+RIGHT = Credentials(HOSTS, CONTROLLERS)
+UNPROVEN = Credentials(HOSTS, new_secret())
+"""The controller cannot prove itself to who has these."""
+PATIENCE_S = 60.0
+"""By a clock that stands still until the controller falls silent."""
+
+pytestmark = pytest.mark.interpreted
+
+CASES = pytest.mark.parametrize(
+    ("credentials", "error", "said"),
+    [
+        # Whoever tries again goes by the verdict: a secret that is wrong stays wrong.
+        (UNPROVEN, AuthenticationFailed, "could not prove itself"),
+        (RIGHT, ConnectionLost, "amid the authentication"),
+    ],
+    ids=["at-our-farewell", "before-there-is-a-verdict"],
+)
+
+
+def is_farewell(message: Any) -> bool:
+    return isinstance(decode_host_message_untrusted(message), Failure)
+
+
+@pytest.fixture(params=["tcp", "rdma"])
+def way(request: pytest.FixtureRequest) -> Way:
+    return Way(request.param)
+
+
+@pytest.fixture
+def enclosure(way: Way) -> Iterator[Enclosure]:
+    settings = EnclosureSettings(
+        drive_bytes=1 << 20,
+        name="silent",
+        transports=way.transports,
+        address=way.address,
+        credentials={HOST: RIGHT},
+    )
+    with Enclosure(settings) as served:
+        yield served
+
+
+def fall_silent(monkeypatch: pytest.MonkeyPatch, credentials: Credentials, then: Callable[[], None]) -> None:
+    """Leave a farewell unanswered, or where there will be none who asks for a message; `then` is called."""
+    execute = session.execute_authentication
+
+    def or_not(request: Request, queue: session.QueueSession, now: float) -> Outcome:
+        sent = request.window
+        if (sent is None) if credentials is RIGHT else (sent is not None and is_farewell(sent)):
+            then()
+            return Outcome.PARKED
+        return execute(request, queue, now)
+
+    monkeypatch.setattr(session, "execute_authentication", or_not)
+
+
+@CASES
+def test_while_the_controller_is_brought_up(
+    way: Way,
+    enclosure: Enclosure,
+    monkeypatch: pytest.MonkeyPatch,
+    credentials: Credentials,
+    error: type[Exception],
+    said: str,
+) -> None:
+    clock = trio.testing.MockClock()
+
+    async def main() -> None:
+        token = trio.lowlevel.current_trio_token()
+        fall_silent(monkeypatch, credentials, lambda: token.run_sync_soon(clock.jump, PATIENCE_S))
+        async with way.open_controller(
+            enclosure.port,
+            enclosure.settings.subsystem_nqn,
+            HOST,
+            HOST_ID,
+            connect_timeout_s=PATIENCE_S,
+            credentials=credentials,
+        ):
+            pytest.fail("it came up")
+
+    with pytest.raises(error, match=said):
+        trio.run(main, clock=clock)
+
+
+@pytest.mark.expects_log("authentication failed")
+@CASES
+def test_while_a_queue_joins(
+    way: Way,
+    enclosure: Enclosure,
+    monkeypatch: pytest.MonkeyPatch,
+    credentials: Credentials,
+    error: type[Exception],
+    said: str,
+) -> None:
+    """For its thread the time is over as soon as it would wait for what is not answered."""
+    kind: Any = RdmaHostQueue if way.is_rdma else TcpHostQueue
+    wait = kind.wait
+
+    def or_not(queue: Any, command: Command, deadline: float, at_least: int | None = None) -> bool:
+        if command.name == "authentication receive":
+            silent = credentials is RIGHT
+        else:
+            silent = command.name == "authentication send" and is_farewell(b"".join(command.data_out))
+        return False if silent else wait(queue, command, deadline, at_least)
+
+    async def main() -> None:
+        async with way.open_controller(
+            enclosure.port, enclosure.settings.subsystem_nqn, HOST, HOST_ID, credentials=RIGHT
+        ) as controller:
+            monkeypatch.setattr(kind, "wait", or_not)
+            # On this thread: one of trio's would stay for longer than the whole test takes.
+            connect_io_queue(replace(controller.info, credentials=credentials), 1, 8, PATIENCE_S)
+
+    with pytest.raises(error, match=said):
+        trio.run(main)
