@@ -53,19 +53,22 @@ class RdmaAdminLink:
         assert completions is not None
         await trio.lowlevel.checkpoint()
         while True:
-            # Armed first and looked at afterwards, so that no completion falls in between.
-            completions.arm()
+            gone = linked.link.gone
+            if gone is None:
+                # Armed first and looked at afterwards, so that no completion falls in between.
+                completions.arm()
             if self._over.is_set():
                 raise ConnectionLost(f"{self._address}: closed by us")
             ended = linked.pump()
             if ended:
                 return ended
+            # Only now: what came before the end, and was not looked at yet, may say why it came.
+            if gone is not None:
+                raise ConnectionLost(f"{self._address}: {gone}")
             await self._wait(completions.fd, linked.link.fd)
             completions.consume()
             if linked.link.event_waits():
                 linked.link.look_at_events()
-            if linked.link.gone is not None:
-                raise ConnectionLost(f"{self._address}: {linked.link.gone}")
 
     @staticmethod
     async def _wait(*descriptors: int) -> None:

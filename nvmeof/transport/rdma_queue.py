@@ -195,6 +195,7 @@ class RdmaHostQueue:
                 self._die(str(error))
             else:
                 if linked.link.gone is not None:
+                    self._pump(linked)  # what was answered before the end is answered
                     self._die(linked.link.gone)
         return command.done
 

@@ -1,0 +1,102 @@
+"""A controller that says its last words and hangs up: they are heard, however late somebody listens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import trio
+
+from emulator.jbof.enclosure import Enclosure, EnclosureSettings
+from nvmeof.authentication.credentials import Credentials
+from nvmeof.authentication.secret import new_secret
+from nvmeof.errors import AuthenticationFailed
+from nvmeof.host.command import Command
+from nvmeof.transport import connect_io_queue
+from nvmeof.transport.rdma_controller import RdmaAdminLink
+from nvmeof.transport.verbs_waiting import Completions
+from tests.support.nvme_ends import HOST, HOST_ID
+from tests.support.transport_ways import Way
+from tests.support.waiting import wait_until
+
+RIGHT, WRONG = Credentials(new_secret()), Credentials(new_secret())
+PATIENCE_S = 60.0
+
+pytestmark = [pytest.mark.interpreted, pytest.mark.expects_log("authentication failed")]
+
+
+@pytest.fixture
+def way() -> Way:
+    return Way("rdma")
+
+
+@pytest.fixture
+def enclosure(way: Way) -> Iterator[Enclosure]:
+    settings = EnclosureSettings(
+        drive_bytes=1 << 20,
+        name="curt",
+        transports=way.transports,
+        address=way.address,
+        credentials={HOST: RIGHT},
+    )
+    with Enclosure(settings) as served:
+        yield served
+
+
+def test_of_a_controller_that_is_brought_up(
+    way: Way, enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once, submit = RdmaAdminLink._wait, RdmaAdminLink.submit
+    asked: list[Command] = []
+
+    def noted(link: RdmaAdminLink, command: Command, now: float) -> None:
+        asked.extend([command] * (command.name == "authentication receive"))
+        submit(link, command, now)
+
+    async def late(*descriptors: int) -> None:
+        """For the verdict, which is asked for last, it is listened only when the end is there too."""
+        if len(asked) < 2:
+            await at_once(*descriptors)
+        else:
+            await trio.lowlevel.wait_readable(descriptors[-1])
+
+    monkeypatch.setattr(RdmaAdminLink, "submit", noted)
+    monkeypatch.setattr(RdmaAdminLink, "_wait", staticmethod(late))
+
+    async def main() -> None:
+        async with way.open_controller(
+            enclosure.port,
+            enclosure.settings.subsystem_nqn,
+            HOST,
+            HOST_ID,
+            connect_timeout_s=PATIENCE_S,
+            credentials=WRONG,
+        ):
+            pytest.fail("it came up")
+
+    with pytest.raises(AuthenticationFailed, match="does not accept the secret"):
+        trio.run(main)
+
+
+def test_of_a_queue_that_joins(way: Way, enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, here = Completions.wait, threading.current_thread()
+
+    def late(queue: Completions, deadline: float, also: Callable[[], object] = lambda: False) -> None:
+        at_once(queue, deadline, also)
+        # The enclosure waits by the same text, on a thread of its own.
+        if threading.current_thread() is here and enclosure.target.authentications.failed:
+            wait_until(also, PATIENCE_S, "the end of the connection")
+
+    monkeypatch.setattr(Completions, "wait", late)
+
+    async def main() -> None:
+        async with way.open_controller(
+            enclosure.port, enclosure.settings.subsystem_nqn, HOST, HOST_ID, credentials=RIGHT
+        ) as controller:
+            # On this thread: one of trio's would stay for longer than the whole test takes.
+            connect_io_queue(replace(controller.info, credentials=WRONG), 1, 8, PATIENCE_S)
+
+    with pytest.raises(AuthenticationFailed, match="does not accept the secret"):
+        trio.run(main)
