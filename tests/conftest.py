@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import logging
+import lzma
 import os
 import random
 import signal
@@ -157,9 +158,8 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shared_data(repository: Path) -> Path:
-    """The folder of real traces and captures beside the checkout; skips where there is none."""
-    folder = repository.parent / "shared"
-    if not folder.is_dir():
-        pytest.skip(f"no {folder} on this machine")
-    return folder
+def real_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An hour of a production service's requests (tests/vectors/README.md), as a file of lines."""
+    file = tmp_path_factory.mktemp("trace") / "conversation_trace.jsonl"
+    file.write_bytes(lzma.decompress((HERE / "vectors" / "conversation_trace.jsonl.xz").read_bytes()))
+    return file

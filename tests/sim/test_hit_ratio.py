@@ -21,11 +21,8 @@ from tests.support.memory_pool import MemoryPool, PoolAgent
 Request = tuple[float, list[int]]
 
 
-def real_trace(folder: Path, count: int) -> list[Request]:
-    path = folder / "data" / "conversation_trace.jsonl"
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    with path.open() as file:
+def requests_of(trace: Path, count: int) -> list[Request]:
+    with trace.open() as file:
         lines = [json.loads(line) for line in islice(file, count)]
     return [(line["timestamp"] / 1000, line["hash_ids"]) for line in lines]
 
@@ -93,8 +90,8 @@ def play(requests: Sequence[Request], namespaces: int) -> tuple[float, float]:
     return ours.hit_ratio, lru.hit_ratio
 
 
-def test_the_real_trace(shared_data: Path) -> None:
-    ours, lru = play(real_trace(shared_data, 3000), namespaces=4)
+def test_the_real_trace(real_trace: Path) -> None:
+    ours, lru = play(requests_of(real_trace, 3000), namespaces=4)
     assert ours >= lru
     assert lru > 0.2, "the trace is not the one it was"
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from emulator.roce.wire.flow import Flow
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "roce"
+LARGE = VECTORS / "large"
+"""Apart, so that what is done with each byte of a capture is done with the small ones."""
 ROCE_PORT = 4791
 
 
@@ -71,5 +73,5 @@ def read_packets(file: Path) -> Iterator[Captured]:
 
 
 def small_captures() -> list[Path]:
-    """Those in the repository."""
+    """All but those in `LARGE`."""
     return sorted(VECTORS.glob("*.pcap.gz"))

@@ -1,9 +1,7 @@
 """What Linux' host really sends, from captures, answered by our controller as Linux' own target answered.
 
-The captures lie beside the repository on the machines where g35 is developed; without them there is nothing
-to compare with, and the lab tests, with a real kernel, say the same at greater length. Every command of the
-host is given to our controller in its order; the status must be the target's own, but where the two offer
-different things.
+The lab tests, with a real kernel, say the same at greater length. Every command of the host is given to our
+controller in its order; the status must be the target's own, but where the two offer different things.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from tests.support.packet_capture import Connection, read_connections
 from tests.support.pdu_stream import take_pdu
 from tests.support.raw_host import RawHost
 
-CAPTURES = Path(__file__).parents[4] / "shared" / "wire" / "pcap"
+CAPTURES = Path(__file__).parents[2] / "vectors" / "kernel_tcp"
 
 
 def pdus(stream: bytes, digests: Digests = NO_DIGESTS) -> list[tuple[Pdu, bytes]]:
@@ -78,13 +76,10 @@ def offers_differ(sqe: Sqe, qid: int) -> bool:
 
 @pytest.mark.parametrize("name", ["tcp_nodig", "tcp_nvme"], ids=["plain", "digests"])
 def test_every_command_of_a_kernel_host(name: str) -> None:
-    file = CAPTURES / f"{name}.pcap"
-    if not file.exists():
-        pytest.skip(f"no captures at {CAPTURES}")
     target = Target()
     answered = 0
     open_hosts = []
-    for connection in read_connections(file):
+    for connection in read_connections(CAPTURES / f"{name}.pcap.gz"):
         (first, _), *rest = pdus(bytes(connection.from_client))
         assert isinstance(first, ICReq)
         expected = statuses(connection)

@@ -43,6 +43,7 @@ from nvmeof.wire.sqe import Sqe
 from tests.support.packet_capture import read_connections
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "nvme_tcp"
+CAPTURES = VECTORS.with_name("kernel_tcp")
 BOTH = Digests(True, True)
 ALL_DIGESTS = [Digests(h, d) for h in (False, True) for d in (False, True)]
 
@@ -156,10 +157,10 @@ def test_kernel_vectors_say_what_they_should() -> None:
     assert (r2t.offset, r2t.length) == (0, 32768)
 
 
-@pytest.mark.parametrize("name", ["tcp_nvme.pcap", "tcp_nodig.pcap", "tcp_dhchap.pcap"])
-def test_whole_captures_of_the_kernel(shared_data: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["tcp_nvme", "tcp_nodig", "tcp_dhchap"])
+def test_whole_captures_of_the_kernel(name: str) -> None:
     count = 0
-    for connection in read_connections(shared_data / "wire" / "pcap" / name):
+    for connection in read_connections(CAPTURES / f"{name}.pcap.gz"):
         for raw, allowed in ((connection.from_client, FROM_HOST), (connection.from_server, FROM_CONTROLLER)):
             end, events = check_stream(raw, allowed, 1 << 20)  # type: ignore[arg-type]
             assert end == len(raw)

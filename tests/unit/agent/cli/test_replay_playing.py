@@ -368,13 +368,13 @@ def test_lru_by_hand() -> None:
     assert (baseline.hits, baseline.blocks) == (1 + 3, 10)
 
 
-def test_a_full_lru_on_the_real_trace(shared_data: Path) -> None:
+def test_a_full_lru_on_the_real_trace(real_trace: Path) -> None:
     # Simulated apart from this code: the first 3,000 requests, room for a quarter of the blocks: 24.1 %.
     from itertools import islice
 
     from agent.cli.replay.trace_lines import TraceFile
 
-    requests = list(islice(iter(TraceFile(shared_data / "data" / "conversation_trace.jsonl")), 3000))
+    requests = list(islice(iter(TraceFile(real_trace)), 3000))
     unique = {hash_id for request in requests for hash_id in request.hash_ids}
     baseline = LruBaseline(len(unique) // 4)
     for request in requests:

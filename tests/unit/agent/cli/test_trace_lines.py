@@ -144,7 +144,7 @@ def test_no_such_trace(tmp_path: Path) -> None:
         next(iter(TraceFile(tmp_path / "none")))
 
 
-def test_the_real_trace(shared_data: Path) -> None:
-    trace = TraceFile(shared_data / "data" / "conversation_trace.jsonl", strict=True)
+def test_the_real_trace(real_trace: Path) -> None:
+    trace = TraceFile(real_trace, strict=True)
     blocks = [hash_id for request in trace for hash_id in request.hash_ids]
     assert (trace.requests, len(blocks), len(set(blocks))) == (12_031, 288_500, 182_790)
