@@ -5,6 +5,8 @@ Argument: the folder. The modes are the plug-in's parameters, and what it choose
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import random
 import sys
@@ -18,6 +20,14 @@ BLOCK_BYTES = 256 << 10
 BLOCKS = 24
 PATIENCE_SECONDS = 30.0
 MODES = ("use_aio", "use_uring", "use_posix_aio")
+IO_URING_SETUP = 425
+
+
+def has_uring() -> bool:
+    """Many containers forbid it, and so may a machine (kernel.io_uring_disabled)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Where it is there, it finds fault with the address.
+    return libc.syscall(IO_URING_SETUP, 1, None) == -1 and ctypes.get_errno() == errno.EFAULT
 
 
 def transfer(agent: Any, operation: str, memory: list[tuple[int, ...]], files: list[tuple[int, ...]]) -> None:
@@ -67,6 +77,9 @@ def round_trip(folder: str, mode: str) -> None:
 
 def main() -> None:
     for mode in ("default", *MODES):
+        if mode == "use_uring" and not has_uring():
+            print("use_uring: no io_uring")
+            continue
         round_trip(sys.argv[1], mode)
     print("all steps done")
 

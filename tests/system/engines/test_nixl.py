@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.engine_environments import engine_python, run_in_engine
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 
 STEPS = Path(__file__).with_name("nixl_steps.py")
+NO_URING = "use_uring: no io_uring"
 
 
 def test_nixl_on_the_mount(processes: Processes, tmp_path: Path) -> None:
@@ -17,3 +20,5 @@ def test_nixl_on_the_mount(processes: Processes, tmp_path: Path) -> None:
     printed = run_in_engine("nixl", STEPS, str(pool.mount / "fs"), seconds=240)
     assert "all steps done" in printed
     pool.down()
+    if NO_URING in printed:
+        pytest.skip("the kernel gives no io_uring here; NIXL's other modes did what they should")
