@@ -24,6 +24,10 @@ import pytest
 from tests.support import processes as process_support
 from tests.support.log_watch import LogWatch
 
+NEEDS_INTERPRETED = (
+    "no interpreted modules (G35_COMPILED is set): it puts something else in the place of what compiled code "
+    "is bound to"
+)
 RUNGS = ("unit", "pair", "sim", "rules", "system", "lab")
 HERE = Path(__file__).parent
 _watch_key = pytest.StashKey[LogWatch]()
@@ -82,7 +86,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     from nvmeof import compiled  # not before it is settled above what is compiled
 
     if compiled.state == "compiled":
-        why = pytest.mark.skip(reason="it puts something else in the place of what compiled code is bound to")
+        why = pytest.mark.skip(reason=NEEDS_INTERPRETED)
         for item in items:
             if item.get_closest_marker("interpreted") is not None:
                 item.add_marker(why)

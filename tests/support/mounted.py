@@ -21,8 +21,8 @@ KINDS: tuple[DoorKind, ...] = ("dev_fuse", "pyfuse3")
 def can_mount() -> str | None:
     """Why this machine cannot run the tests, or None."""
     if not os.path.exists("/dev/fuse"):
-        return "no /dev/fuse"
-    return None if os.geteuid() == 0 else "not root"
+        return "no /dev/fuse: nothing can be mounted"
+    return None if os.geteuid() == 0 else "not root: these tests mount as root"
 
 
 @contextlib.contextmanager

@@ -20,7 +20,9 @@ from agent.cli.bench.running import Wishes, run
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse on this machine")
+pytestmark = pytest.mark.skipif(
+    not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted"
+)
 
 
 def test_cheapest(processes: Processes, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from agent.errors import G35Error
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 
+NO_NETWORK = "no network namespace can be made here: neither CAP_SYS_ADMIN nor user namespaces for all"
 SCRIPTED_PEER = """
 import os
 from agent.cli.bench.peers.lines import talk
@@ -105,7 +106,7 @@ def test_a_network_of_its_own_has_a_loopback_and_nothing_else() -> None:
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     if "no network of its own" in told.stderr:
-        pytest.skip("namespaces are not allowed here")
+        pytest.skip(NO_NETWORK)
     assert told.returncode == 0, told.stderr
     assert "lo" in told.stdout
     assert "eth0" not in told.stdout
@@ -147,7 +148,7 @@ def test_a_ticker_sees_what_holds_up_its_loop() -> None:
     assert said["ticks"] >= 10
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse on this machine")
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted")
 def test_a_loop_that_calls_host_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That it is measured; how long it takes is for a quiet machine to say."""
     for name, value in (("SECONDS", 0.3), ("VALUE_BYTES", 64 << 10), ("DRIVE_BYTES", 64 << 20)):
@@ -165,14 +166,14 @@ def test_a_real_peer(peer: str, processes: Processes, tmp_path: Path) -> None:
     try:
         interpreter(peer)
     except NotHere as why:
-        pytest.skip(str(why))
+        pytest.skip(f"{peer}: {why}")
     target, names = tmp_path / "bench.json", [f"{peer}_get_64k_x4", f"{peer}_put_64k_x1"]
     bench = processes.g35(
         "bench", *names, "--seconds", "0.2", "--json", target, environment={"TMPDIR": str(tmp_path)}
     )
     assert bench.process.wait(180) == 0, bench.output
     if "no network of its own" in bench.output:
-        pytest.skip("namespaces are not allowed here")
+        pytest.skip(NO_NETWORK)
     found = {record["name"]: record for record in json.loads(target.read_text())}
     assert set(found) == {*names, "raw_tcp_64k"}
     for name in names:

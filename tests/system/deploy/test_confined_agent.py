@@ -36,7 +36,7 @@ def _why_not() -> str | None:
     if shutil.which("setpriv") is None:
         return "no setpriv (package util-linux)"
     if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 3):
-        return "the kernel has no PR_SET_MDWE"
+        return f"Linux {os.uname().release} has no PR_SET_MDWE; 6.3 has"
     return can_mount()
 
 

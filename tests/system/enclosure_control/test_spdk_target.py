@@ -29,7 +29,7 @@ COMMAND = os.environ.get("G35_SPDK_TARGET", "")
 NQN = "nqn.2026-01.io.g35:spdk"
 
 
-@pytest.mark.skipif(not COMMAND, reason="G35_SPDK_TARGET names no SPDK target")
+@pytest.mark.skipif(not COMMAND, reason="no SPDK target: G35_SPDK_TARGET names none, and no package has one")
 def test_apply_to_a_real_target(processes: Processes, tmp_path: Path) -> None:
     rpc = tmp_path / "rpc"
     processes.start([*shlex.split(COMMAND), "-r", rpc])

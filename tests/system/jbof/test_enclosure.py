@@ -261,7 +261,7 @@ def test_killed_and_brought_back(tmp_path: Path) -> None:
         with_queue(again.ready, check)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root, and nobody else may mount a small tmpfs")
 def test_a_full_disk_is_a_status_and_the_old_blocks_stay(tmp_path: Path) -> None:
     flash = tmp_path / "flash"
     flash.mkdir()

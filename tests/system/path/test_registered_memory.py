@@ -118,7 +118,7 @@ def test_an_agent_that_is_killed_is_misses_and_no_wrong_byte(pool_up: PoolUp) ->
         assert not wrong
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take a mount away by force")
+@pytest.mark.skipif(os.geteuid() != 0, reason="not root, and nobody else may take a mount away by force")
 def test_a_mount_that_is_taken_away_is_waited_for(make_pool: Callable[..., PoolUp]) -> None:
     """The kernel ends the call at once, and the agent is still at it: it stopped in the middle."""
     pool_up = make_pool("--drives", "1", "--no-restart")

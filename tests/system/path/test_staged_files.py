@@ -117,4 +117,6 @@ def test_a_killed_agent_loses_no_file_that_was_closed_or_synced(
     assert len(written) > 30
 
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse")
+pytestmark = pytest.mark.skipif(
+    not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted"
+)

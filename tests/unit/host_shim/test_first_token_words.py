@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,8 +78,10 @@ def test_what_makes_no_sense_is_refused(words: list[str], capsys: pytest.Capture
     assert "usage" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="torch is installed")
-def test_without_torch_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_torch_it_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["--mount", "/nowhere"]) == 1
     assert "torch is not installed" in capsys.readouterr().err
 

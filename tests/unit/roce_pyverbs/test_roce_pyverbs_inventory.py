@@ -115,7 +115,9 @@ def test_attributes_that_do_not_exist_cannot_be_set() -> None:
             made.no_such_attribute = 1
 
 
-@pytest.mark.skipif(not pyverbs_inventory.debian_has_pyverbs(), reason="python3-pyverbs is not installed")
+@pytest.mark.skipif(
+    not pyverbs_inventory.debian_has_pyverbs(), reason="Debian's python3-pyverbs is not installed"
+)
 def test_the_inventory_is_that_of_the_installed_pyverbs() -> None:
     assert pyverbs_inventory.inventory() == inventory(), (
         "make it anew: python -m tests.support.pyverbs_inventory > tests/vectors/pyverbs_44.json"
