@@ -39,6 +39,7 @@ from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
 from agent.pool_section import PoolSection
 from agent.s3_section import S3Section, S3TenantSection
+from agent.scheduling import Scheduling
 from agent.scrub_section import ScrubSection
 from agent.serving_sections import PolicySection, PrestageSection
 from agent.sizes import Size as Size
@@ -103,6 +104,11 @@ class AgentSection(_Section):
         description="Keep processors from sleeping (/dev/cpu_dma_latency; it takes root): `short`: while "
         "values of up to 128 KiB come, 100 a second; `auto`: any size, where no two processors share a core; "
         "`always`: while any come; `never`. It costs power, and threads that share a core speed.",
+    )
+    scheduling: Scheduling = Field(
+        "batch",
+        description="How Linux schedules the agent's threads. `batch` (SCHED_BATCH): one that is woken waits "
+        "for who is running; `normal`: it may interrupt, for machines whose processors others keep busy.",
     )
     tenants: tuple[TenantName, ...] = Field(
         (),
@@ -463,38 +469,3 @@ def host_identity(state: Path) -> tuple[str, bytes]:
     except ValueError:
         raise ConfigError(f"{file} holds no UUID", "remove it; a new one is made") from None
     return f"nqn.2014-08.org.nvmexpress:uuid:{host_id}", host_id.bytes
-
-
-def reference_markdown() -> str:
-    """docs/reference/configuration.md, made from the descriptions above."""
-    lines = [
-        "# Configuration",
-        "",
-        "One TOML file, given to `g35 agent --config FILE`. Sizes take K, M, G or T (powers of 1,024).",
-        "Unknown keys are refused. This page is made by `g35 config reference`.",
-    ]
-    for name, section in SECTIONS.items():
-        repeated = name in ("enclosures", "discovery", "volumes", "policies", "virtiofs", "s3.tenants")
-        lines += ["", f"## `{'[[' if repeated else '['}{name}{']]' if repeated else ']'}`", ""]
-        lines += [
-            (section.__doc__ or "").strip(),
-            "",
-            "| key | default | what it is |",
-            "| --- | --- | --- |",
-        ]
-        for key, info in section.model_fields.items():
-            default = "required" if info.is_required() else f"`{_shown(info.default)}`"
-            lines.append(f"| `{key}` | {default} | {info.description} |")
-    return "\n".join(lines) + "\n"
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int) and value >= 1 << 10 and value % (1 << 10) == 0:
-        for power, unit in ((3, "G"), (2, "M"), (1, "K")):
-            if value % 1024**power == 0:
-                return f'"{value // 1024**power}{unit}"'
-    return f'"{value}"' if isinstance(value, str) else str(value)

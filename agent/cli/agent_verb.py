@@ -20,6 +20,7 @@ from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration, load_configuration
 from agent.errors import ConfigError
 from agent.private_memory import keep_memory_private
+from agent.scheduling import be_scheduled
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/reference/configuration.md.")]
 
@@ -43,6 +44,7 @@ def agent(
     )
     configuration = load_configuration(config)
     stay_on(configuration.agent.cpus)
+    be_scheduled(configuration.agent.scheduling)
     keep_memory_private()
     run(configuration, ready_file)
 

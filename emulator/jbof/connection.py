@@ -80,6 +80,10 @@ class Connection:
         self.wake()
 
     def _serve(self) -> None:
+        # Woken by a host's command it must not interrupt the host, amid whose send it would be: see
+        # docs/decisions/0040-payload-by-reference.md. Who may not ask for that goes without.
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         try:
             self._move_bytes()
             if self.queue.terminated:
