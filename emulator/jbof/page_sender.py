@@ -32,6 +32,9 @@ LEAST_BYTES: Final = 512 << 10
 PIPE_BYTES: Final = 1 << 20
 """What of a payload is named at a time: the most that a pipe may have without privileges."""
 
+OVER_BYTES: Final = 64 << 10
+"""What a payload has beyond whole pipes is copied where it is no more than this, with what goes before it."""
+
 SEND_TIMEOUT_S: Final = 0.001
 """splice(2) knows no MSG_DONTWAIT: where the socket is full, it comes back after this long (SO_SNDTIMEO)."""
 
@@ -87,6 +90,13 @@ class PageSender:
             before += len(part)
         else:
             return self._sock.sendmsg(parts, (), _DONT_WAIT)
+        over = len(part) % PIPE_BYTES
+        if len(part) > PIPE_BYTES and 0 < over <= OVER_BYTES:
+            # As of a slot, a header of some KiB and its value: alone it would be a call of its own.
+            parts = [*parts[:index], part[:over], part[over:], *parts[index + 1 :]]
+            part = parts[index + 1]
+            index += 1
+            before += over
         sent = self._sock.sendmsg(parts[:index], (), _MORE_COMES) if index else 0
         if sent < before:
             return sent
