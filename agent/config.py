@@ -39,7 +39,6 @@ from agent.pool.slot import UNIT_BYTES_MIN
 from agent.pool.volume import Timing
 from agent.pool_section import PoolSection
 from agent.s3_section import S3Section, S3TenantSection
-from agent.scheduling import Scheduling
 from agent.scrub_section import ScrubSection
 from agent.serving_sections import PolicySection, PrestageSection
 from agent.sizes import Size as Size
@@ -104,11 +103,6 @@ class AgentSection(_Section):
         description="Keep processors from sleeping (/dev/cpu_dma_latency; it takes root): `short`: while "
         "values of up to 128 KiB come, 100 a second; `auto`: any size, where no two processors share a core; "
         "`always`: while any come; `never`. It costs power, and threads that share a core speed.",
-    )
-    scheduling: Scheduling = Field(
-        "batch",
-        description="How Linux schedules the agent's threads. `batch` (SCHED_BATCH): one that is woken waits "
-        "for who is running; `normal`: it may interrupt, for machines whose processors others keep busy.",
     )
     tenants: tuple[TenantName, ...] = Field(
         (),

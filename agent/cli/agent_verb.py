@@ -20,7 +20,6 @@ from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration, load_configuration
 from agent.errors import ConfigError
 from agent.private_memory import keep_memory_private
-from agent.scheduling import be_scheduled
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/reference/configuration.md.")]
 
@@ -44,7 +43,6 @@ def agent(
     )
     configuration = load_configuration(config)
     stay_on(configuration.agent.cpus)
-    be_scheduled(configuration.agent.scheduling)
     keep_memory_private()
     run(configuration, ready_file)
 
@@ -58,7 +56,13 @@ def stay_on(cpus: Collection[int]) -> None:
             f"{', '.join(map(str, sorted(allowed)))}"
         )
     if cpus:
-        os.sched_setaffinity(0, cpus)
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            raise ConfigError(
+                f"agent.cpus: Linux refuses it: {error.strerror}",
+                "allow sched_setaffinity(2) to this process, or leave the key out",
+            ) from error
 
 
 def run(configuration: Configuration, ready_file: Path | None) -> None:

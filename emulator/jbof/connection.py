@@ -5,8 +5,8 @@ system calls as it can: payload is received straight to where the queue says and
 (`page_sender.py`).
 
 The thread blocks in `recv` when only the host can give it something to do, and otherwise polls the socket
-and an eventfd by which other threads wake it. It never blocks in a send for longer than a moment: a host that
-sends without reading must find its commands read, or both sides wait for ever.
+and an eventfd by which other threads wake it. It never blocks in a send: a host that sends without reading
+must find its commands read, or both sides wait for ever.
 """
 
 from __future__ import annotations
@@ -80,10 +80,6 @@ class Connection:
         self.wake()
 
     def _serve(self) -> None:
-        # Woken by a host's command it must not interrupt the host, amid whose send it would be: see
-        # docs/decisions/0040-payload-by-reference.md. Who may not ask for that goes without.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         try:
             self._move_bytes()
             if self.queue.terminated:

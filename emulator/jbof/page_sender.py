@@ -1,22 +1,24 @@
 """A long payload that lies in a drive's memory goes to the socket by reference, not by a copy.
 
-The kernel's own NVMe/TCP target hands its pages to the socket (MSG_SPLICE_PAGES). From outside the kernel the
+The kernel's own NVMe/TCP target hands pages to the socket (MSG_SPLICE_PAGES). From outside the kernel the
 same takes two calls: vmsplice(2) names pages in a pipe, splice(2) moves them on. On loopback the host's
 receive is then the only copy there is (docs/decisions/0040-payload-by-reference.md).
 
 What is on its way are the pages themselves. Only memory that belongs to a drive may leave so: a write that
-overlaps the read may be seen in it, as on any drive, and no longer than until the host has the read's
-completion, which comes behind the data. Scratch memory, which the next command uses, is copied as ever.
+overlaps the read may be seen in it, in the middle of a block too (as where it is copied, for writes are
+received where they stay), and no longer than until the host has the read's completion, which comes behind
+the data. Scratch memory, which the next command uses, is copied as ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
 import fcntl
 import logging
 import os
 import socket
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -35,17 +37,17 @@ PIPE_BYTES: Final = 1 << 20
 OVER_BYTES: Final = 64 << 10
 """What a payload has beyond whole pipes is copied where it is no more than this, with what goes before it."""
 
-SEND_TIMEOUT_S: Final = 0.001
-"""splice(2) knows no MSG_DONTWAIT: where the socket is full, it comes back after this long (SO_SNDTIMEO)."""
+SPARE_PIPES: Final = 8
+"""Kept when empty. A user without privileges has room for 64 such pipes (fs.pipe-user-pages-soft)."""
 
 _LARGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _SPLICE_F_NONBLOCK: Final = 2
 _SPLICE_F_MORE: Final = 4
 _DONT_WAIT: Final[int] = socket.MSG_DONTWAIT
 _MORE_COMES: Final[int] = socket.MSG_DONTWAIT | socket.MSG_MORE
-_TIMEVAL: Final = struct.Struct("@ll")
+_REFUSED: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS, errno.EINVAL)
 
-# Not CDLL, which lets go of the interpreter's lock for the few microseconds that naming pages takes.
+# Not CDLL, which lets go of the interpreter's lock: naming 1 MiB takes 5 us (18 by pages of 4 KiB).
 _libc: Final = ctypes.PyDLL(None, use_errno=True)
 _vmsplice: Final = _libc.vmsplice
 _vmsplice.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
@@ -64,10 +66,10 @@ class PageSender:
     """Sends for one connection, from its thread alone. `close` when the connection has ended."""
 
     def __init__(self, sock: socket.socket, *, by_reference: bool) -> None:
-        """`by_reference` False: everything is copied. Takes SO_SNDTIMEO of the socket for itself."""
+        """`by_reference` False: everything is copied. The socket is one that blocks."""
         self._sock = sock
         self._by_reference = by_reference
-        self._read_end = self._write_end = -1
+        self._pipe: tuple[int, int] | None = None
         self._named = 0
         self._vector = (ctypes.c_size_t * 2)()  # struct iovec: address, bytes
         self._vector_at = ctypes.addressof(self._vector)
@@ -110,44 +112,82 @@ class PageSender:
             return sent
 
     def close(self) -> None:
-        """Give the pipe back, and what is named in it."""
+        """Forget what is named and was not sent."""
         self._named = 0
-        if self._read_end >= 0:
-            os.close(self._read_end)
-            os.close(self._write_end)
-            self._read_end = self._write_end = -1
+        if self._pipe is not None:
+            _close_pipe(self._pipe)  # with what is in it
+            self._pipe = None
 
     # --- inside ----------------------------------------------------------------
 
     def _name(self, part: Buffer) -> bool:
-        """Put the beginning of `part` into the pipe; False if that is not to be had, now and later."""
+        """Put the beginning of `part` into a pipe; False if that is not to be had, now and later."""
         try:
-            if self._read_end < 0:
-                self._open()
+            self._pipe = _take_pipe()
             self._vector[0] = ctypes.addressof(ctypes.c_char.from_buffer(part))
             self._vector[1] = len(part)
-            self._named = _vmsplice(self._write_end, self._vector_at, 1, _SPLICE_F_NONBLOCK)
-            if self._named <= 0:
-                self._named = 0
+            named = _vmsplice(self._pipe[1], self._vector_at, 1, _SPLICE_F_NONBLOCK)
+            if named <= 0:
                 raise OSError(ctypes.get_errno(), "vmsplice")
         except OSError as error:
-            # Not in this kernel, not allowed to us, or too many pipes: slower, else the same.
-            log.debug("payload is copied: %s", error)
-            self._by_reference = False
-        return self._by_reference
+            self._copy_from_now_on(error)
+            return False
+        self._named = named
+        return True
 
     def _move(self, parts: Sequence[Buffer], index: int) -> int:
         """What is in the pipe, which is the beginning of `parts[index]`, to the socket."""
+        assert self._pipe is not None
         more = self._named < len(parts[index]) or index + 1 < len(parts)
-        count = os.splice(
-            self._read_end, self._sock.fileno(), self._named, flags=_SPLICE_F_MORE if more else 0
-        )
+        # splice(2) knows no MSG_DONTWAIT and goes by the socket's mode, which is this thread's alone.
+        descriptor = self._sock.fileno()
+        os.set_blocking(descriptor, False)
+        try:
+            count = os.splice(self._pipe[0], descriptor, self._named, flags=_SPLICE_F_MORE if more else 0)
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            # What is in the pipe was not sent: it goes with the pipe, and from where it lies once more.
+            self._copy_from_now_on(error)
+            return self._sock.sendmsg(parts[index:], (), _DONT_WAIT)
+        finally:
+            os.set_blocking(descriptor, True)
         self._named -= count
+        if not self._named:
+            _give_pipe(self._pipe)
+            self._pipe = None
         return count
 
-    def _open(self) -> None:
-        self._sock.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(0, round(SEND_TIMEOUT_S * 1e6))
-        )
-        self._read_end, self._write_end = os.pipe()
-        fcntl.fcntl(self._write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    def _copy_from_now_on(self, error: OSError) -> None:
+        """Not in this kernel, not allowed to us, or too many pipes: slower, else the same."""
+        log.debug("payload is copied: %s", error)
+        self._by_reference = False
+        self.close()
+
+
+_spare_pipes: Final[list[tuple[int, int]]] = []
+"""Empty ones, of all connections: one is needed from the naming of a payload until it is gone."""
+
+
+def _take_pipe() -> tuple[int, int]:
+    with contextlib.suppress(IndexError):
+        return _spare_pipes.pop()
+    pipe = os.pipe()
+    try:
+        fcntl.fcntl(pipe[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        _close_pipe(pipe)
+        raise
+    return pipe
+
+
+def _give_pipe(pipe: tuple[int, int]) -> None:
+    if len(_spare_pipes) < SPARE_PIPES:
+        _spare_pipes.append(pipe)
+    else:
+        _close_pipe(pipe)
+
+
+def _close_pipe(pipe: tuple[int, int]) -> None:
+    for end in pipe:
+        os.close(end)

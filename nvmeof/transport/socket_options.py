@@ -7,8 +7,8 @@ import ipaddress
 import socket
 from typing import Final
 
-UNPACED: Final = b"cubic"
-"""A congestion control that sends what the window allows, as every kernel has it."""
+UNPACED: Final = b"reno"
+"""A congestion control that sends what the window allows, in every kernel and allowed to everybody."""
 
 
 def set_options(sock: socket.socket) -> None:
@@ -16,7 +16,10 @@ def set_options(sock: socket.socket) -> None:
 
     BBR, which some distributions have as the default, spreads segments in time by a timer for each. On the
     way through the loopback device there is no queue to spare, and the timers cost a tenth of the sender's
-    processor time; across a network the administrator's choice stands. Raises OSError for a dead socket.
+    processor time. Not cubic: where a round trip gets longer its HyStart stays with the window it has, and
+    there that only says that the receiver had no processor for a moment
+    (docs/decisions/0040-payload-by-reference.md). Across a network the administrator's choice stands.
+    Raises OSError for a dead socket.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if _is_within_machine(sock):

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emulator.jbof import page_sender
 from emulator.jbof.drive import Drive
 from emulator.jbof.drive_memory import DriveMemory, is_drive_memory
 from emulator.jbof.medium import MemoryMedium
@@ -31,6 +32,14 @@ from tests.support.socket_host import exactly, io_queue
 SIZE = 8 << 20
 PAGE = 4096
 CONTENT = random.Random(35).randbytes(SIZE)
+
+
+@pytest.fixture(autouse=True)
+def _no_spare_pipes() -> Iterator[None]:
+    yield
+    while page_sender._spare_pipes:
+        for end in page_sender._spare_pipes.pop():
+            os.close(end)
 
 
 @pytest.fixture(scope="module")
@@ -189,14 +198,16 @@ def test_a_host_that_does_not_read_holds_nobody_up(drive: MemoryMedium) -> None:
         sender.close()
 
 
-@pytest.mark.parametrize("missing", ["vmsplice", "pipe", "larger pipe"])
+@pytest.mark.parametrize("missing", ["vmsplice", "splice", "pipe", "larger pipe"])
 def test_where_the_kernel_does_not_offer_it_payload_is_copied(
     drive: MemoryMedium, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    def refuse(*_: object) -> int:
+    def refuse(*_: object, **__: object) -> int:
         raise PermissionError(1, "not allowed")
 
-    if missing == "pipe":
+    if missing == "splice":
+        monkeypatch.setattr(os, "splice", refuse)
+    elif missing == "pipe":
         monkeypatch.setattr(os, "pipe", refuse)
     elif missing == "larger pipe":
         monkeypatch.setattr(fcntl, "fcntl", refuse)
@@ -233,17 +244,39 @@ def test_views_of_a_drive_are_known_however_they_were_cut(drive: MemoryMedium) -
     memory.close()
 
 
-def test_pipes_are_given_back() -> None:
+def test_pipes_are_shared_and_none_is_kept_with_something_in_it() -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
     before = descriptors()
-    medium = MemoryMedium(1 << 20, prefault=True)
-    with Link() as link:
-        link.send_all([medium.window(0, 1 << 20)])
+    medium = MemoryMedium(2 << 20, prefault=True)
+    with Link() as link, Link() as other:
+        for each in (link, other, link):
+            each.send_all([medium.window(0, 1 << 20)])
+        assert descriptors() == before + 4 + 2
+    assert descriptors() == before + 2
+    here, there = tcp_pair(64 << 10)
+    with closing(here), closing(there):
+        sender = PageSender(here, by_reference=True)
+        assert 0 < sent_now(sender, medium.window(0, 1 << 20)) < 1 << 20
         assert descriptors() == before + 4
+        sender.close()
     assert descriptors() == before
     medium.close()
+
+
+def test_a_send_does_not_wait(drive: MemoryMedium) -> None:
+    """Nor does it leave the socket in a mode in which receiving would not."""
+    here, there = tcp_pair(64 << 10)
+    with closing(here), closing(there):
+        sender = PageSender(here, by_reference=True)
+        rest = drive.window(0, 4 << 20)
+        while (count := sent_now(sender, rest)) > 0:
+            assert os.get_blocking(here.fileno())
+            rest = rest[count:]
+        assert rest
+        assert os.get_blocking(here.fileno())
+        sender.close()
 
 
 @pytest.mark.parametrize(

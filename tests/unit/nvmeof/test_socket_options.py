@@ -58,4 +58,7 @@ def test_a_kernel_that_does_not_have_it_is_left_alone() -> None:
 
 
 def test_it_is_a_name_that_kernels_have() -> None:
-    assert socket_options.UNPACED == b"cubic"
+    with socket.socket() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, socket_options.UNPACED)
+        said = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert said.rstrip(b"\0") == socket_options.UNPACED == b"reno"
