@@ -61,7 +61,7 @@ def stay_on(cpus: Collection[int]) -> None:
         except OSError as error:
             raise ConfigError(
                 f"agent.cpus: Linux refuses it: {error.strerror}",
-                "allow sched_setaffinity(2) to this process, or leave the key out",
+                "a unit of systemd that refuses sched_setaffinity(2), as ours does, has CPUAffinity= for it",
             ) from error
 
 

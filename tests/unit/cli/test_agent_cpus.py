@@ -57,3 +57,14 @@ def test_what_may_not_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _allow(monkeypatch, {0, 1})
     with pytest.raises(ConfigError, match=r"agent\.cpus: 7, 9 may not be used here, only 0, 1"):
         stay_on((0, 9, 7))
+
+
+def test_who_may_not_choose_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    _allow(monkeypatch, {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with pytest.raises(ConfigError, match="Linux refuses it: Operation not permitted") as refused:
+        stay_on((1,))
+    assert "CPUAffinity" in str(refused.value.advice)
