@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import trio
 
-from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.secret import new_secret
 from nvmeof.errors import AuthenticationFailed
 from nvmeof.host.command import Command
-from nvmeof.transport import connect_io_queue
 from nvmeof.transport.rdma_controller import RdmaAdminLink
 from nvmeof.transport.verbs_waiting import Completions
-from tests.support.nvme_ends import HOST, HOST_ID
+from tests.support.asking_enclosure import PATIENCE_S, AskingEnclosure, join_queue
 from tests.support.transport_ways import Way
 from tests.support.waiting import wait_until
 
 RIGHT, WRONG = Credentials(new_secret()), Credentials(new_secret())
-PATIENCE_S = 60.0
 
 pytestmark = [pytest.mark.interpreted, pytest.mark.expects_log("authentication failed")]
 
@@ -33,20 +29,13 @@ def way() -> Way:
 
 
 @pytest.fixture
-def enclosure(way: Way) -> Iterator[Enclosure]:
-    settings = EnclosureSettings(
-        drive_bytes=1 << 20,
-        name="curt",
-        transports=way.transports,
-        address=way.address,
-        credentials={HOST: RIGHT},
-    )
-    with Enclosure(settings) as served:
-        yield served
+def enclosure(way: Way) -> Iterator[AskingEnclosure]:
+    with AskingEnclosure(way, RIGHT) as asking:
+        yield asking
 
 
 def test_of_a_controller_that_is_brought_up(
-    way: Way, enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch
+    enclosure: AskingEnclosure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_once, submit = RdmaAdminLink._wait, RdmaAdminLink.submit
     asked: list[Command] = []
@@ -66,37 +55,27 @@ def test_of_a_controller_that_is_brought_up(
     monkeypatch.setattr(RdmaAdminLink, "_wait", staticmethod(late))
 
     async def main() -> None:
-        async with way.open_controller(
-            enclosure.port,
-            enclosure.settings.subsystem_nqn,
-            HOST,
-            HOST_ID,
-            connect_timeout_s=PATIENCE_S,
-            credentials=WRONG,
-        ):
+        async with enclosure.open_controller(WRONG, connect_timeout_s=PATIENCE_S):
             pytest.fail("it came up")
 
     with pytest.raises(AuthenticationFailed, match="does not accept the secret"):
         trio.run(main)
 
 
-def test_of_a_queue_that_joins(way: Way, enclosure: Enclosure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_queue_that_joins(enclosure: AskingEnclosure, monkeypatch: pytest.MonkeyPatch) -> None:
     at_once, here = Completions.wait, threading.current_thread()
 
     def late(queue: Completions, deadline: float, also: Callable[[], object] = lambda: False) -> None:
         at_once(queue, deadline, also)
         # The enclosure waits by the same text, on a thread of its own.
-        if threading.current_thread() is here and enclosure.target.authentications.failed:
+        if threading.current_thread() is here and enclosure.served.target.authentications.failed:
             wait_until(also, PATIENCE_S, "the end of the connection")
 
     monkeypatch.setattr(Completions, "wait", late)
 
     async def main() -> None:
-        async with way.open_controller(
-            enclosure.port, enclosure.settings.subsystem_nqn, HOST, HOST_ID, credentials=RIGHT
-        ) as controller:
-            # On this thread: one of trio's would stay for longer than the whole test takes.
-            connect_io_queue(replace(controller.info, credentials=WRONG), 1, 8, PATIENCE_S)
+        async with enclosure.open_controller(RIGHT) as controller:
+            join_queue(controller, WRONG)
 
     with pytest.raises(AuthenticationFailed, match="does not accept the secret"):
         trio.run(main)

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.authentication.secret import new_secret
 from nvmeof.controller import session
 from nvmeof.controller.request import Outcome, Request
 from nvmeof.errors import AuthenticationFailed, ConnectionLost
 from nvmeof.host.command import Command
-from nvmeof.transport import connect_io_queue
 from nvmeof.transport.rdma_queue import RdmaHostQueue
 from nvmeof.transport.tcp_queue import TcpHostQueue
 from nvmeof.wire.authentication import Failure, decode_host_message_untrusted
-from tests.support.nvme_ends import HOST, HOST_ID
+from tests.support.asking_enclosure import PATIENCE_S, AskingEnclosure, join_queue
 from tests.support.transport_ways import Way
 
 HOSTS, CONTROLLERS = new_secret(), new_secret()
 RIGHT = Credentials(HOSTS, CONTROLLERS)
 UNPROVEN = Credentials(HOSTS, new_secret())
 """The controller cannot prove itself to who has these."""
-PATIENCE_S = 60.0
-"""By a clock that stands still until the controller falls silent."""
 
 pytestmark = pytest.mark.interpreted
 
@@ -54,16 +49,9 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 
 @pytest.fixture
-def enclosure(way: Way) -> Iterator[Enclosure]:
-    settings = EnclosureSettings(
-        drive_bytes=1 << 20,
-        name="silent",
-        transports=way.transports,
-        address=way.address,
-        credentials={HOST: RIGHT},
-    )
-    with Enclosure(settings) as served:
-        yield served
+def enclosure(way: Way) -> Iterator[AskingEnclosure]:
+    with AskingEnclosure(way, RIGHT) as asking:
+        yield asking
 
 
 def fall_silent(monkeypatch: pytest.MonkeyPatch, credentials: Credentials, then: Callable[[], None]) -> None:
@@ -82,26 +70,18 @@ def fall_silent(monkeypatch: pytest.MonkeyPatch, credentials: Credentials, then:
 
 @CASES
 def test_while_the_controller_is_brought_up(
-    way: Way,
-    enclosure: Enclosure,
+    enclosure: AskingEnclosure,
     monkeypatch: pytest.MonkeyPatch,
     credentials: Credentials,
     error: type[Exception],
     said: str,
 ) -> None:
-    clock = trio.testing.MockClock()
+    clock = trio.testing.MockClock()  # stands still until the controller falls silent
 
     async def main() -> None:
         token = trio.lowlevel.current_trio_token()
         fall_silent(monkeypatch, credentials, lambda: token.run_sync_soon(clock.jump, PATIENCE_S))
-        async with way.open_controller(
-            enclosure.port,
-            enclosure.settings.subsystem_nqn,
-            HOST,
-            HOST_ID,
-            connect_timeout_s=PATIENCE_S,
-            credentials=credentials,
-        ):
+        async with enclosure.open_controller(credentials, connect_timeout_s=PATIENCE_S):
             pytest.fail("it came up")
 
     with pytest.raises(error, match=said):
@@ -112,7 +92,7 @@ def test_while_the_controller_is_brought_up(
 @CASES
 def test_while_a_queue_joins(
     way: Way,
-    enclosure: Enclosure,
+    enclosure: AskingEnclosure,
     monkeypatch: pytest.MonkeyPatch,
     credentials: Credentials,
     error: type[Exception],
@@ -130,12 +110,9 @@ def test_while_a_queue_joins(
         return False if silent else wait(queue, command, deadline, at_least)
 
     async def main() -> None:
-        async with way.open_controller(
-            enclosure.port, enclosure.settings.subsystem_nqn, HOST, HOST_ID, credentials=RIGHT
-        ) as controller:
+        async with enclosure.open_controller(RIGHT) as controller:
             monkeypatch.setattr(kind, "wait", or_not)
-            # On this thread: one of trio's would stay for longer than the whole test takes.
-            connect_io_queue(replace(controller.info, credentials=credentials), 1, 8, PATIENCE_S)
+            join_queue(controller, credentials)
 
     with pytest.raises(error, match=said):
         trio.run(main)
