@@ -1,4 +1,4 @@
-"""Sizes as people write them, in the configuration, in descriptions of enclosures and on the command line."""
+"""Sizes and times as people write and read them: in configurations, in descriptions, on the command line."""
 
 from __future__ import annotations
 
@@ -26,6 +26,32 @@ def parse_size(value: object) -> object:
     if 0 < amount < 1:
         raise ValueError("that is less than a byte")
     return int(amount)
+
+
+def typed_size(size: int) -> str:
+    """A number of bytes as one would type it, exactly: 256M, 1028K."""
+    for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
+        if size >= 1024**power and size % 1024**power == 0:
+            return f"{size // 1024**power}{unit}"
+    return str(size)
+
+
+def readable_bytes(count: float) -> str:
+    """A number of bytes as people read it, in powers of 1,024, with four digits."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.4g} TiB"
+
+
+def readable_seconds(seconds: float) -> str:
+    """A time as people read it: `44 s`, `42 min 44 s`, `3 h 5 min`, `12 d 3 h`."""
+    whole = int(seconds)
+    for size, unit, less, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // less} {smaller}"
+    return f"{whole} s"
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]

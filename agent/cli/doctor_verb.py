@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from agent.cli.doctor_engines import Engine, engine_findings
 from agent.cli.doctor_findings import Finding, Verdict
 from agent.cli.hung_agent import LOOK_SECONDS, AgentHangs, asked
+from agent.cli.tables import folding_table, print_tables
 from agent.fs.mounting import may_mount, mounts_of_agents
 from nvmeof import compiled
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
@@ -53,10 +52,10 @@ def doctor(
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
-        table = Table("", "what", "found", "what to do")
+        table = folding_table("", ("", "what", "found", "what to do"))
         for finding in findings:
             table.add_row(finding.verdict.value, finding.name, finding.detail, finding.advice)
-        Console().print(table)
+        print_tables(table)
     if any(finding.verdict is Verdict.MISSING for finding in findings):
         raise typer.Exit(1)
 

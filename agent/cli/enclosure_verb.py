@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent.cli.folding_table import folding_table
+from agent.cli.tables import folding_table, print_tables, table_console
 from agent.enclosure_control.applying import ApplyFailed, Target, apply, planned
 from agent.enclosure_control.configfs_target import ROOT, ConfigfsTarget
 from agent.enclosure_control.description import load_description
@@ -143,7 +143,7 @@ def stats(rpc: Rpc = None, timeout: Timeout = TIMEOUT_S, as_json: AsJson = False
     )
     for each in counters:
         _add_row(table, *_row(each))
-    Console().print(table)
+    print_tables(table)
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def _row(each: BdevStats) -> list[str]:
 
 
 def _print_present(present: Present) -> None:
-    console = Console()
+    console = table_console()
     if present.bdevs:
         table = folding_table("Bdevs", ("bdev", "kind", "also called"), ("MiB", "block"))
         for bdev in present.bdevs:

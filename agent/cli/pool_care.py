@@ -13,11 +13,10 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter
-from rich.console import Console
 from rich.progress import Progress
 
-from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
+from agent.cli.tables import folding_table, table_console
 from agent.config import load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
@@ -170,7 +169,7 @@ def look_for(pool_map: PoolMap, lanes: WorkerLanes, numbers: dict[str, int]) -> 
 
 def print_slots(found: dict[str, Any]) -> None:
     """For people: the first of them, and how many more."""
-    console = Console()
+    console = table_console()
     table = folding_table("Set aside", ("volume", "namespace", "since"), ("set at", "slot"))
     for each in found["slots"][:LISTED_MAX]:
         since = datetime.fromtimestamp(each.since, UTC).isoformat(" ", "seconds")

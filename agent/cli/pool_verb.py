@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from agent.cli import pool_care, pool_members
-from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.served_pools import refuse_served
+from agent.cli.tables import folding_table, table_console
 from agent.config import load_configuration
 from agent.errors import G35Error, UserError
 from agent.fs.files.home import names_another
@@ -275,7 +274,7 @@ def _strange(shown: dict[str, Any]) -> int:
 
 
 def _print_tables(shown: dict[str, Any], *, undecided: bool) -> None:
-    console = Console()
+    console = table_console()
     table = folding_table("Namespaces", ("namespace", "enclosure", "carries"), ("GiB",))
     for row in shown["namespaces"]:
         carries = carried(Content(row["content"]), row["detail"])

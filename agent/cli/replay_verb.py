@@ -94,12 +94,9 @@ def replay(
 
 def show_table(report: Report, title: str) -> None:
     """The report as a table on standard output."""
-    from rich.console import Console
-    from rich.table import Table
+    from agent.cli.tables import folding_table, print_tables
 
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(style="dim")
-    table.add_column(justify="right")
+    table = folding_table(title, ("",), ("",), head=False)
     for what, how_much in report.rows():
         table.add_row(what, how_much)
-    Console().print(table)
+    print_tables(table, *report.notes())

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from agent.cli.folding_table import folding_table
 from agent.cli.hung_agent import LOOK_SECONDS, asked
+from agent.cli.tables import folding_table, print_tables
 from agent.cli.up.layout import Layout, default_state
 from agent.errors import G35Error
+from agent.sizes import readable_bytes, readable_seconds
 
 NAMED_MAX = 8
 """Namespaces of a kind that are shown; all are in the JSON."""
@@ -36,7 +38,7 @@ def status(
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    Console().print(tables(found, None))
+    print_tables(tables(found, None))
 
 
 def top(
@@ -49,12 +51,19 @@ def top(
     where = _mount(state, mount)
     earlier = read_status(where)
     looks = 0
-    with Live(tables(earlier, None), screen=times == 0, refresh_per_second=4) as live:
+    screen = times == 0
+    console = Console()
+
+    def page(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
+        whole = tables(now, before)
+        return fitted(whole, console) if screen else whole
+
+    with Live(page(earlier, None), console=console, screen=screen, refresh_per_second=4) as live:
         try:
             while not times or looks < times:
                 time.sleep(every)
                 now = read_status(where)
-                live.update(tables(now, earlier))
+                live.update(page(now, earlier))
                 earlier = now
                 looks += 1
         except KeyboardInterrupt:
@@ -85,61 +94,85 @@ def read_status(mount: Path) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:
-    """The snapshot for people; with an `earlier` one, rates between the two."""
+    """The snapshot for people, health first; with an `earlier` one, rates between the two."""
+    return Group(*_health(found), *_traffic(found, earlier), *_room(found))
+
+
+def _health(found: dict[str, Any]) -> list[RenderableType]:
+    """What an operator has to know first: what is away, what is not served, what waits for somebody."""
+    pool = found["pool"]
+    reached = f"{pool['namespaces'] - pool['namespaces_away']} of {pool['namespaces']} namespaces reached"
+    up = readable_seconds(found["uptime_s"])
+    # A line of its own for each: ids and paths are longer than half a terminal.
+    lines = [f"pool    {pool['id']}", f"mount   {found['mount']}", f"{reached}; the agent is up for {up}"]
+    lines += [f"not served: {what}: {why}" for what, why in sorted(found["not_served"].items())]
+    columns = ("namespaces", "paused", "suspect", "reconnects")
+    enclosures = folding_table("Enclosures", ("enclosure", "state"), columns)
+    for each in found["enclosures"]:
+        enclosures.add_row(
+            each["name"], escape(_state(each)), str(each["namespaces"]), str(each["namespaces_paused"]),
+            str(each["namespaces_suspect"]), str(each["reconnects"]),
+        )  # fmt: skip
+    return [Text("\n".join(lines), overflow="fold"), enclosures, *_members(pool)]
+
+
+def _traffic(found: dict[str, Any], earlier: dict[str, Any] | None) -> list[RenderableType]:
+    """Rates, hits, and the causes of misses."""
     seconds = found["uptime_s"] - (earlier["uptime_s"] if earlier else 0.0)
     totals, before = found["totals"], earlier["totals"] if earlier else {}
 
     def rate(key: str) -> str:
         return f"{(totals[key] - before.get(key, 0)) / max(seconds, 1e-9) / 2**20:.1f} MiB/s"
 
-    pool, causes = found["pool"], _causes(totals["miss_causes"])
-    reached = f"{pool['namespaces'] - pool['namespaces_away']} of {pool['namespaces']}"
-    head = Table.grid(padding=(0, 3))
-    head.add_row("namespaces reached", reached, "up for", f"{found['uptime_s']:.0f} s")
-    head.add_row("read", rate("bytes_read"), "written", rate("bytes_written"))
-    head.add_row("hits of gets", f"{_percent(totals['hit_ratio'])} of {totals['gets']}",
-                 "resident", _resident(found["memory"]))  # fmt: skip
-    # Lines of their own: ids, paths and seven causes with large counts are longer than half a terminal.
-    names = Text(f"pool    {pool['id']}\nmount   {found['mount']}", overflow="fold")
-    looked_up = f"{totals['lookups']} keys, {totals['lookups_absent']} absent"
-    misses = Text(f"misses of gets: {causes}\nlooked up by exists: {looked_up}", overflow="fold")
-    rooms = folding_table("Volumes: room", ("volume", "kind", "suite"), ("slots", "taken (seen)"))
-    traffic = folding_table("Volumes: traffic", ("volume",), ("gets", "hits", "puts", "evicted"))
+    lines = [
+        f"read {rate('bytes_read')}, written {rate('bytes_written')}, resident {_resident(found['memory'])}",
+        f"hits: {_percent(totals['hit_ratio'])} of {totals['gets']} gets; misses: "
+        f"{_causes(totals['miss_causes'])}",
+        f"looked up by exists: {totals['lookups']} keys, {totals['lookups_absent']} absent",
+    ]
+    volumes = folding_table("Volumes: traffic", ("volume",), ("gets", "hits", "puts", "evicted"))
     for volume in found["volumes"]:
-        rooms.add_row(
-            volume["name"], volume["kind"], volume["suite"], str(volume["slots"]),
-            str(volume["slots_seen_taken"]),
-        )  # fmt: skip
-        traffic.add_row(
+        volumes.add_row(
             volume["name"], str(volume["gets"]), _percent(volume["hit_ratio"]), str(volume["puts"]),
             str(volume["evictions"]),
         )  # fmt: skip
     ahead = _prestaged([each for each in found["volumes"] if each["prestaged_bytes"]])
-    quotas = folding_table("Tenants: room", ("tenant", "slots", "bytes of slots"), ("refused",))
-    bandwidths = folding_table("Tenants: bandwidth", ("tenant",), ("bytes/s", "waited", "late"))
-    for each in found["tenants"]:
-        slots, size = (
-            f"{each[f'{key}_known_taken']} of {each[f'{key}_max'] or 'any'}"
-            # On namespaces of keys there are no slots to count.
-            + ("" if each["room_is_counted"] else ", more not counted")
-            for key in ("slots", "bytes")
-        )
-        name, most = escape(each["name"]), str(each["bandwidth_max"] or "any")
-        quotas.add_row(name, slots, size, str(each["quota_puts_refused"]))
-        bandwidths.add_row(name, most, str(each["bandwidth_waits"]), str(each["bandwidth_late"]))
-    columns = ("namespaces", "paused", "suspect", "reconnects")
-    enclosures = folding_table("Enclosures", ("enclosure", "state"), columns)
-    for each in found["enclosures"]:
-        state = _state(each)
-        enclosures.add_row(
-            each["name"], escape(state), str(each["namespaces"]), str(each["namespaces_paused"]),
-            str(each["namespaces_suspect"]), str(each["reconnects"]),
+    return [Text("\n".join(lines), overflow="fold"), volumes, *ahead]
+
+
+def _room(found: dict[str, Any]) -> list[RenderableType]:
+    """What volumes and tenants have and may have, and the door of S3-shaped clients."""
+    volumes = folding_table("Volumes: room", ("volume", "kind", "suite"), ("slots", "taken (seen)"))
+    for volume in found["volumes"]:
+        volumes.add_row(
+            volume["name"], volume["kind"], volume["suite"], str(volume["slots"]),
+            str(volume["slots_seen_taken"]),
         )  # fmt: skip
-    of_tenants = (quotas, bandwidths) if found["tenants"] else ()
-    members = [*_s3(found["s3"]), *_members(pool)]
-    refused = [f"not served: {what}: {why}" for what, why in sorted(found["not_served"].items())]
-    left_out = [Text("\n".join(refused), overflow="fold")] if refused else []
-    return Group(names, *left_out, head, misses, rooms, traffic, *ahead, *of_tenants, enclosures, *members)
+    quotas = folding_table("Tenants: room", ("tenant", "slots", "size of slots"), ("refused",))
+    bandwidths = folding_table("Tenants: bandwidth", ("tenant",), ("at most", "waited", "late"))
+    for each in found["tenants"]:
+        # On namespaces of keys there are no slots to count.
+        more = "" if each["room_is_counted"] else ", more not counted"
+        slots = f"{each['slots_known_taken']} of {each['slots_max'] or 'any'}{more}"
+        most = readable_bytes(each["bytes_max"]) if each["bytes_max"] else "any"
+        size = f"{readable_bytes(each['bytes_known_taken'])} of {most}{more}"
+        speed = f"{readable_bytes(each['bandwidth_max'])}/s" if each["bandwidth_max"] else "any"
+        name = escape(each["name"])
+        quotas.add_row(name, slots, size, str(each["quota_puts_refused"]))
+        bandwidths.add_row(name, speed, str(each["bandwidth_waits"]), str(each["bandwidth_late"]))
+    of_tenants = [quotas, bandwidths] if found["tenants"] else []
+    return [volumes, *of_tenants, *_s3(found["s3"])]
+
+
+def fitted(shown: Group, console: Console) -> Group:
+    """As many lines as the screen has; where some are left out, the last one says so."""
+    lines = console.render_lines(shown, console.options, pad=False)
+    if len(lines) <= console.height:
+        return shown
+    kept = console.height - 1
+    left_out = Text(f"… {len(lines) - kept} lines more: a higher window, or g35 status", no_wrap=True)
+    parts = [segment for line in lines[:kept] for segment in (*line, Segment.line())]
+    return Group(Segments(parts), left_out)
 
 
 def _state(enclosure: dict[str, Any]) -> str:
@@ -158,7 +191,7 @@ def _s3(door: dict[str, Any] | None) -> list[Text]:
     scheme = "https" if door["tls"] else "http"
     where = ", ".join(f"{scheme}://{each}" for each in door["listen"])
     refused = ", ".join(f"{code} {count}" for code, count in sorted(door["refusals"].items())) or "none"
-    moved = f"read {door['bytes_read'] / 2**20:.1f} MiB, written {door['bytes_written'] / 2**20:.1f} MiB"
+    moved = f"read {readable_bytes(door['bytes_read'])}, written {readable_bytes(door['bytes_written'])}"
     counted = f"{door['objects']} objects, {sum(door['requests'].values())} requests, {moved}"
     return [Text(f"S3 at {where}: {counted}; refused: {refused}", overflow="fold")]
 
@@ -190,14 +223,14 @@ def _prestaged(volumes: list[dict[str, Any]]) -> list[Table]:
         return []
     table = folding_table("Volumes: prestaged", ("volume",), ("served gets", "useful", "wasted", "late"))
     for each in volumes:
-        useful, wasted = (f"{each[f'prestage_{key}_bytes'] / 2**20:.1f} MiB" for key in ("useful", "wasted"))
+        useful, wasted = (readable_bytes(each[f"prestage_{key}_bytes"]) for key in ("useful", "wasted"))
         table.add_row(each["name"], str(each["prestage_hits"]), useful, wasted, str(each["prestage_late"]))
     return [table]
 
 
 def _resident(memory: dict[str, int] | None) -> str:
     """A tenant's door does not say it."""
-    return "-" if memory is None else f"{memory['resident_bytes'] / 2**20:.0f} MiB"
+    return "-" if memory is None else readable_bytes(memory["resident_bytes"])
 
 
 def _percent(ratio: float | None) -> str:

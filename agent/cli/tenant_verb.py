@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from agent.cli.folding_table import folding_table
 from agent.cli.pool_lanes import with_lanes
+from agent.cli.tables import folding_table, print_tables
 from agent.config import Configuration, load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import RootKey, root_key_in
@@ -74,7 +73,7 @@ def list_tenants(
         limits = (row["quota_slots"], row["quota_bytes"], row["bandwidth"])
         shown = (str(limit or "any") for limit in limits)
         table.add_row(row["name"], row["key"], ", ".join(row["volumes"]) or "none", *shown)
-    Console().print(table)
+    print_tables(table)
 
 
 def rows_of(pool_map: PoolMap) -> list[dict[str, Any]]:

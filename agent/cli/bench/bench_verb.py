@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agent.cli.bench import peer_table, records
 from agent.cli.bench.catalog import chosen, matching, unknown
+from agent.cli.tables import print_tables
 from agent.cli.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def bench(
     if wrong:
         raise typer.BadParameter(f"no such name: {', '.join(wrong)}; see g35 bench --list", param_hint="NAME")
     if list_:
-        Console().print(records.listing(matching(names or [])))
+        print_tables(records.listing(matching(names or [])))
         return
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
@@ -64,12 +65,8 @@ def bench(
 
 def _show(results: Results, json_file: Path | None) -> None:
     figures = results.in_order()
-    console = Console()
-    console.print(records.table(figures))
-    beside = records.against_redis(figures)
-    for more in (beside, peer_table.beside_peers(figures)):
-        if more is not None:
-            console.print(more)
+    tables = (records.table(figures), records.against_redis(figures), peer_table.beside_peers(figures))
+    print_tables(*(table for table in tables if table is not None))
     if json_file is not None:
         records.write(json_file, figures)
     for name, why in results.left_out.items():

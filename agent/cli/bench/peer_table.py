@@ -8,6 +8,7 @@ from rich.table import Table
 
 from agent.cli.bench.catalog import PEERS, SIZES
 from agent.cli.bench.records import Figure
+from agent.cli.tables import folding_table
 
 
 def beside_peers(figures: Mapping[str, Figure]) -> Table | None:
@@ -30,9 +31,7 @@ def beside_peers(figures: Mapping[str, Figure]) -> Table | None:
     peers = [peer for peer in PEERS if any(peer in cells for cells in found.values())]
     if not found:
         return None
-    made = Table("GiB/s (p50, p99 ms)", *peers, title="beside other stores", title_justify="left")
-    for column in made.columns[1:]:
-        column.justify = "right"
+    made = folding_table("beside other stores", ("GiB/s (p50, p99 ms)",), peers)
     for what, cells in found.items():
         made.add_row(what, *(_cell(cells.get(peer)) for peer in peers))
     return made

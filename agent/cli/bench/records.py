@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from agent.cli.bench.catalog import CATALOG, LATENCY, SIZES, Entry
+from agent.cli.tables import folding_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,12 @@ def write(path: Path, figures: Mapping[str, Figure]) -> None:
 
 def table(figures: Mapping[str, Figure]) -> Table:
     """All numbers, in the catalog's order."""
-    made = Table(title="g35 bench", title_justify="left")
-    for heading in ("name", "value", "unit", "floor", "ratio"):
-        made.add_column(heading, justify="right" if heading in ("value", "ratio") else "left")
+    made = folding_table("g35 bench", ("name", "unit", "floor"), ("value", "ratio"))
     for name, figure in figures.items():
         over = ratio(figure, figures)
         floor = figure.entry.floor or "" if over is not None else ""
         made.add_row(
-            name, _shown(figure.value), figure.entry.unit, floor, "" if over is None else f"{over:.2f}"
+            name, figure.entry.unit, floor, _shown(figure.value), "" if over is None else f"{over:.2f}"
         )
     return made
 
@@ -66,9 +65,7 @@ def against_redis(figures: Mapping[str, Figure]) -> Table | None:
 
     A factor above 1 says that /kv is ahead: for speeds /kv over Redis, for latencies Redis over /kv.
     """
-    made = Table("", "kv", "redis", "ahead by", "redis TLS", "ahead by", title="kv beside Redis")
-    for column in made.columns[1:]:
-        column.justify = "right"
+    made = folding_table("kv beside Redis", ("",), ("kv", "redis", "ahead by", "redis TLS", "ahead by"))
     for what in [f"{verb}_{size}" for verb in ("get", "put") for size in SIZES] + ["get_64k_p50_ms"]:
         own = figures.get(f"kv_{what}")
         others = [figures.get(f"{redis}_{what}") for redis in ("redis", "redis_tls")]
@@ -92,10 +89,11 @@ def ahead(own: Figure, other: Figure) -> float:
 
 def listing(names: Collection[str] = ()) -> Table:
     """What `--list` shows."""
-    made = Table("name", "unit", "floor", "what")
+    made = folding_table("", ("name", "unit", "what"))
     for entry in CATALOG.values():
         if not names or entry.name in names:
-            made.add_row(entry.name, entry.unit, entry.floor or "", entry.what)
+            floor = f"; floor: {entry.floor}" if entry.floor else ""
+            made.add_row(entry.name, entry.unit, entry.what + floor)
     return made
 
 

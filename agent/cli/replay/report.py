@@ -8,6 +8,7 @@ from typing import Any
 from agent.cli.replay.course import Sample
 from agent.cli.replay.latencies import Latencies
 from agent.cli.replay.tally import Cause, Tally
+from agent.sizes import readable_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Report:
     gave_up_seconds: float | None = None
     """How long was waited for an agent that did not come back; None: it was there, or came back."""
     broken_lines: int = 0
+    concurrency: int = 1
     complaints: list[str] = field(default_factory=list)
     lru_hit_ratio: float | None = None
     lru_blocks: int | None = None
@@ -115,6 +117,21 @@ class Report:
             "lru_blocks": self.lru_blocks,
         }
 
+    def notes(self) -> list[str]:
+        """What the table does not say by itself, in sentences."""
+        if self.lru_hit_ratio is None:
+            return []
+        rule = (
+            f"The LRU is the yardstick: {self.lru_blocks:,} blocks, empty at the start, and the requests "
+            "reach it one after the other."
+        )
+        if self.concurrency == 1 or self.sums.blocks == 0:
+            return [rule]
+        return [
+            f"{rule} The mount was asked by {self.concurrency} at a time: a block that one request is still "
+            "storing is a miss (never stored) for the next. --concurrency 1 compares like with like."
+        ]
+
     def _memory(self) -> dict[str, Any]:
         """Shares of gets and of bytes that were read ahead; None where nobody knows, or none were."""
         memory = self.memory or FromMemory(0, 0, 0, 0, 0)
@@ -165,15 +182,6 @@ class Report:
             rows.append(("broken lines skipped", f"{self.broken_lines:,}"))
         rows.append(("wrong bytes", f"{sums.wrong_bytes:,}"))
         return rows
-
-
-def readable_bytes(count: float) -> str:
-    """A number of bytes as people read it, in powers of 1,024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:,.4g} TiB"
 
 
 def _words(cause: Cause) -> str:

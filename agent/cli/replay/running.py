@@ -17,10 +17,11 @@ from agent.cli.replay.content import BlockContent
 from agent.cli.replay.course import Course
 from agent.cli.replay.lru import LruBaseline
 from agent.cli.replay.player import Player, Schedule
-from agent.cli.replay.report import FromMemory, Report, readable_bytes
+from agent.cli.replay.report import FromMemory, Report
 from agent.cli.replay.tally import Tally, total
 from agent.cli.replay.trace_lines import BLOCK_TOKENS, TraceFile
 from agent.errors import UserError
+from agent.sizes import readable_bytes
 from host_shim.control_wire import VALUE_BYTES_MAX
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong
 
@@ -113,6 +114,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
         agent_wait_seconds=round(absence.seconds, 3),
         gave_up_seconds=options.agent_wait if absence.gave_up else None,
         broken_lines=trace.broken_lines,
+        concurrency=options.concurrency,
         complaints=trace.complaints,
         lru_hit_ratio=round(baseline.hit_ratio, 6) if baseline else None,
         lru_blocks=baseline.capacity if baseline else None,

@@ -12,6 +12,7 @@ s3.credentials the access key of the S3 door, made at the first start with --s3;
 jbof-N.address the address on loopback of enclosure N's RDMA device, where it has one
 jbof-N.json    where enclosure N listens; jbof-N.sock its control socket, jbof-N.log its words
 drives-N/      its drives, where they are files
+made_with.json what the pool on these drives was formatted with
 mnt/           the mount, unless --mount names another folder
 """
 
@@ -98,6 +99,10 @@ class Layout:
     @property
     def s3_port(self) -> Path:
         return self.state / "s3.port"
+
+    @property
+    def made_with(self) -> Path:
+        return self.state / "made_with.json"
 
     def enclosure(self, number: int, suffix: str) -> Path:
         return self.state / f"jbof-{number}.{suffix}"

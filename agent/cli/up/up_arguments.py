@@ -21,6 +21,7 @@ from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, PoolMap, plan_pool
 from agent.pool.superblock import MAP_BYTES_MAX
+from agent.sizes import typed_size
 from agent.telemetry.listen_address import parse_listen_address
 
 NAMESPACES_MAX = 4096
@@ -93,7 +94,7 @@ def _size_between(least: int, most: int) -> Callable[[str], str]:
             size = -1
         if not least <= size <= most:
             raise typer.BadParameter(
-                f"{text!r} is no size from {shown_size(least)} to {shown_size(most)}; "
+                f"{text!r} is no size from {typed_size(least)} to {typed_size(most)}; "
                 "write for example 64K, 1M or 2.5G"
             )
         if size % 4096:
@@ -116,7 +117,7 @@ def token_option(text: str) -> str:
         size = -1
     if not 0 <= size <= VALUE_BYTES_MAX:
         raise typer.BadParameter(
-            f"{text!r} is no size up to {shown_size(VALUE_BYTES_MAX)}; write for example 128K"
+            f"{text!r} is no size up to {typed_size(VALUE_BYTES_MAX)}; write for example 128K"
         )
     return text
 
@@ -155,7 +156,7 @@ def check_room(enclosures: int, drives: int, drive_size: str, options: AgentOpti
         least = _least_size(count, options)
         raise typer.BadParameter(
             f"drives of {drive_size} have no room for the volumes: {error}; with these options the least is "
-            f"{shown_size(least)}",
+            f"{typed_size(least)}",
             param_hint="--drive-size",
         ) from None
     if len(planned.encode()) > MAP_BYTES_MAX:
@@ -195,11 +196,3 @@ def _fits(count: int, size: int, options: AgentOptions) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def shown_size(size: int) -> str:
-    """As one would type it."""
-    for power, unit in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
-        if size >= 1024**power and size % 1024**power == 0:
-            return f"{size // 1024**power}{unit}"
-    return str(size)

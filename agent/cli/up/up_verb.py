@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Set
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,6 @@ from agent.cli.up.agent_cpus import agent_cpus
 from agent.cli.up.children import Child, detach
 from agent.cli.up.layout import (
     PRESTAGE_MEMORY,
-    S3_BUCKET,
     AgentOptions,
     Layout,
     Running,
@@ -31,7 +31,9 @@ from agent.cli.up.layout import (
     default_state,
     is_alive,
 )
+from agent.cli.up.made_with import Formatted, options_of_before
 from agent.cli.up.rdma_addresses import free_address_from
+from agent.cli.up.ready_message import ready_message
 from agent.cli.up.up_arguments import (
     DoorName,
     Media,
@@ -65,6 +67,7 @@ _LOCK_FROM_PARENT = "G35_UP_LOCK"
 
 
 def up(
+    context: typer.Context,
     transport: Annotated[TransportName, typer.Option(help="NVMe-oF transport.")] = TransportName.TCP,
     enclosures: Annotated[int, typer.Option(min=1, max=ENCLOSURES_MAX, help="How many enclosures.")] = 2,
     drives: Annotated[int, typer.Option(min=1, max=DRIVES_MAX, help="Drives in each.")] = 2,
@@ -149,6 +152,14 @@ def up(
     """Bring a whole pool up on this machine. Says `ready` once the mount is there; Ctrl-C ends it."""
     layout = Layout((state or default_state()).absolute())
     where = (mount or layout.default_mount()).absolute()
+    if media is Media.FILES:
+        asked = {
+            "enclosures": enclosures, "drives": drives, "drive_size": drive_size,
+            "value_size": value_size, "suite": suite.value, "files": files,
+        }  # fmt: skip
+        before = options_of_before(layout, asked, partial(_is_given, context))
+        enclosures, drives, drive_size = before["enclosures"], before["drives"], before["drive_size"]
+        value_size, suite, files = before["value_size"], Suite(before["suite"]), before["files"]
     options = AgentOptions(
         transport.value,
         door.value,
@@ -186,7 +197,7 @@ def up(
     s3_was = layout.s3_port.read_text().strip() if s3 and layout.s3_port.exists() else ""
     if detach_:
         _detached(layout, lock)
-        _say_ready(layout, options, s3_was)
+        print(ready_message(layout, where, options, s3_was), flush=True)
         return
     drives_each = ["--drives", str(drives), "--drive-size", drive_size]
     if prefault and media is Media.MEMORY:
@@ -195,7 +206,7 @@ def up(
         if transport is not TransportName.TCP:
             raise typer.BadParameter("several ports of an enclosure are of TCP", param_hint="--ports")
         drives_each += ["--ports", str(ports)]
-    before = layout.files()
+    there = layout.files()
     pool = _Pool(layout, where, options, drives_each, enclosures, media, ports)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -207,28 +218,21 @@ def up(
         if not stop.is_set():
             pool.warn_of_what_is_away()
             is_up = True
-            _say_ready(layout, options, s3_was)
+            print(ready_message(layout, where, options, s3_was), flush=True)
         while not stop.wait(TEND_SECONDS) and not pool.was_unmounted():
             if restart:
                 pool.tend()
     finally:
         pool.stop()
         if not is_up:
-            pool.remove_what_it_made(before)
+            pool.remove_what_it_made(there)
         layout.sign_off(lock)
 
 
-def _say_ready(layout: Layout, options: AgentOptions, s3_was: str = "") -> None:
-    """`s3_was`: the port of S3 the last time, which clients may have in their settings."""
-    if options.virtiofs:
-        print(f"a GPU host that mounts it: g35 host --socket {layout.virtiofs_socket}", flush=True)
-    if options.s3:
-        port = layout.s3_port.read_text().strip()
-        if s3_was not in ("", port):
-            print(f"S3: port {s3_was} is another program's now: tell clients of {port}", flush=True)
-        url = f"http://127.0.0.1:{port}"
-        print(f"S3: {url}, bucket {S3_BUCKET}, access key in {layout.s3_credentials}", flush=True)
-    print("ready", flush=True)
+def _is_given(context: typer.Context, option: str) -> bool:
+    """Whether the user typed the option, so that its value is no default."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _detached(layout: Layout, lock: int) -> None:
@@ -425,8 +429,12 @@ class _Pool:
                 return
         self._formatted = True
         formatted = _run([*command, "format", *config])
-        if formatted.returncode and not stop.is_set():
-            raise G35Error(f"cannot format the pool: {formatted.stderr.strip()}")
+        if formatted.returncode:
+            if not stop.is_set():
+                raise G35Error(f"cannot format the pool: {formatted.stderr.strip()}")
+        elif self._media is Media.FILES:
+            options = self._options
+            Formatted(options.value_size, options.suite, options.files).write(self._layout)
 
     def _agent_is_ready(self) -> bool:
         try:

@@ -1,0 +1,48 @@
+"""What `g35 up` says once the mount is there: where everything is, what to try, and how to end it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from shlex import quote
+
+from agent.cli.up.layout import S3_BUCKET, AgentOptions, Layout, default_state
+
+_SAMPLE = Path(__file__).parents[1] / "replay" / "sample_trace.jsonl"
+
+
+def ready_message(layout: Layout, mount: Path, options: AgentOptions, s3_was: str = "") -> str:
+    """Lines for people; the last one is `ready` by itself, which programs wait for.
+
+    `s3_was`: the port of S3 the last time, which clients may have in their settings.
+    """
+    lines = [f"mounted at {mount}; keys, logs and drives are in {layout.state}"]
+    if options.virtiofs:
+        lines.append(f"a GPU host that mounts it: g35 host --socket {layout.virtiofs_socket}")
+    if options.s3:
+        port = layout.s3_port.read_text().strip()
+        if s3_was not in ("", port):
+            lines.append(f"S3: port {s3_was} is another program's now: tell clients of {port}")
+        url = f"http://127.0.0.1:{port}"
+        lines.append(f"S3: {url}, bucket {S3_BUCKET}, access key in {layout.s3_credentials}")
+    own = "" if layout.state == default_state().absolute() else f" --state {quote(str(layout.state))}"
+    g35 = _typed_command()
+    lines += [
+        "go on with:",
+        f"  cp FILE {quote(str(mount / 'kv/kv/NAME'))}",
+        f"  {g35} status{own}",
+        f"  {g35} replay {quote(str(_SAMPLE))} --mount {quote(str(mount))} --requests 100",
+        f"end it with:\n  {g35} down{own}",
+        "ready",
+    ]
+    return "\n".join(lines)
+
+
+def _typed_command() -> str:
+    """The command as this user has to type it: by its path where the shell does not find it."""
+    typed = Path(sys.argv[0])
+    if typed.name != "g35":
+        return "g35"
+    found = shutil.which("g35")
+    return "g35" if found and Path(found).samefile(typed) else quote(str(typed))
