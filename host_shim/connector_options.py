@@ -1,14 +1,16 @@
-"""What every engine's connector is told: the same keys in the JSON of each engine."""
+"""What an engine's connector is told: the same keys in the JSON of each engine, and more for vLLM's tier."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 from host_shim.control_wire import VOLUME_NAME_BYTES_MAX
 
 TTL_SECONDS_MAX = (1 << 32) - 1
+DEADLINE_SECONDS_MAX = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,39 @@ class ConnectorOptions:
             raise ValueError(f'g35: "prestage" is true or false, and not {self.prestage!r}')
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> ConnectorOptions:
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """Options out of JSON. Unknown keys raise ValueError: a typing error must not go unseen."""
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(found) - known)
+        known = sorted(field.name for field in fields(cls))
+        unknown = sorted(set(found) - set(known))
         if unknown:
+            near = [name for each in unknown for name in difflib.get_close_matches(each, known, 1)]
+            meant = f"; did you mean {', '.join(near)}?" if near else ""
             raise ValueError(
-                f"g35: unknown options {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+                f"g35: unknown options {', '.join(unknown)}; there are {', '.join(known)}{meant}"
             )
         if "mount" not in found:
             raise ValueError('g35: the option "mount" is missing')
         return cls(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions(ConnectorOptions):
+    """Options of vLLM's tier. Those of jobs are seconds."""
+
+    namespace: str = ""
+    """Keeps apart what vLLM would take for the same: a tenant, other weights under one name."""
+    lookup_deadline: float = 0.25
+    load_deadline: float = 5.0
+    store_deadline: float = 30.0
+    locality: str = "REMOTE"
+    """What vLLM publishes of the tier."""
+
+    def __post_init__(self) -> None:
+        ConnectorOptions.__post_init__(self)
+        for name in ("lookup_deadline", "load_deadline", "store_deadline"):
+            checked_seconds(name, getattr(self, name), DEADLINE_SECONDS_MAX)
+        if not isinstance(self.namespace, str):
+            raise ValueError(f'g35: "namespace" is a text, and not {self.namespace!r}')
 
 
 def checked_seconds(name: str, found: Any, most: float, more: str = "") -> None:

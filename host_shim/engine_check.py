@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import importlib
 import importlib.metadata
 import json
@@ -23,6 +24,7 @@ from dataclasses import asdict, dataclass
 
 from host_shim.connector_jobs import within
 from host_shim.engine_check_loads import lmcache_block, sglang_page
+from host_shim.engine_options import options_of, read_document
 from host_shim.named_values import NamedValues
 from host_shim.pool import Pool
 
@@ -153,7 +155,42 @@ def _looked_at(mount: str) -> bool:
     return True
 
 
-def examine(engine: str, place: Place) -> Iterator[Found]:
+def why_no_pool(mount: str) -> Found | None:
+    """What is wrong with the folder itself; None where a pool is mounted there."""
+    try:
+        os.stat(mount)
+        os.stat(os.path.join(mount, ".g35"))
+    except OSError as failure:
+        if failure.errno == errno.ENOTCONN:
+            detail, advice = "is dead: its agent has ended", f"start the agent again, or umount -l {mount}"
+        elif failure.errno in (errno.ENOENT, errno.ENOTDIR):
+            detail, advice = "is not a g35 mount", "g35 status says where the pool is; --mount names it"
+        else:
+            detail, advice = f"cannot be used: {failure.strerror}", "try it as the engine's user"
+        return Found("mount", False, f"{mount} {detail}", advice)
+    return None
+
+
+def options_taken(engine: str, given: str, place: Place) -> Found:
+    """Our connector's options in the engine's own configuration: known, of the right kind, of this mount."""
+    name, advice = "options", f"docs/engines/{engine}.md lists them"
+    try:
+        found = options_of(engine, read_document(given))
+    except (ValueError, OSError) as wrong:
+        return Found(name, False, str(wrong), advice)
+    if not found:
+        return Found(name, False, "nothing there names our connector", advice)
+    for each in found:
+        for what, named, looked_at in (
+            ("mount", os.path.abspath(each.mount), os.path.abspath(place.mount)),
+            ("volume", each.volume, place.volume),
+        ):
+            if named != looked_at:
+                return Found(name, False, f"they name the {what} {named}", f"look at it: --{what} {named}")
+    return Found(name, True, f"taken: mount {found[0].mount}, volume {found[0].volume}")
+
+
+def examine(engine: str, place: Place, options: str | None = None) -> Iterator[Found]:
     """All findings on one engine; what goes wrong in a check is its finding."""
     if not within(MOUNT_SECONDS, lambda: _looked_at(place.mount), False):
         yield Found(
@@ -162,6 +199,13 @@ def examine(engine: str, place: Place) -> Iterator[Found]:
             f"{place.mount} does not answer within {MOUNT_SECONDS:g} s",
             "the agent behind it hangs, or is stopped: its log, g35 status",
         )
+        return
+    wrong = why_no_pool(place.mount)
+    if wrong is not None:
+        yield wrong
+    if options is not None:
+        yield options_taken(engine, options, place)
+    if wrong is not None:
         return
     known = ENGINES[engine]
     try:
@@ -185,9 +229,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("engine", choices=sorted(ENGINES))
     parser.add_argument("--mount", required=True)
     parser.add_argument("--volume", default="kv")
+    parser.add_argument("--options", help="the engine's own configuration: a file, or its text")
     given = parser.parse_args(arguments)
     with contextlib.redirect_stdout(sys.stderr):
-        findings = list(examine(given.engine, Place(given.mount, given.volume)))
+        findings = list(examine(given.engine, Place(given.mount, given.volume), given.options))
     print(json.dumps([asdict(found) for found in findings]))
     return 0 if all(found.good for found in findings) else 1
 

@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.base import Locality, LookupResult, Medium, RequestOfflo
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager
 
-from host_shim.connector_options import ConnectorOptions, checked_seconds
+from host_shim.connector_options import TierOptions
 from host_shim.named_values import NamedValues, name_of
 from host_shim.pool import Pool
 from host_shim.tier_jobs import TierJobs
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.tiering.base import TransferJob
 
 _log = logging.getLogger(__name__)
-
-DEADLINE_SECONDS_MAX = 3600.0
 
 
 def layout_name(spec: OffloadingSpec, chunk_bytes: int, namespace: str) -> bytes:
@@ -82,12 +80,17 @@ class G35Tier(SecondaryTierManager):
         backpressure_detector: BackpressureDetector | None = None,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        ConnectorOptions(mount=mount, volume=volume, threads=threads, ttl=ttl, prestage=prestage)
-        deadlines = {"lookup": lookup_deadline, "load": load_deadline, "store": store_deadline}
-        for what, seconds in deadlines.items():
-            checked_seconds(f"{what}_deadline", seconds, DEADLINE_SECONDS_MAX)
-        if not isinstance(namespace, str):
-            raise ValueError(f'g35: "namespace" is a text, and not {namespace!r}')
+        TierOptions(
+            mount=mount,
+            volume=volume,
+            threads=threads,
+            ttl=ttl,
+            prestage=prestage,
+            namespace=namespace,
+            lookup_deadline=lookup_deadline,
+            load_deadline=load_deadline,
+            store_deadline=store_deadline,
+        )
         self.locality = Locality(locality)
         self._chunk_bytes = int(self.block_size_bytes)
         self._layout = layout_name(offloading_spec, self._chunk_bytes, namespace)

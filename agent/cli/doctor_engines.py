@@ -31,7 +31,9 @@ class Engine(StrEnum):
     VLLM = "vllm"
 
 
-def engine_findings(engine: Engine, python: Path | None, mount: str, volume: str) -> Iterator[Finding]:
+def engine_findings(
+    engine: Engine, python: Path | None, mount: str, volume: str, options: str | None = None
+) -> Iterator[Finding]:
     """What the engine's interpreter says; without `python`, the one that `make engines` made."""
     name = engine.value
     interpreter = python or _SOURCE / ".cache" / "engines" / name / "bin" / "python"
@@ -43,7 +45,10 @@ def engine_findings(engine: Engine, python: Path | None, mount: str, volume: str
             f"--python names the engine's interpreter; `make engines ENGINES={name}` makes one",
         )
         return
-    arguments = (name, "--mount", os.path.abspath(mount), "--volume", volume)
+    arguments = [name, "--mount", os.path.abspath(mount), "--volume", volume]
+    if options is not None:
+        # The check is run in another folder, so a file is named by its whole path.
+        arguments += ["--options", os.path.abspath(options) if os.path.isfile(options) else options]
     try:
         done = _asked(interpreter, arguments, os.environ.get("PYTHONPATH", ""))
         if "No module named 'host_shim" in done.stderr and not done.stdout:
@@ -53,7 +58,7 @@ def engine_findings(engine: Engine, python: Path | None, mount: str, volume: str
                     "host_shim",
                     Verdict.MISSING if python else Verdict.WITHOUT,
                     f"not installed for {interpreter}; what follows is with {_SOURCE}",
-                    "`make wheels`, then pip install dist/g35_host_shim-*.whl there",
+                    f"{interpreter} -m pip install {_SOURCE / 'host_shim'}",
                 )
         lines = done.stdout.splitlines()
         found = json.loads(lines[-1]) if lines else None
@@ -78,9 +83,7 @@ def engine_findings(engine: Engine, python: Path | None, mount: str, volume: str
         )
 
 
-def _asked(
-    interpreter: Path, arguments: tuple[str, ...], search_path: str
-) -> subprocess.CompletedProcess[str]:
+def _asked(interpreter: Path, arguments: list[str], search_path: str) -> subprocess.CompletedProcess[str]:
     """The check's answer; `search_path` is where its interpreter looks before its own packages."""
     environment = {key: each for key, each in os.environ.items() if key != "PYTHONPATH"}
     if search_path:

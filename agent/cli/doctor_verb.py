@@ -42,13 +42,17 @@ def doctor(
     # A Path would be looked at by Click, which waits for ever for an agent that hangs.
     mount: Annotated[str, typer.Option(help="With --engine: where the pool is mounted.")] = "/mnt/g35",
     volume: Annotated[str, typer.Option(help="With --engine: the volume for its blocks.")] = "kv",
+    options: Annotated[
+        str | None,
+        typer.Option(help="With --engine: its configuration that names our connector, a file or its text."),
+    ] = None,
 ) -> None:
     """Look at this machine: what the agent needs, what tests and lab would use, what is left over."""
-    for name in ("python", "mount", "volume"):
+    for name in ("python", "mount", "volume", "options"):
         source = context.get_parameter_source(name)
         if engine is None and source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"--{name} is of an engine; --engine says which one")
-    findings = list(examine() if engine is None else engine_findings(engine, python, mount, volume))
+    findings = list(examine() if engine is None else engine_findings(engine, python, mount, volume, options))
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:

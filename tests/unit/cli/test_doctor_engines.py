@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -69,10 +70,33 @@ def test_every_engine_of_the_verb_has_a_check() -> None:
     assert {engine.value for engine in Engine} == set(engine_check.ENGINES)
 
 
-def test_an_interpreter_without_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
-    assert engine_check.main(["nixl", "--mount", "/nowhere"]) == 1
+def test_an_interpreter_without_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / ".g35").mkdir()
+    assert engine_check.main(["nixl", "--mount", str(tmp_path)]) == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["name"], found["good"]) == ("nixl", False)
+
+
+@pytest.mark.parametrize("folder", ["", "not-there"])
+@pytest.mark.expects_log("no g35 pool at")
+def test_a_folder_that_is_no_mount_of_a_pool_is_said_before_anything_else(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: str
+) -> None:
+    mount = tmp_path / folder
+    assert engine_check.main(["lmcache", "--mount", str(mount)]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["detail"]) == ("mount", f"{mount} is not a g35 mount")
+
+
+def test_a_mount_whose_agent_died_is_said_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stat(_path: str) -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(engine_check.os, "stat", stat)
+    found = engine_check.why_no_pool("/mnt/pool")
+    assert found is not None
+    assert "dead" in found.detail
+    assert "umount -l /mnt/pool" in found.advice
 
 
 @pytest.mark.expects_log("no g35 pool at /nowhere")
