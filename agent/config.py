@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from agent.awake import StayAwake
-from agent.errors import ConfigError
+from agent.errors import ConfigError, did_you_mean
 from agent.inline.suites import UNIT_BYTES_MAX
 from agent.pool.pool_map import (
     VALUE_BYTES_MAX,
@@ -432,12 +432,21 @@ def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
         problems = []
         for problem in error.errors()[:8]:
             key = ".".join(str(part) for part in problem["loc"]) or "the file as a whole"
-            text = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"]
+            text = problem["msg"]
+            if problem["type"] == "extra_forbidden":
+                text = f"unknown key{_meant(problem['loc'])}"
             problems.append(f"{key}: {text.removeprefix('Value error, ')}")
         raise ConfigError(
             f"{where} is not a usable configuration: " + "; ".join(problems),
             "docs/reference/configuration.md lists every key",
         ) from None
+
+
+def _meant(location: tuple[int | str, ...]) -> str:
+    """The key that is near to an unknown one, of the section in which that stands."""
+    *section, key = (str(part) for part in location if not isinstance(part, int))
+    model = SECTIONS.get(".".join(section)) if section else Configuration
+    return did_you_mean(key, model.model_fields) if model is not None else ""
 
 
 def load_configuration(path: Path) -> Configuration:

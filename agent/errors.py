@@ -10,7 +10,15 @@ errno appears only at the edge (agent/fs), NVMe status only in nvmeof/.
 
 from __future__ import annotations
 
+import difflib
 import enum
+from collections.abc import Iterable
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)` where a known word is near to what was typed, for the end of a sentence."""
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 class Fault(enum.Enum):

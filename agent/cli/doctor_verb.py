@@ -22,7 +22,7 @@ from agent.cli.doctor_engines import Engine, engine_findings
 from agent.cli.doctor_findings import Finding, Verdict
 from agent.cli.hung_agent import LOOK_SECONDS, AgentHangs, asked
 from agent.cli.tables import folding_table, print_tables
-from agent.fs.mounting import may_mount, mounts_of_agents
+from agent.fs.mounting import dead_mount_advice, may_mount, mounts_of_agents
 from nvmeof import compiled
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
 
@@ -233,7 +233,7 @@ def _module(name: str, use: str) -> Finding:
 
 def _mounts_that_fail(table: Path = Path("/proc/self/mountinfo"), seconds: float = LOOK_SECONDS) -> Finding:
     """Mounts of agents that are dead (ENOTCONN) or stopped; each is waited for `seconds` at the most."""
-    dead, hung = [], []
+    dead, hung = list[Path](), list[str]()
     for mount in mounts_of_agents(table):
         try:
             asked(mount, partial(os.statvfs, mount), seconds)
@@ -241,21 +241,21 @@ def _mounts_that_fail(table: Path = Path("/proc/self/mountinfo"), seconds: float
             hung.append(str(mount))
         except OSError as failure:
             if failure.errno == errno.ENOTCONN:
-                dead.append(str(mount))
+                dead.append(mount)
     if hung:
         return Finding(
             "mounts",
             Verdict.WITHOUT,
             f"no answer within {seconds:g} s: {', '.join(hung)}"
-            + (f"; dead: {', '.join(dead)}" if dead else ""),
+            + (f"; dead: {', '.join(map(str, dead))}" if dead else ""),
             "the agent is stopped or hangs: `kill -CONT` its process, or kill it",
         )
     if dead:
         return Finding(
             "mounts",
             Verdict.WITHOUT,
-            f"dead: {', '.join(dead)}",
-            "the next start there clears it, or umount -l",
+            f"dead: {', '.join(map(str, dead))}",
+            dead_mount_advice(dead),
         )
     return Finding("mounts", Verdict.OK, "none dead")
 

@@ -16,6 +16,7 @@ from agent.cli.up.children import detach
 from agent.cli.up.layout import is_alive
 from agent.config import load_configuration
 from agent.errors import G35Error
+from agent.fs.mounting import dead_mount_advice
 
 SECONDS = 30.0
 
@@ -49,9 +50,7 @@ def unmount(where: Annotated[Path, typer.Argument(help="The mount of a running a
     """End the agent behind a mount, which seals what open files have staged and unmounts."""
     pid = _agent_at(where)
     if pid is None:
-        raise G35Error(
-            f"no agent answers at {where}", "if the mount is dead: umount -l, or start the agent again"
-        )
+        raise G35Error(f"no agent answers at {where}", f"if the mount is dead: {dead_mount_advice([where])}")
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + SECONDS
     while is_alive(pid):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from agent.cli.replay.report import Report
+
+NOTE_COLUMNS = 80
 
 
 def replay(
@@ -99,4 +102,6 @@ def show_table(report: Report, title: str) -> None:
     table = folding_table(title, ("",), ("",), head=False)
     for what, how_much in report.rows():
         table.add_row(what, how_much)
-    print_tables(table, *report.notes())
+    print_tables(table)
+    for note in report.notes():
+        print(textwrap.fill(note, NOTE_COLUMNS))

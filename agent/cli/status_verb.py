@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from agent.cli.hung_agent import LOOK_SECONDS, asked
 from agent.cli.tables import folding_table, print_tables
 from agent.cli.up.layout import Layout, default_state
 from agent.errors import G35Error
+from agent.fs.mounting import dead_mount_advice
 from agent.sizes import readable_bytes, readable_seconds
 
 NAMED_MAX = 8
@@ -86,6 +88,8 @@ def read_status(mount: Path) -> dict[str, Any]:
         text = asked(mount, (mount / ".g35/status.json").read_text, LOOK_SECONDS)
         found: dict[str, Any] = json.loads(text)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOTCONN:
+            raise G35Error(f"{mount} is dead: its agent has ended", dead_mount_advice([mount])) from None
         why = error.strerror if isinstance(error, OSError) else "no JSON"
         raise G35Error(
             f"no agent answers at {mount}: {why}", "is it a g35 mount, and is its agent up?"

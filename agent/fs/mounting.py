@@ -16,11 +16,13 @@ import errno
 import fcntl
 import logging
 import os
+import shlex
 import shutil
 import socket
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,6 +147,12 @@ def mounts_of_agents(table: Path = Path("/proc/self/mountinfo")) -> list[Path]:
     return [
         Path(_unescaped(first.split()[4])) for first, last in halves if last.split()[0] == FILESYSTEM_TYPE
     ]
+
+
+def dead_mount_advice(mounts: Sequence[Path]) -> str:
+    """What a person does about mounts whose agents have died (ENOTCONN)."""
+    away = "umount -l" if may_mount() else "fusermount3 -uz"
+    return f"the next start of the agent there clears it, or {away} {shlex.join(map(str, mounts))}"
 
 
 def clear_dead_mount(mountpoint: Path) -> None:

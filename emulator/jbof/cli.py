@@ -45,6 +45,13 @@ fault = typer.Typer(help="Set a fault in a running enclosure, or take it away (h
 app.add_typer(fault, name="fault")
 
 
+class Media(StrEnum):
+    """Where the drives keep their bytes."""
+
+    FILES = "files"
+    MEMORY = "memory"
+
+
 class TransportName(StrEnum):
     """How hosts reach the enclosure."""
 
@@ -80,6 +87,10 @@ def serve(
     drive_size: Annotated[
         int, typer.Option(parser=_size, metavar="SIZE", help="Size of each, such as 512M or 1G.")
     ] = "1G",  # type: ignore[assignment]  # typer parses the default as well
+    media: Annotated[
+        Media | None,
+        typer.Option(help="Keep the drives in files or in memory; default: files if there is a --folder."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Keep the drives as sparse files in here; without it, in memory.")
     ] = None,
@@ -158,6 +169,10 @@ def serve(
         level=logging.DEBUG if verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    if media is Media.FILES and folder is None:
+        raise typer.BadParameter("say where the files lie: --folder", param_hint="--media")
+    if media is Media.MEMORY and folder is not None:
+        raise typer.BadParameter("drives in memory have no --folder", param_hint="--media")
     if pcap is not None:
         if TransportName.RDMA not in (transport or ()):
             raise typer.BadParameter("--pcap captures an emulated RDMA device: it wants --transport rdma")

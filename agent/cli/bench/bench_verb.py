@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from agent.cli.bench import peer_table, records
-from agent.cli.bench.catalog import chosen, matching, unknown
+from agent.cli.bench.catalog import CATALOG, chosen, matching, unknown
 from agent.cli.tables import print_tables
 from agent.cli.temporary_folder import temporary_folder
+from agent.errors import did_you_mean
 
 if TYPE_CHECKING:
     from agent.cli.bench.running import Results, Said
@@ -46,7 +47,10 @@ def bench(
     """
     wrong = unknown(names or [])
     if wrong:
-        raise typer.BadParameter(f"no such name: {', '.join(wrong)}; see g35 bench --list", param_hint="NAME")
+        meant = did_you_mean(wrong[0], CATALOG)
+        raise typer.BadParameter(
+            f"no such name: {', '.join(wrong)}{meant}; see g35 bench --list", param_hint="NAME"
+        )
     if list_:
         print_tables(records.listing(matching(names or [])))
         return

@@ -20,7 +20,7 @@ from agent.cli.replay.player import Player, Schedule
 from agent.cli.replay.report import FromMemory, Report
 from agent.cli.replay.tally import Tally, total
 from agent.cli.replay.trace_lines import BLOCK_TOKENS, TraceFile
-from agent.errors import UserError
+from agent.errors import UserError, did_you_mean
 from agent.sizes import readable_bytes
 from host_shim.control_wire import VALUE_BYTES_MAX
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong
@@ -29,6 +29,7 @@ _LOOK_SECONDS = 0.1
 _LAST_JOIN_SECONDS = 5.0
 """How long the end of a replay waits for calls under way."""
 AGENT_WAIT_SECONDS = 10.0
+_CHOOSE = "`g35 status` shows the volumes; choose one by --volume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
                 f"no g35 agent answers at {options.mount}", "start one with `g35 up`, or name another --mount"
             )
         stats = asked(options.mount, pool.stats, options.hung_seconds)
+        _check_volume(options.volume, stats)
         baseline = _baseline(options, stats)
         schedule = Schedule(requests, options.time_scale, baseline)
         content = BlockContent(options.value_bytes, options.seed)
@@ -198,12 +200,18 @@ def _progress(options: ReplayOptions, trace: TraceFile, absence: Absence) -> Ite
         yield show
 
 
+def _check_volume(name: str, stats: dict[str, Any]) -> None:
+    known = [str(volume["name"]) for volume in stats.get("volumes", ())]
+    if known and name not in known:
+        raise UserError(f"the pool has no volume {name!r}{did_you_mean(name, known)}", _CHOOSE)
+
+
 @contextmanager
 def _explained(options: ReplayOptions) -> Iterator[None]:
     try:
         yield
     except UnknownVolume as error:
-        raise UserError(str(error), "`g35 status` shows the volumes; choose one by --volume") from None
+        raise UserError(str(error), _CHOOSE) from None
     except ValueTooLong as error:
         raise UserError(
             str(error),

@@ -1,0 +1,75 @@
+"""A mistyped word is answered by the nearest known one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from agent.cli.main import main
+from agent.cli.replay.running import _check_volume
+from agent.config import parse_configuration
+from agent.errors import ConfigError, UserError, did_you_mean
+from emulator.jbof.cli import app
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"agent": {"wrokers": 2}}, "agent.wrokers: unknown key (did you mean workers?)"),
+        ({"agnt": {}}, "agnt: unknown key (did you mean agent?)"),
+        ({"enclosures": [{"adress": "::1"}]}, "enclosures.0.adress: unknown key (did you mean address?)"),
+        ({"s3": {"tenants": [{"bucket": []}]}}, "s3.tenants.0.bucket: unknown key (did you mean buckets?)"),
+        ({"agent": {"zzz": 1}}, "agent.zzz: unknown key"),
+    ],
+)
+def test_an_unknown_key_of_the_configuration(document: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_configuration(document, "agent.toml")
+    problems = refused.value.message.partition("configuration: ")[2].split("; ")
+    assert said in problems
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sttaus"], "Did you mean 'status'?"),
+        (["up", "--enclosrues", "2"], "--enclosures"),
+        (["bench", "kv_get_1mm"], "(did you mean kv_get_1m?)"),
+    ],
+)
+def test_a_verb_an_option_and_a_name_of_the_bench(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_volume_that_the_pool_does_not_have() -> None:
+    stats = {"volumes": [{"name": "kv-large"}, {"name": "files"}]}
+    with pytest.raises(UserError, match=r"no volume 'kv-lagre' \(did you mean kv-large\?\)"):
+        _check_volume("kv-lagre", stats)
+    _check_volume("files", stats)
+    _check_volume("anything", {})
+
+
+def test_nothing_near_is_nothing_said() -> None:
+    assert did_you_mean("zzz", ["workers", "mount"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--media", "files"], "--folder"), (["--media", "memory", "--folder", "drives"], "have no --folder")],
+)
+def test_an_enclosure_says_where_its_media_and_its_folder_do_not_fit(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert said in done.output
+    assert not list(tmp_path.iterdir())
