@@ -220,9 +220,16 @@ def _print_present(present: Present) -> None:
             _add_row(table, "host", "any", "")
         if table.row_count:
             console.print(table)
-    transports = ", ".join(each.trtype for each in present.transports) or "none"
-    _print(
-        console, f"transports: {transports}; keys: {', '.join(each.name for each in present.keys) or 'none'}"
-    )
+    if present.nvme:
+        table = folding_table("NVMe controllers", ("controller", "address", "subsystem"))
+        for controller in present.nvme:
+            _add_row(table, controller.name, str(controller.address or ""), controller.subnqn)
+        console.print(table)
+    for transport in present.transports:
+        options = ", ".join(f"{name} {value}" for name, value in transport.options)
+        _print(console, f"transport {transport.trtype}" + (f": {options}" if options else ""))
+    if not present.transports:
+        _print(console, "no transport")
+    _print(console, f"keys: {', '.join(each.name for each in present.keys) or 'none'}")
     if not present.subsystems:
         _print(console, "no subsystem")

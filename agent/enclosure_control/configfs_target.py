@@ -74,7 +74,9 @@ class ConfigfsTarget:
     def check(self, description: Description) -> None:
         """UserError if nvmet cannot be what is described."""
         lacking = [
-            f"[[{name}]]" for name in ("malloc", "nvme", "lvol_stores", "lvols") if getattr(description, name)
+            f"[[{name}]]"
+            for name in ("malloc", "null", "nvme", "lvol_stores", "lvols")
+            if getattr(description, name)
         ]
         if lacking:
             raise UserError(
@@ -85,6 +87,8 @@ class ConfigfsTarget:
             for name, _ in transport.options():
                 if name != "in_capsule_data_size":
                     raise UserError(f"nvmet has no {name} for a transport", "leave it out")
+        if any(each.ana_reporting is False for each in description.subsystems):
+            raise UserError("nvmet always reports ANA", "leave ana_reporting out")
         nqns = [each.nqn for each in description.subsystems]
         nqns += [host.nqn for each in description.subsystems for host in each.hosts]
         for nqn in nqns:

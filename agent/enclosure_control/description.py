@@ -102,6 +102,10 @@ class MallocSection(_Section):
         return self
 
 
+class NullSection(MallocSection):
+    """A bdev without contents, for trials of speed: writes are forgotten, reads are zeros."""
+
+
 class AioSection(_Section):
     """A file or a block device of the enclosure's machine as a bdev."""
 
@@ -202,6 +206,9 @@ class SubsystemSection(_Section):
     model: str | None = Field(None, pattern=r"^[\x20-\x7e]{1,40}$", description="Model number.")
     max_namespaces: int | None = Field(None, ge=1, description="Largest namespace id; SPDK's own is 32.")
     allow_any_host: bool = Field(False, description="Let every host in.")
+    ana_reporting: bool | None = Field(
+        None, description="Tell hosts the access states of its listeners; SPDK's own is false."
+    )
     namespaces: tuple[NamespaceSection, ...] = Field((), max_length=1024, description="Namespaces.")
     listeners: tuple[ListenerSection, ...] = Field((), max_length=64, description="Listeners.")
     hosts: tuple[HostSection, ...] = Field((), max_length=1024, description="Hosts that may connect.")
@@ -225,6 +232,7 @@ class Description(_Section):
     transports: tuple[TransportSection, ...] = Field((), max_length=2)
     keys: tuple[KeySection, ...] = Field((), max_length=1024)
     malloc: tuple[MallocSection, ...] = Field((), max_length=1024)
+    null: tuple[NullSection, ...] = Field((), max_length=1024)
     aio: tuple[AioSection, ...] = Field((), max_length=1024)
     nvme: tuple[NvmeSection, ...] = Field((), max_length=256)
     lvol_stores: tuple[LvolStoreSection, ...] = Field((), max_length=256)
@@ -235,13 +243,14 @@ class Description(_Section):
     def _holds_together(self) -> Description:
         _distinct("transport", (each.type for each in self.transports))
         _distinct("key", (each.name for each in self.keys))
-        names = [each.name for each in self.malloc] + [each.name for each in self.aio]
+        memory = (*self.malloc, *self.null)
+        names = [each.name for each in memory] + [each.name for each in self.aio]
         _distinct("bdev", names + [each.name for each in self.nvme])
         _distinct("lvol store", (each.name for each in self.lvol_stores))
         _distinct("lvol", (each.alias for each in self.lvols))
         _distinct("subsystem", (each.nqn for each in self.subsystems))
         _distinct("file of [[aio]]", (os.path.normpath(each.file) for each in self.aio))
-        _distinct("uuid of [[malloc]]", (each.uuid for each in self.malloc if each.uuid))
+        _distinct("uuid of [[malloc]] and [[null]]", (each.uuid for each in memory if each.uuid))
         # Two namespaces on one bdev are two names for the same blocks, and a pool would use them twice.
         namespaces = [namespace for each in self.subsystems for namespace in each.namespaces]
         _distinct("bdev of a namespace", (each.bdev for each in namespaces))

@@ -15,19 +15,20 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from agent.enclosure_control.description import MIB, Description, NvmeSection
+from agent.enclosure_control.description import MIB, Description, NullSection, NvmeSection
 from agent.enclosure_control.plan_keys import ASIDE, plan_keys
-from agent.enclosure_control.plan_names import missing_names, names_bdev_of, shared_bdevs
+from agent.enclosure_control.plan_names import missing_names, names_bdev_of, shared_bdevs, taken_elsewhere
 from agent.enclosure_control.plan_subsystems import SubsystemPlan, plan_subsystem
 from agent.enclosure_control.present import Present
 from agent.enclosure_control.printable import printable
-from agent.enclosure_control.records import LvolStore
+from agent.enclosure_control.records import Key, LvolStore
 from agent.enclosure_control.steps import (
     AttachNvme,
     CreateAio,
     CreateLvol,
     CreateLvolStore,
     CreateMalloc,
+    CreateNull,
     CreateTransport,
     DeleteBdev,
     DeleteSubsystem,
@@ -66,7 +67,7 @@ def plan(description: Description, present: Present, *, prune: bool = False) -> 
 class _Planner:
     def __init__(self, description: Description, present: Present, prune: bool) -> None:
         self.description = description
-        self.present = present
+        self.before = self.present = present
         self.prune = prune
         self.steps: list[Step] = []
         self.left_alone: list[str] = []
@@ -91,6 +92,7 @@ class _Planner:
         for part in parts:
             self.steps += part.additions
         self.conflicts += shared_bdevs(self.description, self.present)
+        self.conflicts += taken_elsewhere(self.steps, self.present)
         self.conflicts += missing_names(self.steps, self.present)
         self._beyond(parts)
 
@@ -112,13 +114,15 @@ class _Planner:
     def _bdevs(self) -> set[str]:
         """Names of what comes into being that may carry a store already; NVMe controllers by theirs."""
         fresh = set()
-        for memory in self.description.malloc:
+        for memory in (*self.description.malloc, *self.description.null):
+            is_null = isinstance(memory, NullSection)
+            kind, create = ("null", CreateNull) if is_null else ("malloc", CreateMalloc)
             there = self.present.bdev(memory.name)
             if there is None:
                 blocks = memory.size // memory.block_size
-                self.steps.append(CreateMalloc(memory.name, memory.block_size, blocks, memory.uuid))
+                self.steps.append(create(memory.name, memory.block_size, blocks, memory.uuid))
                 continue
-            self._same(f"bdev {memory.name}", "kind", there.kind, "malloc")
+            self._same(f"bdev {memory.name}", "kind", there.kind, kind)
             self._same(f"bdev {memory.name}", "size", there.size, memory.size)
             self._same(f"bdev {memory.name}", "block_size", there.block_size, memory.block_size)
             self._same(f"bdev {memory.name}", "uuid", there.uuid, memory.uuid)
@@ -203,24 +207,36 @@ class _Planner:
         beyond: list[tuple[str, Step]] = []
         controllers = {each.name for each in wanted.nvme}
         used = self._used()
-        beyond += [
-            (f"NVMe controller {each.name}", DeleteBdev("nvme", each.name))
-            for each in present.nvme
-            if each.name not in controllers and not any(names_bdev_of(each.name, name) for name in used)
-        ]
-        names = {each.name for each in wanted.malloc} | {each.name for each in wanted.aio}
+        kept = []
+        for controller in present.nvme:
+            if controller.name in controllers:
+                continue
+            if any(names_bdev_of(controller.name, name) for name in used):
+                kept.append(controller.name)
+            else:
+                detach = DeleteBdev("nvme", controller.name)
+                beyond.append((f"NVMe controller {controller.name}", detach))
+        self.left_alone += [f"NVMe controller {name}, on which described things are built" for name in kept]
+        names = {each.name for each in (*wanted.malloc, *wanted.null)} | {each.name for each in wanted.aio}
         names = {present.name_of(name) for name in names}
         beyond += [
             (f"{each.kind} bdev {each.name}", DeleteBdev(each.kind, each.name))
             for each in present.bdevs
-            if each.kind in ("malloc", "aio") and each.name not in names | used
+            if each.kind in ("malloc", "null", "aio") and each.name not in names | used
         ]
         keys = {each.name for each in wanted.keys}
         for each in wanted.subsystems:
             keys |= {name for host in each.hosts for name in (host.key, host.controller_key) if name}
         keys |= {name for ssd in wanted.nvme for name in (ssd.key, ssd.controller_key) if name}
         keys |= {each.name + ASIDE for each in wanted.keys}  # `plan_keys` removes them
-        beyond += [(f"key {key.name}", RemoveKey(key.name)) for key in present.keys if key.name not in keys]
+        attached = bool(kept or [each for each in present.nvme if each.name in controllers])
+        for key in present.keys:
+            if key.name in keys:
+                continue
+            if attached and self.prune and self._controllers_may_have(key):
+                self.left_alone.append(f"key {key.name}, which an attached NVMe controller may have")
+            else:
+                beyond.append((f"key {key.name}", RemoveKey(key.name)))
         if self.prune:
             self.steps += [step for _, step in beyond]
         else:
@@ -241,6 +257,20 @@ class _Planner:
             for alias in each.aliases[:1]
             if alias not in volumes
         ]
+
+    def _controllers_may_have(self, key: Key) -> bool:
+        """Whether somebody has a key who is no host of a subsystem: an NVMe controller, then.
+
+        It would fail for ever with its next connection. An enclosure does not say which controller has which
+        key, and an old one not how many have it.
+        """
+        names = [
+            name
+            for subsystem in self.before.subsystems
+            for host in subsystem.hosts
+            for name in (host.key, host.controller_key)
+        ]
+        return key.users is None or key.users > names.count(key.name)
 
 
 def _attachment(ssd: NvmeSection) -> AttachNvme:

@@ -20,7 +20,10 @@ from agent.enclosure_control.steps import (
     CreateLvol,
     CreateLvolStore,
     CreateMalloc,
+    CreateNull,
     CreateTransport,
+    DeleteSubsystem,
+    RemoveNamespace,
     SetKeys,
     Step,
 )
@@ -45,6 +48,33 @@ def shared_bdevs(description: Description, present: Present) -> list[str]:
     return found
 
 
+def taken_elsewhere(steps: Iterable[Step], present: Present) -> list[str]:
+    """Bdevs, NGUIDs and UUIDs of new namespaces that another namespace has, which is there and stays."""
+    found: list[str] = []
+    there = {(each.nqn, one.nsid): one for each in present.subsystems for one in each.namespaces}
+    for step in steps:
+        match step:
+            case DeleteSubsystem(nqn):
+                there = {place: one for place, one in there.items() if place[0] != nqn}
+            case RemoveNamespace(nqn, nsid):
+                there.pop((nqn, nsid), None)
+            case AddNamespace(nqn, new):
+                bdev = present.name_of(new.bdev)
+                for (other_nqn, nsid), other in there.items():
+                    same = [("bdev", bdev)] if present.name_of(other.bdev) == bdev else []
+                    same += [("NGUID", new.nguid)] if new.nguid and new.nguid == other.nguid else []
+                    same += [("UUID", new.uuid)] if new.uuid and new.uuid == other.uuid else []
+                    found += [
+                        f"namespace {new.nsid} of {nqn}: its {what} {value} is that of namespace {nsid} of "
+                        f"{other_nqn} already, which stays"
+                        for what, value in same[:1]
+                    ]
+                there[nqn, new.nsid] = new
+            case _:
+                pass
+    return found
+
+
 def missing_names(steps: Iterable[Step], present: Present) -> list[str]:
     """Keys, transports, stores and bdevs that steps name, and that are neither there nor made before."""
     found: list[str] = []
@@ -59,7 +89,7 @@ def missing_names(steps: Iterable[Step], present: Present) -> list[str]:
                 transports.add(trtype)
             case AddKey(name):
                 keys.add(name)
-            case CreateMalloc():
+            case CreateMalloc() | CreateNull():
                 bdevs |= {step.name, step.uuid or step.name}
             case CreateAio():
                 examined = True

@@ -61,7 +61,12 @@ def plan_subsystem(
     if there is None:
         part.additions.append(
             CreateSubsystem(
-                wanted.nqn, wanted.serial, wanted.model, wanted.max_namespaces, wanted.allow_any_host
+                wanted.nqn,
+                wanted.serial,
+                wanted.model,
+                wanted.max_namespaces,
+                wanted.allow_any_host,
+                wanted.ana_reporting,
             )
         )
         there = Subsystem(wanted.nqn, allow_any_host=wanted.allow_any_host)

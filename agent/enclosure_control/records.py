@@ -26,13 +26,14 @@ _NUMBER_MAX: Final = (1 << 64) - 1
 """Of any number that is told: counters of an enclosure have 64 bits."""
 
 _KINDS: Final = {
-    "Malloc disk": "malloc", "AIO disk": "aio", "NVMe disk": "nvme", "Logical Volume": "lvol",
+    "Malloc disk": "malloc", "Null disk": "null", "AIO disk": "aio", "NVMe disk": "nvme",
+    "Logical Volume": "lvol",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Bdev:
-    """A block device. `kind` is malloc, aio, nvme, lvol or other; `filename` is known of aio alone."""
+    """A block device. `kind` is malloc, null, aio, nvme, lvol or other; `filename` is known of aio alone."""
 
     name: str
     kind: str
@@ -69,11 +70,16 @@ class LvolStore:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the keyring. `path` is not told by every version. A `removed` one cannot be given any more."""
+    """A key of the keyring. `path` is not told by every version. A `removed` one cannot be given any more.
+
+    `users`: how many hosts and NVMe controllers have it, a host once in each subsystem; None: not told.
+    A host or controller whose key was removed fails at its next authentication.
+    """
 
     name: str
     path: str | None = None
     removed: bool = False
+    users: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +237,10 @@ def lvol_store(said: Members) -> LvolStore:
 
 def key(said: Members) -> Key:
     """An entry of keyring_get_keys."""
-    return Key(said.text("name"), said.text("path", "") or None, said.truth("removed"))
+    # The keyring itself counts as one.
+    references = said.number("refcnt", 0)
+    users = references - 1 if references > 0 else None
+    return Key(said.text("name"), said.text("path", "") or None, said.truth("removed"), users)
 
 
 def transport(said: Members) -> Transport:

@@ -16,6 +16,7 @@ from agent.enclosure_control.steps import (
     CreateLvol,
     CreateLvolStore,
     CreateMalloc,
+    CreateNull,
     CreateSubsystem,
     CreateTransport,
     DeleteBdev,
@@ -32,7 +33,8 @@ from agent.enclosure_control.steps import (
 )
 
 _DELETIONS = {
-    "malloc": "bdev_malloc_delete", "aio": "bdev_aio_delete", "nvme": "bdev_nvme_detach_controller",
+    "malloc": "bdev_malloc_delete", "null": "bdev_null_delete", "aio": "bdev_aio_delete",
+    "nvme": "bdev_nvme_detach_controller",
 }  # fmt: skip
 
 
@@ -57,9 +59,11 @@ def call_of(step: Step) -> RpcCall:
             return RpcCall("keyring_file_add_key", {"name": name, "path": path})
         case RemoveKey(name):
             return RpcCall("keyring_file_remove_key", {"name": name})
-        case CreateMalloc(name, block_size, block_count, uuid):
+        case CreateMalloc(name, block_size, block_count, uuid) | CreateNull(
+            name, block_size, block_count, uuid
+        ):
             return RpcCall(
-                "bdev_malloc_create",
+                "bdev_null_create" if isinstance(step, CreateNull) else "bdev_malloc_create",
                 {"name": name, "block_size": block_size, "num_blocks": block_count, "uuid": uuid},
             )
         case CreateAio(name, filename, block_size):
@@ -119,6 +123,7 @@ def _subsystem_call(step: Step) -> RpcCall:
                     "model_number": step.model,
                     "max_namespaces": step.max_namespaces,
                     "allow_any_host": step.allow_any_host,
+                    "ana_reporting": step.ana_reporting,
                 },
             )
         case DeleteSubsystem(nqn):

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from agent.enclosure_control import records
 from agent.enclosure_control.description import Description
+from agent.enclosure_control.key_files import check_key_file
 from agent.enclosure_control.present import Present
 from agent.enclosure_control.printable import printable
 from agent.enclosure_control.rpc_calls import call_of
@@ -53,7 +54,9 @@ class RpcTarget:
         return cls(RpcClient(socket_path, timeout_s))
 
     def check(self, description: Description) -> None:
-        """Everything that can be described, SPDK has."""
+        """Everything that can be described, SPDK has. UserError for a key file that holds no secret."""
+        for key in description.keys:
+            check_key_file(key.name, key.file)
 
     def read(self, _description: Description | None = None) -> Present:
         """What it is at present."""

@@ -59,6 +59,19 @@ class CreateMalloc:
 
 
 @dataclass(frozen=True, slots=True)
+class CreateNull:
+    """Make a bdev that forgets what is written and reads as zeros."""
+
+    name: str
+    block_size: int
+    block_count: int
+    uuid: str | None
+
+    def __str__(self) -> str:
+        return f"create null bdev {self.name} of {self.block_size * self.block_count} bytes"
+
+
+@dataclass(frozen=True, slots=True)
 class CreateAio:
     """Make a file into a bdev."""
 
@@ -87,7 +100,7 @@ class AttachNvme:
 
 @dataclass(frozen=True, slots=True)
 class DeleteBdev:
-    """Take a bdev away; `kind` is malloc, aio or nvme (the controller with all its bdevs)."""
+    """Take a bdev away; `kind` is malloc, null, aio or nvme (the controller with all its bdevs)."""
 
     kind: str
     name: str
@@ -149,6 +162,7 @@ class CreateSubsystem:
     model: str | None
     max_namespaces: int | None
     allow_any_host: bool
+    ana_reporting: bool | None = None
 
     def __str__(self) -> str:
         return f"create subsystem {self.nqn}"
@@ -257,6 +271,7 @@ Step: TypeAlias = (
     | AddKey
     | RemoveKey
     | CreateMalloc
+    | CreateNull
     | CreateAio
     | AttachNvme
     | DeleteBdev

@@ -243,7 +243,7 @@ class Supervisor:
                     case Disconnected(error):
                         self._disconnected(enclosure, str(error or "reset"))
                     case NamespacesChanged() | AccessChanged() if keeper.controller is not None:
-                        enclosure.namespaces = tuple(keeper.controller.namespaces())
+                        self._note_namespaces(enclosure, tuple(keeper.controller.namespaces()))
                         self._note_access(enclosure, keeper.controller.access)
                         self.fabric.refresh()
                     case _:
@@ -256,6 +256,17 @@ class Supervisor:
         if section.transport == "rdma":
             return {"verbs": self._verbs}
         return {"digests": Digests(section.header_digest, section.data_digest)}
+
+    def _note_namespaces(self, enclosure: Enclosure, now: tuple[Any, ...]) -> None:
+        """What an enclosure shows from now on; the log says what it took away and what is new."""
+        before = {each.nsid: each for each in enclosure.namespaces}
+        after = {each.nsid: each for each in now}
+        for nsid in sorted(before.keys() - after.keys()):
+            nguid = before[nsid].nguid.hex()
+            log.warning("enclosure %s: namespace %d (%s) was taken away", enclosure.name, nsid, nguid)
+        for nsid in sorted(after.keys() - before.keys()):
+            log.info("enclosure %s: namespace %d (%s) is new", enclosure.name, nsid, after[nsid].nguid.hex())
+        enclosure.namespaces = now
 
     def _note_access(self, enclosure: Enclosure, access: Access) -> None:
         before, enclosure.access = enclosure.access, access

@@ -106,6 +106,35 @@ class MemoryMedium:
             self._map.close()
 
 
+class NullMedium:
+    """No bytes at all, as SPDK's null bdev: reads are zeros, writes are forgotten."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def window(self, offset: int, length: int) -> None:
+        return None
+
+    def read_into(self, offset: int, into: memoryview) -> None:
+        for start in range(0, len(into), len(_ZEROS)):
+            into[start : start + len(_ZEROS)] = _ZEROS[: len(into) - start]
+
+    def write(self, offset: int, data: memoryview | bytes) -> None:
+        """Forgotten."""
+
+    def punch(self, offset: int, length: int) -> None:
+        """There is nothing to give back."""
+
+    def flush(self) -> None:
+        """There is nothing to push."""
+
+    def used_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
 class FileMedium:
     """A sparse file. It is created at its full length, takes up what was written, and survives a crash.
 

@@ -11,13 +11,14 @@ import os
 import stat
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from emulator.jbof.drive import Drive
 from emulator.jbof.enclosure import Enclosure
-from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
+from emulator.jbof.medium import FileMedium, Medium, MemoryMedium, NullMedium
 from emulator.jbof.rpc import parameters
 from emulator.jbof.rpc.faults import no_device, of_errno
 
@@ -26,7 +27,7 @@ MALLOC_BYTES_MAX: Final = 1 << 42
 """Of one malloc bdev. Memory is taken as it is written, so this bounds nothing but nonsense."""
 
 _BLOCK_SIZES: Final = (512, 4096)
-_PRODUCTS: Final = {"malloc": "Malloc disk", "aio": "AIO disk"}
+_PRODUCTS: Final = {"malloc": "Malloc disk", "null": "Null disk", "aio": "AIO disk"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +77,30 @@ class Bdevs:
         name = asked.name
         if name is None:
             name = next(each for n in range(BDEVS_MAX + 1) if (each := f"Malloc{n}") not in self.all())
+        self._create(name, "malloc", MemoryMedium, asked)
+        return name
+
+    def create_null(self, asked: parameters.CreateNull) -> str:
+        """bdev_null_create: the name."""
+        self._create(asked.name, "null", NullMedium, asked)
+        return asked.name
+
+    def _create(
+        self,
+        name: str,
+        kind: str,
+        make: Callable[[int], Medium],
+        asked: parameters.CreateMalloc | parameters.CreateNull,
+    ) -> None:
         size = asked.block_size * asked.num_blocks
         if asked.block_size not in _BLOCK_SIZES or not 0 < size <= MALLOC_BYTES_MAX:
             raise of_errno(errno.EINVAL)
         identity = self._identity(name, asked.uuid)
         try:
-            medium = MemoryMedium(size)
+            medium = make(size)
         except (OSError, ValueError, OverflowError):
             raise of_errno(errno.ENOMEM) from None
-        self._take(name, "malloc", medium, identity, asked.block_size, None)
-        return name
+        self._take(name, kind, medium, identity, asked.block_size, None)
 
     def create_aio(self, asked: parameters.CreateAio) -> str:
         """bdev_aio_create: the name."""

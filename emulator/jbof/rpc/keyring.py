@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,15 +48,22 @@ class Keyring:
             raise of_errno(errno.ENOKEY)
         return True
 
-    def get(self, _asked: parameters.NoParameters) -> list[dict[str, Any]]:
-        """keyring_get_keys."""
+    def get(self, users: Callable[[str], int]) -> list[dict[str, Any]]:
+        """keyring_get_keys. `users` says how many hosts have a key; the keyring itself is one more."""
         return [
-            {"name": name, "module": "keyring_file", "removed": False, "probed": True, "path": path}
+            {
+                "name": name, "module": "keyring_file", "removed": False, "probed": False,
+                "refcnt": 1 + users(name), "path": path,
+            }
             for name, path in self._paths.items()
-        ]
+        ]  # fmt: skip
 
     def secret(self, name: str | None) -> DhchapSecret | None:
-        """The secret of a key; None for no name. RpcFault if there is none, or its file is no secret."""
+        """The secret of a key; None for no name. RpcFault if there is no such key.
+
+        A file without a secret is taken as SPDK does, which looks into it at an authentication: nobody proves
+        to have its secret, so the host is locked out.
+        """
         if name is None:
             return None
         if name not in self._paths:
@@ -63,4 +71,4 @@ class Keyring:
         try:
             return read_secret_file(Path(self._paths[name]))
         except SecretFileError:
-            raise of_errno(errno.EINVAL) from None
+            return DhchapSecret(os.urandom(32), None)

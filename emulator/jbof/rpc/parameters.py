@@ -50,6 +50,17 @@ class CreateMalloc(Parameters):
     numa_id: Literal[-1] = -1
 
 
+class CreateNull(Parameters):
+    name: _Text
+    block_size: _Number
+    num_blocks: _Number
+    uuid: _Text | None = None
+    physical_block_size: Literal[0, 512, 4096] = 0
+    md_size: Literal[0] = 0
+    dif_type: Literal[0] = 0
+    dif_is_head_of_md: Literal[False] = False
+
+
 class CreateAio(Parameters):
     name: _Text
     filename: _Text
@@ -95,7 +106,7 @@ class CreateSubsystem(Parameters):
     model_number: Annotated[str, Field(max_length=40)] = "g35 enclosure"
     max_namespaces: Annotated[int, Field(ge=0, le=0xFFFF_FFFE)] = 32
     allow_any_host: bool = False
-    ana_reporting: Literal[False] = False
+    ana_reporting: bool = False
     passthrough: Literal[False] = False
     enable_nssr: Literal[False] = False
 

@@ -25,6 +25,7 @@ from emulator.jbof.rpc.faults import (
 )
 from emulator.jbof.rpc.keyring import Keyring
 from nvmeof.authentication.credentials import CONTROLLER_GROUPS, Credentials
+from nvmeof.controller.port_access import PortAccess
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
 from nvmeof.controller.subsystem import KvNamespace, Subsystem
 from nvmeof.wire.fabrics import DISCOVERY_NQN
@@ -143,6 +144,7 @@ class Subsystems:
                 model=asked.model_number,
                 allowed_hosts=None if asked.allow_any_host else (),
             )
+            subsystem.access = PortAccess() if asked.ana_reporting else None
             self._enclosure.target.add_subsystem(subsystem)
         except ValueError:
             raise RpcFault(INTERNAL_ERROR, f"Unable to create subsystem {asked.nqn}") from None
@@ -230,6 +232,9 @@ class Subsystems:
             raise invalid_parameters()
         named = _identifier(wanted.uuid) or bdev.uuid.bytes
         nguid = _identifier(wanted.nguid) or named
+        claimed = self._enclosure.is_attached(bdev.drive.number)
+        if claimed or any(nguid == each.nguid or named == each.uuid for each in taken.values()):
+            raise invalid_parameters()
         self._enclosure.target.add_namespace(offer.subsystem, nsid, bdev.drive, nguid=nguid, uuid=named)
         offer.bdevs[nsid] = bdev.name
         return nsid
@@ -320,6 +325,10 @@ class Subsystems:
         self._enclosure.target.set_credentials(offer.subsystem, asked.host, self._credentials(asked))
         offer.hosts[asked.host] = (asked.dhchap_key, asked.dhchap_ctrlr_key)
         return True
+
+    def key_users(self, name: str) -> int:
+        """How many hosts have a key, each once in every subsystem and for each direction."""
+        return sum(keys.count(name) for offer in self._offers.values() for keys in offer.hosts.values())
 
     def _credentials(self, asked: parameters.OfHost) -> Credentials | None:
         host = self._keyring.secret(asked.dhchap_key)

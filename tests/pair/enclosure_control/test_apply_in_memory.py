@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent.enclosure_control.applying import ApplyFailed, apply, planned
 from agent.enclosure_control.description import Description, parse_description
+from agent.enclosure_control.plan import PlanConflict
 from agent.enclosure_control.rpc_errors import RpcError
 from agent.enclosure_control.rpc_target import RpcTarget
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
@@ -82,7 +83,12 @@ def test_from_any_state_to_any_other_also_when_it_breaks_half_way(
         target = RpcTarget(client)
         apply(target, before)
         client.fuse = fuse
-        steps = planned(target, after, prune=prune).steps
+        try:
+            steps = planned(target, after, prune=prune).steps
+        except PlanConflict:
+            # A bdev is at a namespace that stays; what is not described goes with `prune` alone.
+            assert not prune
+            return
         if fuse < len(steps):
             with pytest.raises(ApplyFailed) as caught:
                 apply(target, after, prune=prune)

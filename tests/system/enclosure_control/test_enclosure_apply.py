@@ -251,7 +251,8 @@ def test_the_verbs_say_what_was_done_and_what_was_not(
     ]  # fmt: skip
     _, said, _ = g35("show")
     assert f"subsystem {NQN}, serial 0" in said
-    assert "transports: TCP; keys: none" in said
+    assert "transport TCP: in_capsule_data_size" in said
+    assert "keys: none" in said
     _, said, _ = g35("stats")
     assert "Bdevs since they were made" in said
     assert g35("apply", file, "--prune")[:2] == (

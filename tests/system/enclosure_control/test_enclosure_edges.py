@@ -129,16 +129,20 @@ def test_a_key_is_exchanged_or_nothing_is(enclosure: Enclosure, target: RpcTarge
     def valid() -> str:
         return subsystem.credentials[HOST].host_secret.text()
 
-    # Neither a file that others may read nor one that holds no secret: each time the old key stands, and the
-    # next run begins again.
+    # A file that holds no secret is found out before the first step: SPDK takes it, and locks the host out.
     (tmp_path / "new").write_text("no secret")
-    for mode in (0o644, 0o600):
-        (tmp_path / "new").chmod(mode)
-        for _ in range(2):
-            with pytest.raises(ApplyFailed):
-                apply(target, with_key(tmp_path / "new"))
-            assert valid() == old.text()
-            assert planned(target, with_key(tmp_path / "new")).steps
+    (tmp_path / "new").chmod(0o600)
+    with pytest.raises(UserError, match=r"key k: .*new: a DH-HMAC-CHAP secret is.*nothing was changed"):
+        apply(target, with_key(tmp_path / "new"))
+    assert valid() == old.text()
+    # One that others may read is refused by the enclosure: the old key stands, the next run begins again.
+    (tmp_path / "new").write_text(new.text())
+    (tmp_path / "new").chmod(0o644)
+    for _ in range(2):
+        with pytest.raises(ApplyFailed):
+            apply(target, with_key(tmp_path / "new"))
+        assert valid() == old.text()
+        assert planned(target, with_key(tmp_path / "new")).steps
     (tmp_path / "new").unlink()
     write_secret_file(tmp_path / "new", new)
     apply(target, with_key(tmp_path / "new"))
@@ -148,6 +152,20 @@ def test_a_key_is_exchanged_or_nothing_is(enclosure: Enclosure, target: RpcTarge
     target.call("keyring_file_remove_key", {"name": "k"})
     apply(target, with_key(tmp_path / "old"))
     assert valid() == old.text()
+
+
+def test_a_key_file_without_a_secret_locks_its_host_out_as_at_a_real_target(
+    enclosure: Enclosure, target: RpcTarget, tmp_path: Path
+) -> None:
+    file = tmp_path / "empty"
+    file.touch(mode=0o600)
+    target.call("nvmf_create_subsystem", {"nqn": NQN})
+    target.call("keyring_file_add_key", {"name": "k", "path": str(file)})
+    assert target.call("nvmf_subsystem_add_host", {"nqn": NQN, "host": HOST, "dhchap_key": "k"})
+    [subsystem] = enclosure.target.subsystems
+    assert HOST in subsystem.credentials, "nobody comes in without a secret"
+    [key] = target.read().keys
+    assert (key.name, key.users) == ("k", 1)
 
 
 def test_what_this_enclosure_lacks_is_said_before_anything_is_done(target: RpcTarget) -> None:

@@ -57,6 +57,28 @@ def test_an_enclosure_that_refused_us_is_found_once_it_lets_us_in(caplog: pytest
     assert len(told) == 1
 
 
+@pytest.mark.expects_log("was taken away")
+def test_a_namespace_that_an_enclosure_takes_away_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        with Enclosure(EnclosureSettings(drives=2, drive_bytes=1 << 20)) as shelf:
+            supervisor = Supervisor([section(shelf)], HOST, HOST_ID, 2)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.run)
+                await supervisor.all_tried(10)
+                [ours] = supervisor.fabric.enclosures
+                shelf.remove_drive(0)
+                await until(lambda: len(ours.namespaces) == 1, "a namespace less")
+                shelf.add_drive(0)
+                await until(lambda: len(ours.namespaces) == 2, "both again")
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    told = [line for line in caplog.messages if "namespace 1 (" in line]
+    assert ["was taken away" in told[0], "is new" in told[1], len(told)] == [True, True, 2]
+
+
 @pytest.mark.expects_log("grants 5 I/O queues")
 def test_the_workers_are_as_many_as_the_poorest_enclosure_has_queues_for(
     caplog: pytest.LogCaptureFixture,

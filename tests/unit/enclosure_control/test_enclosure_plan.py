@@ -35,6 +35,7 @@ from agent.enclosure_control.steps import (
     CreateLvol,
     CreateLvolStore,
     CreateMalloc,
+    CreateNull,
     CreateSubsystem,
     CreateTransport,
     DeleteBdev,
@@ -151,7 +152,6 @@ def test_a_bare_target_gets_everything_and_its_listeners_last() -> None:
     [
         ('nguid = "', f'uuid = "{UUID}"\nnguid = "', REPLACED),
         ('nsid = 2\nbdev = "Aio0"', 'nsid = 2\nbdev = "Spare"', REPLACED),
-        ("nsid = 2", "nsid = 3", ["AddNamespace"]),
         ('"10.0.0.7"', '"10.0.0.8"', ["AddListener"]),
         (f'nqn = "{HOST}"', f'nqn = "{HOST}0"', ["AddHost"]),
         ('key = "host-1"', "", ["RemoveHost", "AddHost"]),
@@ -225,7 +225,78 @@ def test_what_the_description_builds_on_is_not_pruned() -> None:
     )
     found = plan(described(text), present, prune=True)
     assert found.steps == (CreateAio("Aio2", "/srv/disk", 512),)
-    assert found.left_alone == ("lvol store old",)
+    built_on = "NVMe controller N0, on which described things are built"
+    assert found.left_alone == (built_on, "lvol store old")
+
+
+def keys_gone(present: Present, text: str = TEXT) -> list[str]:
+    return [step.name for step in steps_of(text, present, prune=True) if isinstance(step, RemoveKey)]
+
+
+def test_a_key_that_an_attached_controller_may_have_is_not_pruned() -> None:
+    text = TEXT.replace('bdev = "Aio0"', 'bdev = "N0n1"').replace('name = "Aio0"', 'name = "Aio2"')
+    mine, other = Key("host-1", "/etc/keys/host-1"), Host(f"{HOST}-old", "spare")
+
+    def present(users: int | None, *controllers: str, hosts: tuple[Host, ...] = ()) -> Present:
+        return dataclasses.replace(
+            with_shelf(namespaces=(SHELF.namespaces[0], Namespace(2, "N0n1")), hosts=(*SHELF.hosts, *hosts)),
+            bdevs=(MALLOC, Bdev("N0n1", "nvme", 512, 1)),
+            nvme=tuple(NvmeController(name) for name in controllers),
+            keys=(mine, Key("spare", "/etc/keys/spare", users=users)),
+        )
+
+    assert keys_gone(present(1, "N0"), text) == [], "the one user is no host of a subsystem"
+    assert keys_gone(present(None, "N0"), text) == [], "an old target does not count"
+    assert keys_gone(present(0, "N0"), text) == ["spare"]
+    assert keys_gone(present(1, "N0", hosts=(other,)), text) == ["spare"], "its one user is a host that goes"
+    assert keys_gone(present(2, "N0", hosts=(other,)), text) == []
+    detached = dataclasses.replace(present(1, "N9"), bdevs=(MALLOC, AIO), subsystems=(SHELF,))
+    assert keys_gone(detached) == ["spare"], "the controller is detached before"
+    said = plan(described(text), present(1, "N0"), prune=True).left_alone
+    assert "key spare, which an attached NVMe controller may have" in said
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (Namespace(7, "Malloc0", "ee" * 16), "bdev Malloc0"),
+        (Namespace(7, "Spare", NGUID), f"NGUID {NGUID}"),
+    ],
+)
+def test_a_bdev_or_nguid_of_a_namespace_that_stays_is_a_conflict(new: Namespace, said: str) -> None:
+    spare = dataclasses.replace(MALLOC, name="Spare", kind="other", uuid="")
+    other = Subsystem(f"{NQN}-other", namespaces=(new,))
+    there = dataclasses.replace(
+        AS_DESCRIBED,
+        bdevs=(*AS_DESCRIBED.bdevs, spare),
+        subsystems=(dataclasses.replace(SHELF, namespaces=(SHELF.namespaces[1],)), other),
+    )
+    with pytest.raises(PlanConflict, match=f"its {said} is that of namespace 7 of {NQN}-other"):
+        plan(described(), there)
+    assert "AddNamespace" in [type(step).__name__ for step in plan(described(), there, prune=True).steps]
+
+
+def test_another_id_for_a_bdev_takes_the_old_one_away_first() -> None:
+    text = TEXT.replace("nsid = 2", "nsid = 3")
+    with pytest.raises(PlanConflict, match="its bdev Aio0 is that of namespace 2"):
+        plan(described(text), AS_DESCRIBED)
+    assert [type(step).__name__ for step in steps_of(text, AS_DESCRIBED, prune=True)] == REPLACED
+
+
+def test_a_null_bdev_is_made_as_memory_is_and_ana_is_asked_for_once() -> None:
+    text = TEXT.replace("[[malloc]]", "[[null]]").replace(
+        'serial = "S1"', 'serial = "S1"\nana_reporting = true'
+    )
+    steps = steps_of(text, Present())
+    assert CreateNull("Malloc0", 4096, 256, None) in steps
+    calls = [call_of(step) for step in steps]
+    assert ("bdev_null_create", {"name": "Malloc0", "block_size": 4096, "num_blocks": 256}) in [
+        (call.method, call.params) for call in calls
+    ]
+    [made] = [call.params for call in calls if call.method == "nvmf_create_subsystem"]
+    assert made["ana_reporting"] is True
+    with pytest.raises(PlanConflict, match="is there with kind malloc, not null"):
+        plan(described(text), AS_DESCRIBED)
 
 
 FAR = Address("TCP", "10.0.0.9", "4420")
@@ -399,7 +470,14 @@ def test_a_plan_carried_out_leaves_nothing_to_do(
         namespaces=tuple(Namespace(nsid, bdev) for nsid, bdev in present_namespaces.items()),
         hosts=tuple(Host(f"nqn.{each}") for each in sorted(present_hosts)),
     )
-    steps = plan(wanted, Present(bdevs=_BDEVS, subsystems=(there,)), prune=prune).steps
+    present = Present(bdevs=_BDEVS, subsystems=(there,))
+    try:
+        steps = plan(wanted, present, prune=prune).steps
+    except PlanConflict:
+        staying = [bdev for nsid, bdev in present_namespaces.items() if nsid not in namespaces]
+        assert not prune
+        assert set(staying) & set(namespaces.values())
+        return
     served, allowed = dict(present_namespaces), {f"nqn.{each}" for each in present_hosts}
     for step in steps:
         match step:

@@ -14,7 +14,7 @@ from emulator.jbof.drive_folder import derived_nguid
 from emulator.jbof.drive_model import DriveModelSettings
 from emulator.jbof.enclosure import Enclosure, EnclosureError, EnclosureSettings
 from emulator.jbof.faults import DriveFaults, ErrorFault, FlipFault, choose_bits
-from emulator.jbof.medium import FileMedium, Medium, MemoryMedium
+from emulator.jbof.medium import FileMedium, Medium, MemoryMedium, NullMedium
 from emulator.jbof.sizes import parse_size
 from nvmeof.controller.storage import HELD, Operation, Scratch, StorageError
 from nvmeof.wire.status import Status
@@ -47,6 +47,15 @@ def test_a_punched_range_reads_as_zeros_and_its_neighbours_stay(
     assert contents(medium, 0, SIZE) == expected
     medium.flush()
     medium.close()
+
+
+def test_a_null_medium_forgets_and_reads_as_zeros() -> None:
+    medium = NullMedium(4 << 20)
+    medium.write(0, b"x" * 8192)
+    into = bytearray(b"y" * ((2 << 20) + 5))
+    medium.read_into(4096, memoryview(into))
+    assert not any(into)
+    assert (medium.window(0, 1), medium.used_bytes(), medium.size) == (None, 0, 4 << 20)
 
 
 def test_a_window_is_the_medium_itself() -> None:

@@ -114,8 +114,11 @@ def test_a_bdev_that_goes_takes_its_namespaces_along(known: Dispatcher) -> None:
 
 def test_a_namespace_without_names_has_that_of_its_bdev_every_time(known: Dispatcher) -> None:
     [bdev] = call(known, "bdev_get_bdevs", {"name": "Malloc0"})
-    assert call(known, "nvmf_subsystem_add_ns", {"nqn": KNOWN, "namespace": {"bdev_name": "Malloc0"}}) == 2
-    namespace = call(known, "nvmf_get_subsystems", {"nqn": KNOWN})[0]["namespaces"][1]
+    taken = call(known, "nvmf_subsystem_add_ns", {"nqn": KNOWN, "namespace": {"bdev_name": "Malloc0"}})
+    assert taken["code"] == -32602, "a namespace claims its bdev"
+    assert call(known, "nvmf_subsystem_remove_ns", {"nqn": KNOWN, "nsid": 1})
+    assert call(known, "nvmf_subsystem_add_ns", {"nqn": KNOWN, "namespace": {"bdev_name": "Malloc0"}}) == 1
+    namespace = call(known, "nvmf_get_subsystems", {"nqn": KNOWN})[0]["namespaces"][0]
     assert namespace["uuid"] == bdev["uuid"]
     assert namespace["nguid"] == bdev["uuid"].replace("-", "").upper()
     with Enclosure(EnclosureSettings(bare=True)) as another:
