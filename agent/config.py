@@ -327,8 +327,9 @@ class VirtioFsSection(_Section):
     )
     sealed_memory: bool = Field(
         True,
-        description="Refuse guest memory that could be shrunk under the agent, which would kill it. "
-        "QEMU's memory-backend-memfd is sealed; false is for memory-backend-file.",
+        description="Refuse guest memory that could shrink or run out of pages under the agent, which would "
+        "kill it. QEMU's memory-backend-memfd is taken; false is for memory-backend-file on tmpfs or "
+        "hugetlbfs, and hugetlb=on.",
     )
 
     @field_validator("socket")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -26,6 +25,7 @@ from agent.fs.virtiofs.queue_worker import QueueWorker, Serve
 from agent.fs.virtiofs.request_buffers import RequestBuffers
 from agent.fs.virtiofs.request_service import RequestService
 from agent.fs.virtiofs.served_again import is_given_back
+from agent.host_os.foreign_descriptors import close_descriptor
 from agent.pool.steps import Runner, Steps
 from agent.virtio.memory_table import MemoryTable
 from agent.virtio.vhost_user import Feature
@@ -118,7 +118,7 @@ class Device:
         return surroundings.make_memory(size)
 
     def close_fd(self, fd: int) -> None:
-        os.close(fd)
+        close_descriptor(fd)
 
     def check_event(self, fd: int) -> None:
         surroundings.check_event(fd)

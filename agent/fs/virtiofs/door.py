@@ -20,6 +20,7 @@ import select
 import socket
 import stat
 import threading
+import time
 from pathlib import Path
 
 from agent.errors import G35Error
@@ -31,6 +32,7 @@ from agent.fs.virtiofs.device import Device
 from agent.fs.virtiofs.front_end_link import FrontEndGone, FrontEndLink
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.surroundings import signal
+from agent.host_os.foreign_descriptors import close_unread, turn_away
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ STOP_SECONDS = 300.0
 """How long an orderly end waits for operations that are under way; each has deadlines of its own."""
 MESSAGES_A_TURN = 64
 """A front-end that never stops sending must not keep the door from stopping."""
+LAST_WORDS_SECONDS = 5.0
+"""How long what a front-end said before it hung up may take to get here; else its receiver hangs."""
 
 
 class VirtioFsDoor:
@@ -111,7 +115,7 @@ class VirtioFsDoor:
         except BaseException:
             log.exception("the virtio-fs device at %s ended", self.path)
         finally:
-            listener.close()
+            close_unread(listener)
             with contextlib.suppress(OSError):
                 if os.stat(self.path).st_ino == self._inode:
                     self.path.unlink()
@@ -128,7 +132,11 @@ class VirtioFsDoor:
 
     def _serve_one(self, listener: socket.socket, connection: socket.socket) -> None:
         device = self.device
-        link = FrontEndLink(connection)
+        try:
+            link = FrontEndLink(connection)
+        except PeerError as wrong:
+            device.complaints.peer(f"the front-end of {self.path}", str(wrong))
+            return
         back_end = BackEnd(device.queue_count, device)
         log.info("a front-end has connected to %s", self.path)
         try:
@@ -147,12 +155,19 @@ class VirtioFsDoor:
     def _converse(self, listener: socket.socket, link: FrontEndLink, back_end: BackEnd) -> None:
         """Serve messages until the door is to stop. Raises what ends the connection otherwise."""
         poller = _poll_of(link.fileno(), listener.fileno(), self._stop_event)
+        poller.register(link.connection, 0)  # for its end, which the kernel tells whoever reads it
+        last_words_until: float | None = None
         while True:
-            ready = [descriptor for descriptor, _ in poller.poll()]
+            ready = [descriptor for descriptor, _ in poller.poll(_milliseconds_until(last_words_until))]
             if self._stop_event in ready:
                 signal(self._stop_event)  # for `_next_front_end`, too
                 return
-            # The link first, ready or not: who comes back at once has closed it before, and is no second.
+            if link.connection in ready:
+                # It has hung up. What it said before is served; and who connects now is no second.
+                poller.unregister(link.connection)
+                with contextlib.suppress(KeyError):  # it was already, if too many were turned away
+                    poller.unregister(listener)
+                last_words_until = time.monotonic() + LAST_WORDS_SECONDS
             for _ in range(MESSAGES_A_TURN):
                 message = link.receive()
                 if message is None:
@@ -160,10 +175,18 @@ class VirtioFsDoor:
                 reply = back_end.handle(*message)
                 if reply is not None:
                     link.send(reply)
-            if listener.fileno() in ready:
-                with contextlib.suppress(OSError):
-                    listener.accept()[0].close()
+            if last_words_until is not None:
+                if time.monotonic() > last_words_until:
+                    raise FrontEndGone("it has closed the connection, and what reads it hangs")
+            elif listener.fileno() in ready:
+                if turn_away(listener):
                     self.device.complaints.peer(f"{self.path}", "a second front-end was turned away")
+                else:
+                    poller.unregister(listener)  # whoever comes now waits for the end of this one
+
+
+def _milliseconds_until(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic()) * 1000
 
 
 def _poll_of(*descriptors: int) -> select.poll:

@@ -1,15 +1,14 @@
 """Descriptors of a front-end: looked at before they are trusted, mapped, and given out.
 
-Guest memory is mapped once and used directly, so whoever can shrink the file behind it can end the agent
-(a load beyond a file's end is SIGBUS). A memfd that is sealed against shrinking cannot be shrunk, which is
-what QEMU's memory-backend-memfd is; anything else is refused unless the operator takes the risk.
+Guest memory is mapped once and used directly, so it has to be of a kind that nobody can take from under us:
+agent/host_os/foreign_memory.py. QEMU's memory-backend-memfd is; anything else is refused unless the operator
+takes the risk. Which descriptors get this far, agent/host_os/foreign_descriptors.py says.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import select
 import threading
@@ -17,35 +16,25 @@ import time
 from typing import Final
 
 from agent.fs.virtiofs.back_end import PeerError
+from agent.host_os.descriptor_receiver import is_event
+from agent.host_os.foreign_memory import ForeignMemoryRefused, map_foreign_memory
 
 CALL_SECONDS: Final = 2.0
 FREE_SECONDS: Final = 0.02
 """How often a thread that sleeps in a call is freed, and for how long that is tried."""
-EVENTFD_LINK: Final = "anon_inode:[eventfd]"
+UNSAFE_ADVICE: Final = (
+    "; give QEMU a memory-backend-memfd without hugetlb=on, whose seal=on is the default, or set "
+    "virtiofs.sealed_memory = false, and the front-end can end the agent"
+)
 
 
 def map_memory(fd: int, offset: int, size: int, *, must_be_sealed: bool) -> memoryview:
     """`size` bytes of a file from `offset` on, shared and writable. Raises PeerError where that cannot be."""
-    end = offset + size
     try:
-        if size < 1 or end > os.fstat(fd).st_size:
-            raise PeerError(f"memory from {offset:#x} of {size} bytes in a file that ends before")
-        if must_be_sealed and not _seals(fd) & fcntl.F_SEAL_SHRINK:
-            raise PeerError(
-                "guest memory that could be shrunk under us; give QEMU a memory-backend-memfd, whose seal=on "
-                "is the default, or set virtiofs.sealed_memory = false"
-            )
-        # From the start of the file: an offset would have to be a multiple of its page, which may be huge.
-        return memoryview(mmap.mmap(fd, end, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))[offset:end]
-    except (OSError, ValueError, OverflowError) as why:
-        raise PeerError(f"memory that cannot be mapped: {why}") from None
-
-
-def _seals(fd: int) -> int:
-    try:
-        return fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-    except OSError:
-        return 0
+        return map_foreign_memory(fd, offset, size, at_own_risk=not must_be_sealed)
+    except ForeignMemoryRefused as refused:
+        advice = UNSAFE_ADVICE if refused.is_unsafe else ""
+        raise PeerError(f"memory that is not taken: {refused}{advice}") from None
 
 
 def make_memory(size: int) -> int:
@@ -65,7 +54,7 @@ def check_event(fd: int) -> None:
 
     It is made one that does not block; the front-end can undo that at any time, so nothing rests on it.
     """
-    if os.readlink(f"/proc/self/fd/{fd}") != EVENTFD_LINK:
+    if not is_event(fd):
         raise PeerError("a kick or a call that is no eventfd")
     os.set_blocking(fd, False)
 

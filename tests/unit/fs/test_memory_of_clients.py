@@ -7,7 +7,6 @@ import fcntl
 import mmap
 import os
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,9 +15,8 @@ import pytest
 
 from agent.fs import registered_memory
 from agent.fs.interface import FsError
-from agent.fs.registered_memory import RegisteredMemory, taken_from
+from agent.fs.registered_memory import RegisteredMemory
 from host_shim.registered_memory import Registrable
-from tests.support.waiting import wait_until
 
 PAGE = mmap.PAGESIZE
 F_ADD_SEALS, F_SEAL_SHRINK, F_SEAL_WRITE, F_SEAL_FUTURE_WRITE = 1033, 2, 8, 16
@@ -167,30 +165,6 @@ def test_memory_that_could_go_away(memory: RegisteredMemory, closing: ExitStack,
     )
 
 
-def test_what_was_swapped_for_a_memfd_is_closed_elsewhere(
-    memory: RegisteredMemory, monkeypatch: pytest.MonkeyPatch, closing: ExitStack
-) -> None:
-    """Its name was right a moment ago; and closing it may hang."""
-    hang, closed = threading.Event(), []
-
-    def close(descriptor: int) -> None:
-        assert hang.wait(30)
-        os.close(descriptor)
-        closed.append(descriptor)
-        registered_memory._SUSPECTS.release()
-
-    monkeypatch.setattr(registered_memory, "_named", lambda _process, _descriptor: "/memfd:x (deleted)")
-    monkeypatch.setattr(registered_memory, "_close_suspect", close)
-    reading, writing = os.pipe()
-    closing.callback(os.close, reading)
-    closing.callback(os.close, writing)
-    assert [refused(memory, writing, PAGE) for _ in range(10)] == [errno.EINVAL] * 8 + [errno.EAGAIN] * 2
-    hang.set()
-    wait_until(lambda: len(closed) == 8, what="all to be closed")
-    assert refused(memory, writing, PAGE) == errno.EINVAL
-    wait_until(lambda: len(closed) == 9, what="the last to be closed")
-
-
 def test_memory_that_is_not_there(memory: RegisteredMemory, closing: ExitStack) -> None:
     """Its pages would be ours to pay for."""
     empty = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -208,12 +182,3 @@ def test_memory_that_the_caller_may_only_read(memory: RegisteredMemory, theirs: 
             assert refused(memory, descriptor, PAGE) == errno.EINVAL
         finally:
             os.close(descriptor)
-
-
-def test_a_descriptor_is_taken_from_any_thread_of_the_process(theirs: Registrable) -> None:
-    taken = taken_from(ME, theirs.descriptor)
-    try:
-        assert not os.get_inheritable(taken)
-        assert os.fstat(taken).st_ino == os.fstat(theirs.descriptor).st_ino
-    finally:
-        os.close(taken)

@@ -1,0 +1,1 @@
+"""What the agent asks of the machine that it runs on."""
