@@ -27,6 +27,7 @@ from emulator.lab.cache import REPOSITORY
 from emulator.lab.errors import GuestDiedError, GuestTimedOutError
 from emulator.lab.guest_files import Allowance, Follower, copy_plain_files, remove_folder, status_in, tail_of
 from emulator.lab.image import LabImage, prepare
+from emulator.lab.root_watch import RootWatch
 
 EXCHANGE_IN_GUEST = Path("/run/g35")
 # What is kept of a guest's words in memory: their end.
@@ -114,6 +115,7 @@ class Guest:
         said_by_qemu = self._scratch / "qemu"
         self._allowance = Allowance(self.exchange, self._output, self._console, said_by_qemu)
         self._exchange_checked = 0.0
+        self.root = RootWatch()
         self._started = time.monotonic()
         # QEMU puts the terminal into raw mode, and does not put it back when it is killed.
         self._terminal = termios.tcgetattr(sys.stdin) if interactive and sys.stdin.isatty() else None
@@ -192,8 +194,10 @@ class Guest:
         try:
             status = status_in(self.exchange / "status")
         except (OSError, ValueError):
+            changed = self.root.what_changed()
             raise GuestDiedError(
-                f"the guest ended without an exit status (QEMU: {self._qemu.returncode})",
+                f"the guest ended without an exit status (QEMU: {self._qemu.returncode})"
+                + (f"\n{changed}" if changed else ""),
                 self.output(),
                 self.console(),
             ) from None

@@ -19,6 +19,8 @@ from tests.support.guest_tests import GuestTests
 from tests.support.rdma_cable import Cable, far_device, why_there_is_no_cable
 
 HERE = Path(__file__).parent
+OUTSIDE_TIMEOUT_S = 1800
+"""Of a test that waits for guests: longer than the bounds of those, which say more."""
 IN_GUEST = os.environ.get("G35_LAB_GUEST") == "1"
 
 _guest_tests_key = pytest.StashKey[GuestTests | LabUnavailableError]()
@@ -41,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if _runs_in_guest(item):
                 # The clock of such a test runs in the guest; GuestTests has its own for the guest.
                 item.add_marker(pytest.mark.timeout(0))
+            elif item.path.parent == HERE and item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(OUTSIDE_TIMEOUT_S))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 KEY = b"a block's key 16"
 STORE, RETRIEVE, LIST, DELETE, EXIST = 0x01, 0x02, 0x06, 0x10, 0x14
 KEY_NOT_FOUND, KEY_EXISTS, VALUE_SIZE, KEY_SIZE = 0x87, 0x89, 0x85, 0x86
-WAIT_S = 60
+WAIT_S = 240
 
 
 @dataclass(frozen=True, slots=True)

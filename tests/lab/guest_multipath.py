@@ -74,7 +74,7 @@ class Reader(threading.Thread):
 
     def goes_on(self) -> None:
         before = self.reads
-        wait_until(lambda: self.trouble or self.reads >= before + 3, 60, "three more reads")
+        wait_until(lambda: self.trouble or self.reads >= before + 3, 240, "three more reads")
         assert self.trouble is None
 
     def __enter__(self) -> Reader:
@@ -111,7 +111,7 @@ def test_the_kernel_follows_the_states_and_outlives_a_path(processes: Processes,
 
     def states_are(*wanted: str) -> None:
         expected = dict(zip((first.name, second.name), wanted, strict=True))
-        wait_until(lambda: ana_states(enclosure.nqn) == expected, 30, f"the states {expected}")
+        wait_until(lambda: ana_states(enclosure.nqn) == expected, 120, f"the states {expected}")
 
     states_are("optimized", "optimized")
     content = os.urandom(MEBIBYTE)
@@ -125,7 +125,7 @@ def test_the_kernel_follows_the_states_and_outlives_a_path(processes: Processes,
         ask(enclosure.control, "access", number=1, state="non-optimized")
         states_are("non-optimized", "optimized")
         ask(enclosure.control, "port", number=2, up=False)
-        wait_until(lambda: second.state != "live", 60, "the kernel to notice that the port is cut off")
+        wait_until(lambda: second.state != "live", 240, "the kernel to notice that the port is cut off")
         reader.goes_on()
         write_directly(device, content, seek=2)
         ask(enclosure.control, "port", number=2, up=True)

@@ -189,7 +189,7 @@ def test_the_kernel_finds_a_killed_enclosure_again(processes: Processes, tmp_pat
     content = os.urandom(MEBIBYTE)
     write_directly(device, content)
     first.process.stop(how=signal.SIGKILL)
-    wait_until(lambda: controller.state != "live", 60, "the kernel to notice")
+    wait_until(lambda: controller.state != "live", 240, "the kernel to notice")
 
     second = start_enclosure(processes, tmp_path, *options, "--port", str(first.port))
     assert second.nqn == first.nqn

@@ -179,7 +179,7 @@ def test_the_kernel_finds_an_enclosure_again(
     content = os.urandom(MEBIBYTE)
     write_directly(device, content)
     first.process.stop(60, how)
-    wait_until(lambda: controller.state != "live", 60, "the kernel to notice")
+    wait_until(lambda: controller.state != "live", 240, "the kernel to notice")
 
     # Nobody at all at that address would cost the kernel a minute for each of its tries.
     second = start_at_the_far_end(processes, tmp_path, *options, address=OURS_TOO)

@@ -14,7 +14,7 @@ from tests.support.processes import Processes
 from tests.support.rdma_cable import KERNEL, RXE, Cable, inside
 
 EMULATOR = "emulator.roce.pyverbs"
-END_S = 90.0
+END_S = 360.0
 
 
 def figure(processes: Processes, folder: Path, *ends: tuple[str, str, str]) -> float:

@@ -35,7 +35,7 @@ def test_output_status_and_results_come_back_and_the_checkout_stays(
         exit 3
     """
     printed: list[str] = []
-    result = run_in_guest(script, 120, on_output=printed.append, results=tmp_path / "results")
+    result = run_in_guest(script, 600, on_output=printed.append, results=tmp_path / "results")
     assert result.status == 3
     assert result.output == f"{lab_image.release}\noverwritten\n{new}\nlo\n"
     assert "".join(printed) == result.output
@@ -47,12 +47,12 @@ def test_output_status_and_results_come_back_and_the_checkout_stays(
 def test_an_argument_vector_arrives_as_it_is(lab_image: LabImage) -> None:
     words = ["a b", "$HOME", "'\"", "*", ""]
     with Guest(["/usr/bin/printf", r"<%s>\n", *words], image=lab_image) as guest:
-        assert guest.wait(120).output.splitlines() == [f"<{word}>" for word in words]
+        assert guest.wait(600).output.splitlines() == [f"<{word}>" for word in words]
 
 
 def test_a_command_that_does_not_end_is_ended(lab_image: LabImage) -> None:
     with Guest("echo started; sleep 1000", image=lab_image) as guest:
-        wait_until(guest.output, 120, "the guest's first word")
+        wait_until(guest.output, 600, "the guest's first word")
         with pytest.raises(GuestTimedOutError) as caught:
             guest.wait(guest.seconds)
     assert caught.value.output == "started\n"
@@ -65,7 +65,7 @@ def test_a_kernel_panic_is_told_with_the_console(lab_image: LabImage) -> None:
         Guest("echo c > /proc/sysrq-trigger", image=lab_image) as guest,
         pytest.raises(GuestDiedError) as caught,
     ):
-        guest.wait(120)
+        guest.wait(600)
     assert "Kernel panic" in caught.value.console
     assert gone(guest.pid)
 
@@ -80,14 +80,14 @@ def test_an_interrupted_lab_leaves_nothing(
         [sys.executable, "-m", "emulator.lab", "run", "--", "sleep", "1000"],
         environment={"TMPDIR": str(scratch)},
     )
-    wait_until(lambda: list(scratch.glob("*/exchange/script")), 60, "the guest to be set up")
+    wait_until(lambda: list(scratch.glob("*/exchange/script")), 300, "the guest to be set up")
 
     def qemu() -> list[int]:
         return [int(pid) for pid in Path(f"/proc/{lab.pid}/task/{lab.pid}/children").read_text().split()]
 
-    (pid,) = wait_until(qemu, 60, "QEMU to run")
-    status = lab.stop(30, how)
-    wait_until(lambda: gone(pid), 10, "QEMU to go")
+    (pid,) = wait_until(qemu, 300, "QEMU to run")
+    status = lab.stop(120, how)
+    wait_until(lambda: gone(pid), 60, "QEMU to go")
     if how is signal.SIGKILL:
         assert status == -signal.SIGKILL  # its folder is removed by the next lab that starts
     else:

@@ -24,10 +24,11 @@ from tests.support.compiling import compile_all
 from tests.support.guest_reporter import REPORTS
 
 # A test in the guest is ended there after so many seconds; the whole guest, some time after its last word.
-TEST_TIMEOUT_S = 200
+TEST_TIMEOUT_S = 600
 SILENCE_TIMEOUT_S = TEST_TIMEOUT_S + 60
-# Before its first word it boots, and pytest there imports what is tested: half a minute on two idle cores.
-BOOT_TIMEOUT_S = 240
+# Before its first word it boots, and pytest there imports what is tested: half a minute on two idle cores,
+# and twenty times that beside others. None of these bounds is a judgement: they end what would never end.
+BOOT_TIMEOUT_S = 900
 POLL_S = 0.05
 
 
@@ -90,6 +91,8 @@ class GuestTests:
             if isinstance(report, pytest.TestReport):
                 if isinstance(report.longrepr, list):  # a skip's (file, line, reason), before it was JSON
                     report.longrepr = tuple(report.longrepr)
+                if report.failed and (changed := self._guest.root.what_changed()):
+                    report.sections.append(("the lab", changed))
                 self._reports[report.nodeid].append(report)
 
     def _failure(self, item: pytest.Item, reason: str) -> pytest.TestReport:
@@ -98,7 +101,8 @@ class GuestTests:
             location=item.location,
             keywords={},
             outcome="failed",
-            longrepr=f"{reason}\n--- what the guest printed ---\n{last_lines(self._guest.output(), 60)}\n"
+            longrepr=f"{reason}\n{self._guest.root.what_changed()}\n"
+            f"--- what the guest printed ---\n{last_lines(self._guest.output(), 60)}\n"
             f"--- its console ---\n{last_lines(self._guest.console(), 40)}",
             when="call",
         )

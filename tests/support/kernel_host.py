@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 HOST_NQN = "nqn.2014-08.org.nvmexpress:uuid:35353535-0000-4000-8000-353535353535"
 HOST_ID = "35353535-0000-4000-8000-353535353535"
 # Emulated, a command takes ten times as long as usual.
-COMMAND_TIMEOUT_S = 60
+COMMAND_TIMEOUT_S = 240
 
 BLOCK_DEVICE = re.compile(r"nvme\d+n\d+")
 
@@ -91,18 +91,18 @@ class KernelController:
                     found[int(nsid)] = Path("/dev", disk.name)
         return found
 
-    def wait_for_state(self, state: str, seconds: float = 60) -> None:
+    def wait_for_state(self, state: str, seconds: float = 240) -> None:
         wait_until(lambda: self.state == state, seconds, f"{self.name} to become {state}")
 
-    def wait_for_namespace(self, nsid: int, seconds: float = 30) -> Path:
+    def wait_for_namespace(self, nsid: int, seconds: float = 120) -> Path:
         return wait_until(lambda: self.namespaces().get(nsid), seconds, f"namespace {nsid}") or Path()
 
-    def wait_for_no_namespace(self, nsid: int, seconds: float = 30) -> None:
+    def wait_for_no_namespace(self, nsid: int, seconds: float = 120) -> None:
         wait_until(lambda: nsid not in self.namespaces(), seconds, f"namespace {nsid} to go")
 
     def disconnect(self) -> None:
         run("nvme", "disconnect", "-d", self.name)
-        wait_until(lambda: self.state == "gone", 30, f"{self.name} to go")
+        wait_until(lambda: self.state == "gone", 120, f"{self.name} to go")
 
 
 def connect(
@@ -135,7 +135,7 @@ def connect(
 def disconnect_all() -> None:
     """End every connection, also those that are trying to come back."""
     run("nvme", "disconnect-all")
-    wait_until(lambda: not _controllers(), 60, "all controllers to go")
+    wait_until(lambda: not _controllers(), 240, "all controllers to go")
 
 
 def drop_caches() -> None:
