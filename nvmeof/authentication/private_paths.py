@@ -81,8 +81,11 @@ def open_guarded(path: Path) -> Opened:
 
 
 def check_folder(path: Path) -> None:
-    """Raises SecretFileError where others could exchange what lies in a folder, and OSError."""
-    folder, _ = _descend(path / "a file")
+    """Raises SecretFileError where anybody could exchange what lies in a folder, and OSError.
+
+    Whoever it belongs to may: root makes a key in the folder of the service that is to read it.
+    """
+    folder, _ = _descend(path / "a file", of_anybody=True)
     os.close(folder.descriptor)
 
 
@@ -92,11 +95,14 @@ class _Folder:
     where: str
 
 
-def _descend(path: Path) -> tuple[_Folder, str]:
-    """The folder that a path leads to, all parts of it looked at, and the name of the last part there."""
+def _descend(path: Path, *, of_anybody: bool = False) -> tuple[_Folder, str]:
+    """The folder that a path leads to, all parts of it looked at, and the name of the last part there.
+
+    `of_anybody`: folders may belong to any user.
+    """
     text = os.path.join(os.getcwd(), path)
     parts = deque(part for part in text.split("/") if part not in ("", "."))
-    folder, links = _entered("/", None, "/"), 0
+    folder, links = _entered("/", None, "/", of_anybody), 0
     try:
         while parts:
             name = parts.popleft()
@@ -117,25 +123,25 @@ def _descend(path: Path) -> tuple[_Folder, str]:
                     target = os.readlink("", dir_fd=part)
                     parts.extendleft(each for each in reversed(target.split("/")) if each not in ("", "."))
                     if target.startswith("/"):
-                        folder = _entered("/", folder, "/")
+                        folder = _entered("/", folder, "/", of_anybody)
                     continue
                 if not parts and name != "..":
                     return folder, name
             finally:
                 os.close(part)
-            folder = _entered(name, folder, where)
+            folder = _entered(name, folder, where, of_anybody)
     except BaseException:
         os.close(folder.descriptor)
         raise
     return folder, "."
 
 
-def _entered(name: str, before: _Folder | None, where: str) -> _Folder:
+def _entered(name: str, before: _Folder | None, where: str, of_anybody: bool) -> _Folder:
     """A folder, opened from the one before it, which is closed; as it is where this raises."""
     base = None if before is None or name == "/" else before.descriptor
     descriptor = os.open(name, _PART | os.O_DIRECTORY, dir_fd=base)
     try:
-        _check_folder(descriptor, where)
+        _check_folder(descriptor, where, of_anybody)
     except BaseException:
         os.close(descriptor)
         raise
@@ -154,9 +160,9 @@ def _check_link(facts: os.stat_result, where: str, links: int) -> None:
         )
 
 
-def _check_folder(descriptor: int, where: str) -> None:
+def _check_folder(descriptor: int, where: str, of_anybody: bool) -> None:
     facts = os.fstat(descriptor)
-    own = facts.st_uid in (0, os.geteuid())
+    own = of_anybody or facts.st_uid in (0, os.geteuid())
     if not own and not _is_outside(facts.st_uid):
         here = _name(os.geteuid())
         raise SecretFileError(

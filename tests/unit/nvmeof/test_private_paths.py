@@ -85,6 +85,7 @@ def test_a_file_of_another_user_is_refused(key: Path) -> None:
 def test_a_folder_of_another_user_is_refused(key: Path) -> None:
     os.chown(key.parent, SOMEBODY, -1)
     refused(key, f"folder {key.parent} belongs to user {SOMEBODY}")
+    write_private(key.parent / "another.key", "for that user\n")
 
 
 def test_links_of_root_and_of_this_user_are_followed_and_every_folder_on_the_way_counts(
