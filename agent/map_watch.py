@@ -349,10 +349,13 @@ class MapWatch:
         forged = self._distrust(newer)
         members = self._members_to_follow(newer)
         courses = [] if members is None else self._courses(newer, forged)
-        if members is not None and self._grow is not None and members != self._members():
+        more = 0 if members is None else len(members) - len(self._members())
+        if members is not None and self._grow is not None and more > 0:
             self._grow([bytes.fromhex(each) for each in members])
+            log.info("%d namespaces have joined the pool", more)
+        if members is not None and more:
+            # Where there are fewer, their numbers stay good: somebody may be reading there.
             self._turn = itertools.cycle(range(len(members)))
-            log.info("%d namespaces have joined the pool", len(members) - len(self._members()))
         self._drop_gone(newer, forged)
         for volume, course in courses:
             if not volume.erased:
