@@ -139,8 +139,10 @@ class RpcTarget:
 
 
 def _refuse_exposed(path: str) -> None:
-    """SPDK looks at the mode of a key's file, and not at its owner and its folders. A file that cannot be read
-    here is the enclosure's to judge: it may run as another user, or in a container."""
+    """SPDK looks at the mode of a key's file alone, and not at its owner and its folders.
+
+    A file that cannot be read here is the enclosure's to judge: it may run as another user, or in a container.
+    """
     try:
         check_private(Path(path))
     except SecretFileError as refused:
