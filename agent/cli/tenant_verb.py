@@ -143,7 +143,7 @@ def add(
     if not count and all(wish.tenant != name for wish in wishes):
         near = did_you_mean(name, {wish.tenant for wish in wishes})
         print(
-            f"no volume of the configuration names tenant {name}{near}: if that is a slip of the pen, note that "
+            f"no volume of the configuration names tenant {name}{near}: if that is a slip, note that "
             f"a tenant's row stays in the pool map ({TENANTS_MAX} at most)",
             file=sys.stderr,
         )

@@ -141,7 +141,7 @@ class RpcTarget:
 def _refuse_exposed(path: str) -> None:
     """SPDK looks at the mode of a key's file alone, and not at its owner and its folders.
 
-    A file that cannot be read here is the enclosure's to judge: it may run as another user, or in a container.
+    A file that cannot be read here is the enclosure's to judge: it may run as another user or in a container.
     """
     try:
         check_private(Path(path))
