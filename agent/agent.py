@@ -20,13 +20,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import trio
 
 from agent.awake import keep_awake
 from agent.config import Configuration
+from agent.duties import Duties
 from agent.errors import G35Error
 from agent.fs.control_face import CONTROL_ROOT, ControlFace
 from agent.fs.dev_fuse import DevFuseDoor
@@ -36,7 +36,7 @@ from agent.fs.files.home import NamesElsewhere
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
-from agent.fs.mounting import MountError, MountOptions, clear_dead_mount
+from agent.fs.mounting import MountError, MountOptions, clear_dead_mount, refuse_to_cover
 from agent.fs.pool_store import store_for
 from agent.fs.registered_memory import RegisteredMemory
 from agent.fs.root import RootFileSystem
@@ -52,13 +52,13 @@ from agent.pool.opening import newest_map
 from agent.pool.pool_map import PoolMap
 from agent.pool.prestager import THREADS as PRESTAGE_THREADS
 from agent.pool.volume import Volume
-from agent.reaching import LanesPool, connected, look_round, unreached
+from agent.reaching import LanesPool, connected, look_round, say_what_is_away, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes, current_lanes
 from agent.remote.proving import ProvingThread
 from agent.s3.door import S3Door
 from agent.s3.opening import make_s3_door
-from agent.seen_map import SeenMaps
+from agent.seen_map import SeenMaps, opens
 from agent.serving import Serving, storing_queues
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
@@ -99,7 +99,7 @@ class Agent:
         self.seen.refuse(pool_map)
         pool_map = self.seen.believed(pool_map)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
-        self.seen.note(pool_map, self._served())
+        self.seen.note(pool_map, self._served(), is_on_most=False)
         self.members = Members.of(pool_map)
         storing_queue = settings.workers + EXTRA_QUEUES + 1
         self.serving = Serving(configuration, self.volumes, self.lanes.take, storing_queue)
@@ -117,6 +117,8 @@ class Agent:
             fabric.grow,
             distrust,
             fabric.note_taken,
+            self._confirm_map,
+            functools.partial(opens, root),
         )
         self.membership = Membership(
             configuration.pool,
@@ -171,7 +173,10 @@ class Agent:
         self.sources.map_version = newer.version
         self.tenants.follow(newer)
         # After that: the disk of the state folder may be full, or hang.
-        self.seen.note(newer, self._served())
+        self.seen.note(newer, self._served(), is_on_most=False)
+
+    def _confirm_map(self, pool_map: PoolMap) -> None:
+        self.seen.note(pool_map, self._served())
 
     def _served(self) -> list[str]:
         return [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
@@ -268,17 +273,24 @@ class Agent:
         One thread does it all, for its lanes are the only ones of their queue id.
         """
         lanes, files = self.lanes.take(self._upkeep_queue), self.files
-        while not self._stopping.wait(UPKEEP_SECONDS):
-            try:
+
+        def delete_given_up() -> None:
+            while files is not None and lanes.run(files.collect()) and not self._stopping.is_set():
                 lanes.run(self.watch.look(lanes))
-                self.seen.write_again(lanes.now())
-                lanes.run(self.tenants.look(lanes))
-                lanes.run(self.membership.turn(lanes))
-                lanes.run(self.keeping.look(lanes))
-                while files is not None and lanes.run(files.collect()) and not self._stopping.is_set():
-                    lanes.run(self.watch.look(lanes))
-            except Exception:
-                log.exception("upkeep failed; it is tried again")
+
+        duties = Duties(
+            {
+                "following the pool map": lambda: lanes.run(self.watch.look(lanes)),
+                "noting the pool map": lambda: self.seen.write_again(lanes.now()),
+                "upkeep of tenants": lambda: lanes.run(self.tenants.look(lanes)),
+                "moving values to newcomers": lambda: lanes.run(self.membership.turn(lanes)),
+                "looking into damage": lambda: lanes.run(self.keeping.look(lanes)),
+                "deleting what files have given up": delete_given_up,
+            }
+        )
+        self.sources.upkeep_failures = lambda: sum(duties.failed.values())
+        while not self._stopping.wait(UPKEEP_SECONDS):
+            duties.turn()
         if files is None:
             return
         try:
@@ -385,7 +397,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         pool_map = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1))
         cleanup.callback(set_mark(pool_map.pool_id).close)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
-        _say_what_is_away(fabric)
+        say_what_is_away(fabric)
         agent = Agent(configuration, pool_map, root, fabric, lanes)
         if settings.metrics:
             cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
@@ -413,7 +425,7 @@ def _make_doors(agent: Agent, wanted_workers: int) -> Doors:
     if settings.mount is not None:
         clear_dead_mount(settings.mount)
         settings.mount.mkdir(parents=True, exist_ok=True)
-        _refuse_to_cover(settings.mount)
+        refuse_to_cover(settings.mount)
         door = make_door(
             "dev_fuse" if settings.door == "fuse" else "pyfuse3",
             tree,
@@ -462,22 +474,6 @@ def _find_pool(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
             "check addresses, ports and NQNs, and that the enclosures allow this host",
         )
     return newest_map(inspections)
-
-
-def _refuse_to_cover(mount: Path) -> None:
-    """What lies in a folder is hidden by a mount; whoever wants that can empty or rename it first."""
-    if not os.path.ismount(mount) and any(mount.iterdir()):
-        raise G35Error(f"{mount} is not empty, and mounting would hide what is in it", "name an empty folder")
-
-
-def _say_what_is_away(fabric: Fabric) -> None:
-    away = sum(route is None for route in fabric.routes)
-    if away:
-        log.warning(
-            "%d of the pool's %d namespaces cannot be reached: their values are misses until they can",
-            away,
-            len(fabric.routes),
-        )
 
 
 async def _until_over(doors: Doors, stop: trio.Event) -> None:

@@ -16,9 +16,11 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean X?)` where a known word is near to what was typed, for the end of a sentence."""
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f" (did you mean {near[0]}?)" if near else ""
+    """` (did you mean X?)` where a known word is near to what was typed, whatever its case, for the end of a
+    sentence."""
+    words = {each.casefold(): each for each in known}
+    near = difflib.get_close_matches(word.casefold(), words, 1)
+    return f" (did you mean {words[near[0]]}?)" if near else ""
 
 
 class Fault(enum.Enum):

@@ -4,6 +4,10 @@ Nobody tells an agent, for whoever erases may not know of all. So once a second 
 namespace, of all in turn. A map that is newer takes from it the volumes whose tenant has no key any more,
 and those that are not in it under their id; namespaces that joined are used from then on. Volumes that are
 new in it wait for the agent's next start.
+
+A version takes no key, so a greater one is not the last word. The end of a key counts from every copy,
+whatever its version (`with_key_ends` in agent/pool/agreeing.py). A map that no namespace carries any more is
+left: once all of them were seen with others, the agent goes by what these agree on.
 """
 
 from __future__ import annotations
@@ -11,31 +15,54 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
+from agent.pool.agreeing import Opens, agreed, with_key_ends
 from agent.pool.key_epochs import has_keys_of
 from agent.pool.key_turn import slept_seconds
 from agent.pool.kv_opening import inspect_kv
-from agent.pool.opening import LOOK_SECONDS, Content, inspect, newer_of
+from agent.pool.map_copies import name_in, name_of
+from agent.pool.opening import LOOK_SECONDS, Content, inspect
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Lanes, Steps
 from agent.pool.superblock import BLOCK_BYTES, NoSuperblock, map_version_of, pool_id_of
 from agent.pool.tally import MissCause
-from agent.pool.volume import Volume, wait_for
+from agent.pool.volume import Course, Volume, wait_for
 
 log = logging.getLogger(__name__)
 
 EVERY_SECONDS = 1.0
+OTHERS_MAX = 64
+"""Copies that differ from the map in force, and of which it is remembered what they say."""
+
+
+class _Found(NamedTuple):
+    """A map that a namespace carries, and the mark of its first copy (`name_in`)."""
+
+    pool_map: PoolMap
+    mark: bytes
 
 
 class AnotherPool(NamedTuple):
     """What is on a namespace now, in the place of this pool's map."""
 
     pool_id: str
+
+
+class _Known(NamedTuple):
+    """The map that an agent goes by, and the marks (`name_in`) of what was read beside it.
+
+    `same` are marks of the map itself, `others` those of copies that say nothing new of keys: these are not
+    read again while the map is in force. One record, so that any thread sees both of one map.
+    """
+
+    pool_map: PoolMap
+    same: frozenset[bytes]
+    others: Mapping[bytes, PoolMap]
 
 
 class MapWatch:
@@ -50,13 +77,23 @@ class MapWatch:
         grow: Callable[[Sequence[bytes]], None] | None = None,
         distrust: Callable[[PoolMap], Collection[str]] = lambda _: (),
         taken: Callable[[bytes, str], None] = lambda _, __: None,
+        confirm: Callable[[PoolMap], None] = lambda _: None,
+        opens: Opens = lambda _, __: True,
     ) -> None:
         """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
         where others have followed those that there were. Without it they wait for the next start. `distrust`
         is asked first, for the ids of volumes that nobody may be served by that map (agent/seen_map.py).
         `taken` is told of a namespace (NGUID) that carries another pool now, and which, so that nothing is
-        written there; and with "" when it carries this one again."""
-        self.pool_map = pool_map
+        written there; and with "" when it carries this one again. `confirm` is told of a map that was
+        followed once most namespaces were seen with it; `opens` whether the root key opens a volume."""
+        self._known = _Known(pool_map, frozenset({name_of(pool_map)}), {})
+        self._confirm = confirm
+        self._opens = opens
+        self._seen_with: set[int] = set()
+        """Numbers of the namespaces that carry the map in force."""
+        self._is_confirmed = False
+        self._elsewhere: dict[int, _Found] = {}
+        """What the others carry, as each was last seen."""
         self._grow = grow
         self._distrust = distrust
         self._remember = remember
@@ -77,6 +114,11 @@ class MapWatch:
                 volume.map_age.watch(functools.partial(self._still_has_keys_of, volume))
                 volume.in_force = self.in_force
 
+    @property
+    def pool_map(self) -> PoolMap:
+        """The map in force, as far as this agent knows."""
+        return self._known.pool_map
+
     def look(self, lanes: Lanes) -> Steps[None]:
         """Look at the next namespace, where it is time for that."""
         now = lanes.now()
@@ -86,25 +128,109 @@ class MapWatch:
         number = next(self._turn)
         # Namespaces keep their numbers: no verb takes one out of a pool.
         member = self.pool_map.namespaces[number]
-        found = yield from _version_and_map(lanes, number, member, self.pool_map, now + LOOK_SECONDS)
+        known = self.pool_map
+        found = yield from self._map_at(lanes, number, member, now + LOOK_SECONDS)
         if isinstance(found, MissCause):
             if found is MissCause.CORRUPT:
                 yield from self._look_for_map(lanes, number, member)
             return
-        self._note_taken(number, found.pool_id)
+        self._note_taken(number, found.pool_id if isinstance(found, AnotherPool) else known.pool_id)
         if isinstance(found, AnotherPool):
             return
         self._note_map(member.nguid, "")
-        if found.version > self.pool_map.version + VERSIONS_AHEAD_MAX:
-            # Nobody goes by its version, or what the pool's own map says later would be older. What is gone
-            # in it is gone: it may be all that verbs have to go on from.
-            self._say_too_far_ahead(number, found)
-            self._drop_gone(found)
-        elif found.version > self.pool_map.version:
-            self._follow(found)
+        if found.pool_map is known:
+            self._elsewhere.pop(number, None)
+            self._seen_with.add(number)
+        elif known.version < found.pool_map.version <= known.version + VERSIONS_AHEAD_MAX:
+            self._follow(found.pool_map, {found.mark})
+            self._seen_with.add(number)
+        else:
+            self._compare(number, found)
+        if not self._is_confirmed and 2 * len(self._seen_with) > len(self.pool_map.namespaces):
+            self._is_confirmed = True
+            self._confirm(self.pool_map)
         for volume in self._volumes:
             if isinstance(volume, Volume):
                 volume.map_age.note(now, slept)
+
+    def _compare(self, number: int, found: _Found) -> None:
+        """A namespace carries another map, and no newer one: it counts by the keys that are over in it.
+
+        One that is too far ahead is nobody's next map, or what the pool's own says later would be older. What
+        is gone in it is gone: it may be all that verbs have to go on from.
+        """
+        there, known = found.pool_map, self.pool_map
+        is_too_far = there.version > known.version
+        if is_too_far:
+            self._say_too_far_ahead(number, there)
+            self._drop_gone(there, self._distrust(there))
+        ended = with_key_ends(known, there, self._opens)
+        if ended is not known:
+            log.info(
+                "namespace %s carries pool map %d, by which keys are over that map %d has: they are over",
+                known.namespaces[number].nguid,
+                there.version,
+                known.version,
+            )
+            self._follow(ended, self._known.same, is_known=True)
+        self._remember_other(found)
+        self._seen_with.discard(number)
+        if is_too_far:
+            return
+        self._elsewhere[number] = found
+        left = agreed(each.pool_map for each in self._elsewhere.values())
+        carriers = {self.pool_map.namespaces[each].nguid for each in self._elsewhere}
+        if carriers.issuperset(each.nguid for each in left.namespaces):
+            log.warning(
+                "no namespace carries pool map %d any more: map %d, which all of them lead to, is in force",
+                self.pool_map.version,
+                left.version,
+            )
+            self._follow(left, {each.mark for each in self._elsewhere.values()})
+
+    def _remember_other(self, found: _Found) -> None:
+        known, same, others = self._known
+        if found.mark and found.mark not in others:
+            self._known = _Known(
+                known, same, {**(others if len(others) < OTHERS_MAX else {}), found.mark: found.pool_map}
+            )
+
+    def _map_at(
+        self, lanes: Lanes, number: int, member: MapNamespace, until: float, deadline: float = float("inf")
+    ) -> Steps[_Found | AnotherPool | MissCause]:
+        """The map on a namespace: the one in force itself where it is that; or why it was not read.
+
+        For any thread. Of a namespace of blocks one block is read `until` then; where it tells of a map that
+        was not read before, that one is read by the deadline.
+        """
+        known, same, others = self._known
+        nguid, mark = bytes.fromhex(member.nguid), b""
+        if member.kind == "kv":
+            found = yield from inspect_kv(lanes, number, nguid, until - lanes.now())
+        else:
+            block = memoryview(bytearray(BLOCK_BYTES))
+            cause = yield from wait_for(lanes, lanes.read(number, 0, block), until)
+            if cause is not None:
+                return cause
+            try:
+                if (pool_id := pool_id_of(block)) != known.pool_id:
+                    return AnotherPool(pool_id)
+                map_version_of(block)
+            except NoSuperblock:
+                return MissCause.CORRUPT
+            mark = name_in(bytes(block))
+            if mark in same or mark in others:
+                return _Found(known if mark in same else others[mark], mark)
+            found = yield from inspect(lanes, number, nguid, member.bytes, deadline)
+        if found.content is Content.UNREADABLE:
+            return MissCause.LATE
+        if found.superblock is None:
+            return MissCause.CORRUPT
+        there = found.superblock.pool_map
+        if there.pool_id != known.pool_id:
+            return AnotherPool(there.pool_id)
+        mark = mark or name_of(there)
+        return _Found(known if mark in same else there, mark)
 
     def _still_has_keys_of(
         self, volume: Volume, lanes: Lanes, number: int, deadline: float
@@ -114,20 +240,24 @@ class MapWatch:
         known = self.pool_map
         if number >= len(known.namespaces):
             return MissCause.LATE  # it has joined, and this agent has not followed yet
-        found = yield from _version_and_map(
-            lanes, number, known.namespaces[number], known, deadline, deadline
-        )
+        found = yield from self._map_at(lanes, number, known.namespaces[number], deadline, deadline)
         if isinstance(found, MissCause | AnotherPool):
             return found if isinstance(found, MissCause) else MissCause.WRONG_KEY
-        return None if has_keys_of(known, found, volume.settings.volume_id.hex()) else MissCause.WRONG_KEY
+        there = found.pool_map
+        if there.version <= known.version:
+            there = with_key_ends(known, there, self._opens)
+        same = there is known or has_keys_of(known, there, volume.settings.volume_id.hex())
+        return None if same else MissCause.WRONG_KEY
 
     def in_force(self, lanes: Lanes, deadline: float) -> Steps[int | None]:
         """For any thread: as `InForce` in agent/pool/key_turn.py. All namespaces are asked, for a newer map
         comes to one after the other, and who has seen it on one goes by it."""
         known = self.pool_map
         for number, member in enumerate(known.namespaces):
-            found = yield from _version_and_map(lanes, number, member, known, deadline, deadline)
-            if isinstance(found, MissCause | AnotherPool) or found.version > known.version:
+            found = yield from self._map_at(lanes, number, member, deadline, deadline)
+            if isinstance(found, MissCause | AnotherPool) or found.pool_map.version > known.version:
+                return None
+            if with_key_ends(known, found.pool_map, self._opens) is not known:
                 return None
         return known.version if self.pool_map is known else None
 
@@ -190,10 +320,10 @@ class MapWatch:
                 self.pool_map.version,
             )
 
-    def _drop_gone(self, newer: PoolMap) -> None:
-        """Forget the volumes that nobody may be served by a map."""
+    def _drop_gone(self, newer: PoolMap, forged: Collection[str]) -> None:
+        """Forget the volumes that nobody may be served by a map; `forged`: those that it has other keys or
+        settings for than were made with the root key."""
         kept = {each.volume_id for each in newer.volumes if not newer.is_erased(each)}
-        forged = self._distrust(newer)
         for volume in self._volumes:
             volume_id = volume.settings.volume_id.hex()
             if volume.erased or (volume_id in kept and volume_id not in forged):
@@ -210,67 +340,56 @@ class MapWatch:
             else:
                 log.warning("volume %s was erased; it is served no longer", volume.settings.name)
 
-    def _follow(self, newer: PoolMap) -> None:
-        self._drop_gone(newer)
-        if not self._follow_members(newer):
+    def _follow(self, newer: PoolMap, marks: Set[bytes], *, is_known: bool = False) -> None:
+        """Go by another map, which lies on flash under these marks. `is_known`: it is the map in force, with
+        keys less.
+
+        Everything that may fail is done before anything is changed.
+        """
+        forged = self._distrust(newer)
+        members = self._members_to_follow(newer)
+        courses = [] if members is None else self._courses(newer, forged)
+        more = 0 if members is None else len(members) - len(self._members())
+        if members is not None and self._grow is not None and more > 0:
+            self._grow([bytes.fromhex(each) for each in members])
+            log.info("%d namespaces have joined the pool", more)
+        if members is not None and more:
+            # Where there are fewer, their numbers stay good: somebody may be reading there.
+            self._turn = itertools.cycle(range(len(members)))
+        self._drop_gone(newer, forged)
+        for volume, course in courses:
+            if not volume.erased:
+                volume.take(course)
+        if members is None:
             newer = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
         self._remember(newer)
         # After that: who asks by it meanwhile must not take keys for known that are not followed yet.
-        self.pool_map = newer
+        self._known = _Known(newer, frozenset(marks), {})
+        if not is_known:
+            self._elsewhere, self._seen_with, self._is_confirmed = {}, set(), False
 
-    def _follow_members(self, newer: PoolMap) -> bool:
-        """Go by the namespaces and extents of a newer map; False where it lists those of before otherwise."""
-        before = [each.nguid for each in self.pool_map.namespaces]
-        now = [each.nguid for each in newer.namespaces]
-        if self._grow is None or now[: len(before)] != before:
-            return False
-        if len(now) > len(before):
-            self._grow([bytes.fromhex(each) for each in now])
-            self._turn = itertools.cycle(range(len(now)))
-            log.info("%d namespaces have joined the pool", len(now) - len(before))
+    def _members(self) -> list[str]:
+        return [each.nguid for each in self.pool_map.namespaces]
+
+    def _members_to_follow(self, newer: PoolMap) -> list[str] | None:
+        """The namespaces of another map; None where it lists those of before otherwise, and is not followed
+        in that. It has fewer where the map of before was nobody's, and is left again."""
+        before, now = self._members(), [each.nguid for each in newer.namespaces]
+        shorter = min(len(before), len(now))
+        return None if self._grow is None or before[:shorter] != now[:shorter] else now
+
+    def _courses(self, newer: PoolMap, forged: Collection[str]) -> list[tuple[Volume, Course]]:
+        """What the volumes that are served on do to go by the extents of another map."""
         entries = {each.volume_id: each for each in newer.volumes}
+        found = []
         for volume in self._volumes:
             entry = entries.get(volume.settings.volume_id.hex())
-            if entry is None or not isinstance(volume, Volume) or volume.erased:
+            if entry is None or not isinstance(volume, Volume) or volume.erased or entry.volume_id in forged:
                 continue
             settings, had = newer.settings(entry), volume.settings
-            grown = settings.extents[: len(had.extents)] == had.extents
-            if grown and (settings.extents, settings.settled) != (had.extents, had.settled):
-                volume.follow(replace(had, extents=settings.extents, settled=settings.settled))
-        return True
-
-
-def _version_and_map(
-    lanes: Lanes,
-    number: int,
-    member: MapNamespace,
-    known: PoolMap,
-    until: float,
-    deadline: float = float("inf"),
-) -> Steps[PoolMap | AnotherPool | MissCause]:
-    """The map on a namespace where it is newer than the one that is known, and otherwise that one; or why it
-    was not read. Of a namespace of blocks one block is read `until` then, and where it tells of a newer map
-    that one by the deadline."""
-    nguid = bytes.fromhex(member.nguid)
-    if member.kind == "kv":
-        found = yield from inspect_kv(lanes, number, nguid, until - lanes.now())
-    else:
-        block = memoryview(bytearray(BLOCK_BYTES))
-        cause = yield from wait_for(lanes, lanes.read(number, 0, block), until)
-        if cause is not None:
-            return cause
-        try:
-            if (pool_id := pool_id_of(block)) != known.pool_id:
-                return AnotherPool(pool_id)
-            if map_version_of(block) <= known.version:
-                return known
-        except NoSuperblock:
-            return MissCause.CORRUPT
-        found = yield from inspect(lanes, number, nguid, member.bytes, deadline)
-    if found.content is Content.UNREADABLE:
-        return MissCause.LATE
-    if found.content is not Content.POOL:
-        return MissCause.CORRUPT
-    if found.superblock is not None and found.superblock.pool_map.pool_id != known.pool_id:
-        return AnotherPool(found.superblock.pool_map.pool_id)
-    return newer_of(found, known) or known
+            shorter = min(len(settings.extents), len(had.extents))
+            follows = settings.extents[:shorter] == had.extents[:shorter]
+            if follows and (settings.extents, settings.settled) != (had.extents, had.settled):
+                wanted = replace(had, extents=settings.extents, settled=settings.settled)
+                found.append((volume, volume.course(wanted)))
+        return found

@@ -27,6 +27,8 @@ FIRST_TRY_SECONDS = 5.0
 """How long the start waits for enclosures. Those that come later join by themselves."""
 
 
+log = logging.getLogger(__name__)
+
 WITH_ALL = (
     "this is done with all of them, and nothing was changed: bring them back; for a pool that has lost one "
     "for good there is only a new format (g35 pool format --force), which costs all values and files"
@@ -139,3 +141,14 @@ def unreached(fabric: Fabric) -> str:
     """The enclosures that are not connected, and why, for an error message."""
     away = [f"{each.name} ({each.fault})" for each in fabric.enclosures if each.session is None]
     return ", ".join(away) or "none"
+
+
+def say_what_is_away(fabric: Fabric) -> None:
+    """A line in the log, where namespaces of the pool are not reached."""
+    away = sum(route is None for route in fabric.routes)
+    if away:
+        log.warning(
+            "%d of the pool's %d namespaces cannot be reached: their values are misses until they can",
+            away,
+            len(fabric.routes),
+        )

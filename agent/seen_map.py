@@ -26,7 +26,7 @@ from typing import Any
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
 from agent.pool.operations import AnyVolume
-from agent.pool.pool_map import VERSION_MAX, VERSIONS_AHEAD_MAX, MapVolume, PoolMap
+from agent.pool.pool_map import EPOCHS_AHEAD_MAX, VERSION_MAX, VERSIONS_AHEAD_MAX, MapVolume, PoolMap
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,10 @@ class _Seen:
             self.version = max(self.version, other.version)
         for tenant, (epoch, erased) in other.tenants.items():
             if tenant in self.tenants or len(self.tenants) < ROWS_MAX:
-                self.tenants[tenant] = max(self.tenants.get(tenant, (0, False)), (epoch, erased))
+                known: tuple[int, bool] = self.tenants.get(tenant, (0, False))
+                # Nothing vouches for the epoch of an erased one: that it is erased is what counts.
+                is_near = not erased or epoch <= known[0] + EPOCHS_AHEAD_MAX
+                self.tenants[tenant] = max(known, (epoch if is_near else known[0], erased))
         for volume, (newest, oldest) in other.volumes.items():
             had = self.volumes.get(volume, (0, 0))
             self.volumes[volume] = (max(had[0], newest), max(had[1], oldest))
@@ -80,6 +83,16 @@ class _Seen:
 
 def _oldest(volume: MapVolume) -> int:
     return volume.key_epoch - 1 if volume.earlier_secret else volume.key_epoch
+
+
+def opens(root: RootKey, pool_map: PoolMap, volume: MapVolume) -> bool:
+    """Whether the root key opens all keys that a map gives a volume."""
+    try:
+        pool_map.secret(volume, root)
+        pool_map.earlier_secret(volume, root)
+    except ConfigError:
+        return False
+    return True
 
 
 class SeenMaps:
@@ -153,22 +166,24 @@ class SeenMaps:
         served = {each.settings.volume_id.hex() for each in volumes if not each.erased}
         found = served & {*self.over(newer)}
         for entry in newer.volumes:
-            if entry.volume_id in served and not newer.is_erased(entry):
-                try:
-                    newer.secret(entry, root)
-                    newer.earlier_secret(entry, root)
-                except ConfigError:
-                    found.add(entry.volume_id)
+            if entry.volume_id in served and not newer.is_erased(entry) and not opens(root, newer, entry):
+                found.add(entry.volume_id)
         return found
 
-    def note(self, pool_map: PoolMap, opened: Collection[str]) -> None:
-        """Note a map; `opened` has the ids of the volumes that were opened by it with the root key."""
+    def note(self, pool_map: PoolMap, opened: Collection[str], *, is_on_most: bool = True) -> None:
+        """Note a map; `opened` has the ids of the volumes that were opened by it with the root key.
+
+        Its version is noted where the map `is_on_most` namespaces: one that an enclosure shows this agent
+        alone is not the pool's, and the pool's own would be older than that for ever.
+        """
         known = pool_map.pool_id in self._pools
         if not opened and not known and len(self._pools) >= POOLS_MAX:
             return
         if opened or not self.served:
             self.served = pool_map.pool_id
-        self._pools.setdefault(pool_map.pool_id, _Seen()).take(_Seen.of(pool_map, opened))
+        noted = _Seen.of(pool_map, opened)
+        noted.version = noted.version if is_on_most else 0
+        self._pools.setdefault(pool_map.pool_id, _Seen()).take(noted)
         self._write()
 
     def write_again(self, now: float) -> None:

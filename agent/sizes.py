@@ -54,5 +54,27 @@ def readable_seconds(seconds: float) -> str:
     return f"{whole} s"
 
 
+def unit_of(text: str) -> str:
+    """The unit that a size was written in: K, M, G, T, or none for bytes. Raises ValueError."""
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError("no size")
+    return match[2].upper()
+
+
+def size_text(size: int, unit: str | None = None) -> str:
+    """Bytes for people, such as "1.5 GiB": exact. `unit`: K, M, G, T, or none for bytes.
+
+    Where that one takes more than three places behind the point, or none is given, the largest that does not.
+    """
+    wanted = [] if unit is None else [unit]
+    for each in (*wanted, *sorted(_POWERS, key=lambda name: -_POWERS[name])):
+        amount = Decimal(size) / 1024 ** _POWERS[each]
+        is_short = amount == amount.quantize(Decimal("1.000")) and (amount >= 1 or each in wanted)
+        if is_short or not each:
+            return f"{amount.normalize():f} {f'{each}iB' if each else 'bytes'}"
+    raise AssertionError("bytes take no places behind the point")
+
+
 Size = Annotated[int, BeforeValidator(parse_size)]
 """Bytes, in a record of pydantic's."""

@@ -14,7 +14,7 @@ import typer
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.tables import folding_table, print_tables
 from agent.config import Configuration, load_configuration
-from agent.errors import G35Error, UserError
+from agent.errors import G35Error, UserError, did_you_mean
 from agent.inline.root_keys import RootKey, root_key_in
 from agent.map_watch import EVERY_SECONDS
 from agent.pool.changing import Change, Guard, change_map, simply
@@ -34,7 +34,7 @@ from agent.pool.tenants import check_name, find_tenant, volumes_of, with_limits,
 from agent.reaching import WITH_ALL, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
-from agent.sizes import parse_size
+from agent.sizes import parse_size, size_text, unit_of
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 Name = Annotated[str, typer.Argument(help="The tenant.")]
@@ -71,7 +71,8 @@ def list_tenants(
     table = folding_table("Tenants, and what they may have", ("tenant", "key", "volumes"), columns)
     for row in rows:
         limits = (row["quota_slots"], row["quota_bytes"], row["bandwidth"])
-        shown = (str(limit or "any") for limit in limits)
+        slots, size, rate = limits
+        shown = (str(slots or "any"), size_text(size) if size else "any", size_text(rate) if rate else "any")
         table.add_row(row["name"], row["key"], ", ".join(row["volumes"]) or "none", *shown)
     print_tables(table)
 
@@ -132,7 +133,7 @@ def add(
             count = len(fresh) or count
             asked = with_limits(changed, name, **limits)
             if changed is base:
-                refuse_to_shrink(lanes, base, asked, name, numbers)
+                refuse_to_shrink(lanes, base, asked, name, numbers, _unit(quota_bytes))
             return asked
 
         _replace(lanes, pool_map, numbers, change)
@@ -140,9 +141,10 @@ def add(
 
     count = with_lanes(configuration, work)
     if not count and all(wish.tenant != name for wish in wishes):
+        near = did_you_mean(name, {wish.tenant for wish in wishes})
         print(
-            f"no volume of the configuration names tenant {name}: if that is a slip of the pen, note that a "
-            f"tenant's row stays in the pool map ({TENANTS_MAX} at most)",
+            f"no volume of the configuration names tenant {name}{near}: if that is a slip, note that "
+            f"a tenant's row stays in the pool map ({TENANTS_MAX} at most)",
             file=sys.stderr,
         )
     print(
@@ -197,19 +199,33 @@ def set_limits(
         pool_map, numbers = _look_at_all(fabric, lanes)
         asked = with_limits(pool_map, name, **limits)
         if not yes:
-            refuse_to_shrink(lanes, pool_map, asked, name, numbers)
+            refuse_to_shrink(lanes, pool_map, asked, name, numbers, _unit(quota_bytes))
         changed = _replace(lanes, pool_map, numbers, simply(lambda base: with_limits(base, name, **limits)))
         return find_tenant(changed, name)
 
     tenant = with_lanes(load_configuration(config), work)
-    slots, size, rate = (each or "any" for each in (tenant.quota_slots, tenant.quota_bytes, tenant.bandwidth))
-    print(f"tenant {name}: {slots} slots, {size} bytes of slots, {rate} bytes a second through each agent")
+    print(f"tenant {name}: {limits_text(tenant, _unit(quota_bytes), _unit(bandwidth))}")
+
+
+def limits_text(tenant: MapTenant, bytes_unit: str | None = None, rate_unit: str | None = None) -> str:
+    """What a tenant may have, in the units that were typed where some were."""
+    size = size_text(tenant.quota_bytes, bytes_unit) if tenant.quota_bytes else "any bytes"
+    rate = size_text(tenant.bandwidth, rate_unit) if tenant.bandwidth else "any bytes"
+    return f"{tenant.quota_slots or 'any'} slots, {size} of slots, {rate} a second through each agent"
 
 
 def refuse_to_shrink(
-    lanes: WorkerLanes, pool_map: PoolMap, asked: PoolMap, name: str, numbers: dict[str, int]
+    lanes: WorkerLanes,
+    pool_map: PoolMap,
+    asked: PoolMap,
+    name: str,
+    numbers: dict[str, int],
+    unit: str | None = None,
 ) -> None:
-    """Raises UserError where a tenant holds more than it may have by the map that is asked for."""
+    """Raises UserError where a tenant holds more than it may have by the map that is asked for.
+
+    `unit`: in which its quota of bytes was typed.
+    """
     before, after = find_tenant(pool_map, name), find_tenant(asked, name)
     slots_max, bytes_max = after.quota_slots, after.quota_bytes
     if (slots_max, bytes_max) == (before.quota_slots, before.quota_bytes):
@@ -220,7 +236,9 @@ def refuse_to_shrink(
         slots, size = slots + taken, size + taken * pool_map.settings(volume).slot_bytes
     if (slots_max and slots > slots_max) or (bytes_max and size > bytes_max):
         raise UserError(
-            f"tenant {name} holds {slots} slots, {size} bytes of slots, and would lose what is too much",
+            f"tenant {name} holds {slots} slots, {size_text(size, unit)} of slots, may have "
+            f"{slots_max or 'any'} and {size_text(bytes_max, unit) if bytes_max else 'any bytes'} then, and "
+            "would lose what is too much",
             "say --yes if that is meant",
         )
 
@@ -244,6 +262,7 @@ def rotate(
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> str:
         pool_map, numbers, others = _look_at_all_maps(fabric, lanes)
+        find_tenant(pool_map, name)
         # By whoever was interrupted between two namespaces: from here on agents see it on any of them.
         pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base))
         if not rotating(pool_map, name) and any(holds_earlier_key(each, pool_map, name) for each in others):
@@ -346,8 +365,13 @@ def erase(
     """
     configuration = load_configuration(config)
     if not yes:
+        tenant, names = with_lanes(configuration, lambda fabric, lanes: _named(_look(fabric, lanes)[0], name))
+        volumes = f" in {len(names)} volume(s) ({', '.join(names)})" if names else ""
         raise UserError(
-            f"everything that tenant {name} has stored would be lost, for whoever holds whatever key",
+            f"tenant {name} was erased; --yes erases it where that was not reached then"
+            if tenant.is_erased
+            else f"everything that tenant {name} has stored{volumes} would be lost, for whoever holds "
+            "whatever key",
             "say --yes if that is meant",
         )
 
@@ -365,6 +389,12 @@ def erase(
     print(
         f"{count} volume(s) unreadable; agents that serve the pool drop them within {EVERY_SECONDS + 1:g} s"
     )
+
+
+def _named(pool_map: PoolMap, name: str) -> tuple[MapTenant, list[str]]:
+    """A tenant and the names of its volumes. Raises ConfigError where the pool has none of that name."""
+    tenant = find_tenant(pool_map, name)
+    return tenant, [volume.name for volume in volumes_of(pool_map, tenant)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +474,11 @@ def _limits(quota_bytes: str | None, quota_slots: int | None, bandwidth: str | N
             assert isinstance(size, int)
             limits[key] = size
     return limits
+
+
+def _unit(text: str | None) -> str | None:
+    """The unit that a limit was typed in; None where it was not."""
+    return None if text is None else unit_of(text)
 
 
 def _told(left: dict[str, str]) -> str:

@@ -7,6 +7,7 @@ or without a keyring) answers -32601 to its listing; then there is nothing of it
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -24,8 +25,9 @@ from agent.enclosure_control.rpc_errors import (
     RpcAnswerError,
     RpcError,
 )
-from agent.enclosure_control.steps import AddListener, Step
+from agent.enclosure_control.steps import AddKey, AddListener, Step
 from agent.errors import UserError
+from nvmeof.authentication.private_files import SecretFileError, check_private
 
 T = TypeVar("T")
 
@@ -83,9 +85,13 @@ class RpcTarget:
         return records.decode_all(method, answer, decode)
 
     def vet(self, steps: Sequence[Step]) -> None:
-        """UserError if a step needs a method that this enclosure does not have, before any is carried out."""
+        """UserError if a step needs a method that this enclosure does not have, or names a file of a key that
+        others can read or exchange; before any is carried out."""
         if not steps:
             return
+        for step in steps:
+            if isinstance(step, AddKey):
+                _refuse_exposed(step.path)
         try:
             answer = self._client.call("rpc_get_methods")
         except RpcError as error:
@@ -130,3 +136,15 @@ class RpcTarget:
     def close(self) -> None:
         """Give the connection up."""
         self._client.close()
+
+
+def _refuse_exposed(path: str) -> None:
+    """SPDK looks at the mode of a key's file alone, and not at its owner and its folders.
+
+    A file that cannot be read here is the enclosure's to judge: it may run as another user or in a container.
+    """
+    try:
+        check_private(Path(path))
+    except SecretFileError as refused:
+        if os.access(path, os.R_OK):
+            raise UserError(refused.message, refused.advice) from None

@@ -155,6 +155,14 @@ def dead_mount_advice(mounts: Sequence[Path]) -> str:
     return f"the next start of the agent there clears it, or {away} {shlex.join(map(str, mounts))}"
 
 
+def refuse_to_cover(mountpoint: Path) -> None:
+    """Raises G35Error where files lie in the folder: a mount would hide them."""
+    if not os.path.ismount(mountpoint) and any(mountpoint.iterdir()):
+        raise G35Error(
+            f"{mountpoint} is not empty, and mounting would hide what is in it", "name an empty folder"
+        )
+
+
 def clear_dead_mount(mountpoint: Path) -> None:
     """Take away what killed agents left mounted here; `MountError` where something alive is."""
     for _ in range(STACKED_MOUNTS_MAX):

@@ -2,22 +2,29 @@
 
 A put needs three dozen random bytes, and each getrandom(2) gives the interpreter's lock away: with several
 workers, getting it back cost more than the sealing of 64 KiB. What is fetched ahead is each thread's own,
-is handed out once, and does not survive a fork: a child must not deal out its parent's salts.
+is handed out once, and does not survive a fork: a child must not deal out its parent's bytes.
+
+It does survive in a copy of the machine: a snapshot that is started twice deals out the same. What must not
+repeat there is made of more than this (salts.py), and what was fetched ahead is used for AHEAD_SECONDS at the
+most: a kernel that is told of its copying (VMGENID) has other bytes from then on.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Final
 
 BULK_BYTES: Final = 4096
+AHEAD_SECONDS: Final = 1.0
 
 
 class _Bulk(threading.local):
     def __init__(self) -> None:
         self.bytes = b""
         self.taken = 0
+        self.fetched_at = 0.0
 
 
 _bulk = _Bulk()
@@ -26,10 +33,10 @@ _bulk = _Bulk()
 def random_bytes(count: int) -> bytes:
     """`count` bytes, at most BULK_BYTES, fit for keys, salts and nonces."""
     bulk = _bulk
-    taken = bulk.taken
+    taken, now = bulk.taken, time.monotonic()
     found = bulk.bytes[taken : taken + count]
-    if len(found) < count:
-        bulk.bytes, taken = os.urandom(BULK_BYTES), 0
+    if len(found) < count or now - bulk.fetched_at > AHEAD_SECONDS:
+        bulk.bytes, bulk.fetched_at, taken = os.urandom(BULK_BYTES), now, 0
         found = bulk.bytes[:count]
     bulk.taken = taken + count
     return found

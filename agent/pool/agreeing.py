@@ -1,8 +1,12 @@
 """One pool map out of several of one version, which writers that met have left: the same for whoever asks.
 
-A greater version is in force whole: it was made from the others. But a version is a number that takes no key:
-who can write to one namespace could give his map the last one, and there would be no change after it. So one
-that is further ahead of the others than changes lead to does not count (`counting`).
+A greater version is in force: it was made from the others. But a version is a number that takes no key. An
+attacker with write access to one namespace could give his map the last one, and there would be no change
+after it. So a version that is further ahead of the others than changes lead to does not count (`counting`).
+
+The end of a key counts from every copy, whatever its version (`with_key_ends`). A forged version would
+otherwise hide an erasure: one enclosure shows its agent a greater version, and the verb that erases another.
+Epochs of keys only grow, so a copy that is merely old ends nothing.
 
 Of maps of the greatest version none was made from another. The one on most copies goes first, then the one
 whose bytes hash to the greatest number, and it takes from the others what must not be lost:
@@ -20,11 +24,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from pydantic import ValidationError
 
-from agent.pool.pool_map import VERSIONS_AHEAD_MAX, MapTenant, MapVolume, PoolMap
+from agent.pool.pool_map import EPOCHS_AHEAD_MAX, VERSIONS_AHEAD_MAX, MapTenant, MapVolume, PoolMap
+
+Opens: TypeAlias = Callable[[PoolMap, MapVolume], bool]
+"""Whether the root key opens the keys that a map gives a volume."""
 
 
 def counting(maps: Iterable[PoolMap]) -> list[PoolMap]:
@@ -38,8 +46,9 @@ def counting(maps: Iterable[PoolMap]) -> list[PoolMap]:
 
 def agreed(maps: Iterable[PoolMap]) -> PoolMap:
     """The map that is in force by these copies, each counted as often as it comes. Its version is theirs."""
+    found = list(maps)
     counted: list[tuple[PoolMap, int]] = []
-    for each in counting(maps):
+    for each in counting(found):
         if counted and each.version < counted[0][0].version:
             continue
         if counted and each.version > counted[0][0].version:
@@ -51,8 +60,79 @@ def agreed(maps: Iterable[PoolMap]) -> PoolMap:
             counted[at] = (counted[at][0], counted[at][1] + 1)
     if not counted:
         raise ValueError("of no copy there is no map in force")
-    if len(counted) == 1:
-        return counted[0][0]
+    first = counted[0][0] if len(counted) == 1 else _agreed_of_one_version(counted)
+    ended: list[PoolMap] = []
+    for each in found:
+        if each.version != first.version and not any(each is known or each == known for known in ended):
+            ended.append(each)
+            first = with_key_ends(first, each)
+    return first
+
+
+def is_on_most(maps: Iterable[PoolMap], version: int) -> bool:
+    """Whether more than half of these copies have a version."""
+    versions = [each.version for each in maps]
+    return 2 * versions.count(version) > len(versions)
+
+
+def with_key_ends(first: PoolMap, other: PoolMap, opens: Opens = lambda _, __: True) -> PoolMap:
+    """A map, with the ends of keys that another copy tells of; the same one, where it tells of none.
+
+    A key of a tenant ends by an erasure of the same epoch, or by a later epoch. A data key ends by a later
+    epoch of its volume, or by a row of its own epoch without the earlier key. The later key comes with its
+    row, where it `opens`; one that does not open is an attacker's number and ends nothing. No key vouches for
+    an erasure, so each counts; an epoch more than `EPOCHS_AHEAD_MAX` ahead of the known one does not.
+    """
+    if other.pool_id != first.pool_id:
+        return first
+    for theirs in other.tenants:
+        ours = next((each for each in first.tenants if each.tenant_id == theirs.tenant_id), None)
+        if ours is None or (theirs.key_epoch, theirs.is_erased) <= (ours.key_epoch, ours.is_erased):
+            continue
+        if theirs.is_erased:
+            is_near = theirs.key_epoch <= ours.key_epoch + EPOCHS_AHEAD_MAX
+            first = _with_erased(first, ours, theirs.key_epoch if is_near else ours.key_epoch)
+        elif any(opens(other, each) for each in other.volumes if each.tenant == theirs.tenant_id):
+            first = _with_later_life(first, other, ours, theirs)
+    rows = {each.volume_id: each for each in other.volumes}
+    volumes = tuple(_with_later_key(first, each, rows.get(each.volume_id), opens) for each in first.volumes)
+    if volumes == first.volumes:
+        return first
+    return _checked(first.model_copy(update={"volumes": volumes}), first)
+
+
+def _with_erased(pool_map: PoolMap, tenant: MapTenant, epoch: int) -> PoolMap:
+    erased = tenant.model_copy(update={"wrapped_key": "", "key_epoch": epoch})
+    tenants = tuple(erased if each is tenant else each for each in pool_map.tenants)
+    volumes = tuple(
+        each.model_copy(update={"earlier_secret": ""}) if each.tenant == tenant.tenant_id else each
+        for each in pool_map.volumes
+    )
+    return pool_map.model_copy(update={"tenants": tenants, "volumes": volumes})
+
+
+def _with_later_life(first: PoolMap, other: PoolMap, ours: MapTenant, theirs: MapTenant) -> PoolMap:
+    """The tenant was erased and has another key since: its row and its volumes are those of the other map."""
+    tenants = tuple(theirs if each is ours else each for each in first.tenants)
+    volumes = [each for each in first.volumes if each.tenant != ours.tenant_id]
+    volumes += [each for each in other.volumes if each.tenant == ours.tenant_id]
+    later = first.model_copy(update={"tenants": tenants, "volumes": tuple(volumes)})
+    # Where there is no room for these, its earlier key is over all the same.
+    return _checked(later, _with_erased(first, ours, ours.key_epoch))
+
+
+def _with_later_key(pool_map: PoolMap, ours: MapVolume, theirs: MapVolume | None, opens: Opens) -> MapVolume:
+    if theirs is None or theirs.tenant != ours.tenant or pool_map.is_erased(ours):
+        return ours
+    if theirs.key_epoch > ours.key_epoch:
+        later = _one_volume(ours, theirs, False)
+        return later if opens(pool_map, later) else ours
+    if theirs.key_epoch == ours.key_epoch and ours.earlier_secret and not theirs.earlier_secret:
+        return ours.model_copy(update={"earlier_secret": ""})
+    return ours
+
+
+def _agreed_of_one_version(counted: Sequence[tuple[PoolMap, int]]) -> PoolMap:
     ranked = sorted(counted, key=lambda each: (each[1], hashlib.sha256(each[0].encode()).digest()))
     first, *others = [each for each, _ in reversed(ranked)]
     others = [each for each in others if each.pool_id == first.pool_id]

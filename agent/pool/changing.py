@@ -102,12 +102,12 @@ def change_map(
         if attempt:
             time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))
         copies = yield from _read_all(lanes, pool_map, numbers, newcomers, known)
-        found = counting(
+        found = [
             each.pool_map
             for held in copies.values()
             for each in held
             if each.pool_map is not None and each.pool_map.pool_id == pool_map.pool_id
-        )
+        ]
         if not found:
             continue  # Somebody was writing each copy that was read.
         base, is_there = _in_force(found, mine)
@@ -121,7 +121,7 @@ def change_map(
         try:
             target = yield from change(base, _guard(lanes, base, numbers, copies))
             if target != base or not is_there:
-                versions = [each.version for each in found] + ([mine.wrote.version] if mine else [])
+                versions = [each.version for each in counting(found)] + ([mine.wrote.version] if mine else [])
                 target = target.model_copy(update={"version": version_after(max(versions))})
             elif not away and _is_everywhere(base, copies):
                 return Changed(base, {})
@@ -148,7 +148,7 @@ class _Mine:
 
 def _in_force(found: Sequence[PoolMap], mine: _Mine | None) -> tuple[PoolMap, bool]:
     """The map to go on from, and whether it is as it lies there, with no other of its version."""
-    candidates, greatest = list(found), list(found)
+    candidates, greatest = list(found), counting(found)
     if mine is not None:
         greatest.append(mine.wrote)
         others = [each for each in found if each != mine.wrote]

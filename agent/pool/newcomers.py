@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from agent.errors import UserError
+from agent.errors import UserError, did_you_mean
 from agent.pool.joining import Seen
 from agent.pool.opening import Content, Inspection, newest_map
 from agent.pool.pool_map import PoolMap
@@ -53,7 +53,8 @@ def newcomers_in(pool_map: PoolMap, seen: Seen, named: Set[str], force: bool) ->
     members = {each.nguid for each in pool_map.namespaces}
     strangers = {nguid.hex(): (nguid, size, each) for nguid, size, each in seen if nguid.hex() not in members}
     if missing := named - strangers.keys() - members:
-        raise UserError(f"no enclosure shows namespace {', '.join(sorted(missing))}", "see g35 pool show")
+        named_so = ", ".join(f"{each}{did_you_mean(each, strangers)}" for each in sorted(missing))
+        raise UserError(f"no enclosure shows namespace {named_so}", "see g35 pool show")
     found = []
     for text, (nguid, size, inspection) in strangers.items():
         blank = is_blank(inspection, pool_map.pool_id)

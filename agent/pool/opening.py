@@ -7,6 +7,7 @@ nothing here assumes an order.
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -230,12 +231,6 @@ def superblock_copies_are(lanes: Lanes, namespace: int, nguid: bytes, pool_map: 
     return True
 
 
-def newer_of(found: Inspection, pool_map: PoolMap) -> PoolMap | None:
-    """The map that was found, where it is of the same pool and newer."""
-    newer = found.superblock.pool_map if found.superblock is not None else pool_map
-    return newer if newer.pool_id == pool_map.pool_id and newer.version > pool_map.version else None
-
-
 def _no_guard() -> Steps[None]:
     yield from ()
 
@@ -254,17 +249,15 @@ def clear_directories(
     """
     set_bytes = set_size(volume.value_bytes)
     blank = bytes(BLOCK_BYTES)
-    places = [
+    # One by one: whoever writes to the flash may write a map of more sets than there is memory for.
+    places = (
         (numbers[extent.nguid], extent.offset + number * set_bytes)
         for extent in volume.extents
         for number in range(extent.sets)
-    ]
-    for start in range(0, len(places), WRITES_IN_FLIGHT):
+    )
+    while some := list(itertools.islice(places, WRITES_IN_FLIGHT)):
         yield from guard()
-        batch = [
-            lanes.write(namespace, offset, [blank])
-            for namespace, offset in places[start : start + WRITES_IN_FLIGHT]
-        ]
+        batch = [lanes.write(namespace, offset, [blank]) for namespace, offset in some]
         for pending in batch:
             cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
             if cause is not None:

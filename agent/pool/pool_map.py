@@ -39,9 +39,14 @@ DATA_START = 1 << 20
 """Where the first extent of a namespace begins; the superblocks lie before it."""
 EXTENT_ALIGNMENT = 1 << 20
 NAMESPACES_MAX = 4096
+NAMESPACE_BYTES_MAX = 1 << 60
+SETS_MAX = 1 << 40
+"""Of one extent: more than the greatest namespace has room for."""
 VERSION_MAX = 1 << 62
 VERSIONS_AHEAD_MAX = 1 << 32
 """How far a version may be ahead of another that counts (agreeing.py). Each change adds one."""
+EPOCHS_AHEAD_MAX = 1 << 16
+"""How far the epoch of an erased tenant, for which no key vouches, may be ahead of a known one."""
 VOLUMES_MAX = 64
 TENANTS_MAX = 64
 VALUE_BYTES_MIN, VALUE_BYTES_MAX = 1 << 16, 1 << 24
@@ -70,7 +75,7 @@ class MapNamespace(_Document):
     """One namespace of the pool; `bytes` is its size when it joined."""
 
     nguid: Hex32
-    bytes: int = Field(gt=0)
+    bytes: int = Field(gt=0, le=NAMESPACE_BYTES_MAX)
     kind: Literal["blocks", "kv"] = "blocks"
     """`kv`: of the KV command set."""
 
@@ -79,8 +84,8 @@ class MapExtent(_Document):
     """Part of a volume: `sets` sets at `offset` bytes of the namespace with this NGUID."""
 
     nguid: Hex32
-    offset: int = Field(ge=DATA_START, multiple_of=4096)
-    sets: int = Field(gt=0)
+    offset: int = Field(ge=DATA_START, le=NAMESPACE_BYTES_MAX, multiple_of=4096)
+    sets: int = Field(gt=0, le=SETS_MAX)
 
 
 class MapVolume(_Document):
@@ -102,7 +107,7 @@ class MapVolume(_Document):
     extents: tuple[MapExtent, ...] = Field((), max_length=NAMESPACES_MAX)
     kv_namespaces: tuple[Hex32, ...] = Field((), max_length=NAMESPACES_MAX)
     """The KV namespaces that it has to itself, instead of extents."""
-    settled: int = Field(default=0, ge=0)
+    settled: int = Field(default=0, ge=0, le=NAMESPACES_MAX)
     """Values may still lie where the first so many extents alone would have them (joining.py); 0: none do."""
     copies: Literal[1, 2] = 1
 
@@ -266,7 +271,7 @@ class PoolMap(_Document):
 def decode_pool_map_untrusted(data: bytes | memoryview) -> PoolMap:
     """A pool map out of what lay on a namespace. Raises ValueError, and nothing else, for bad bytes."""
     try:
-        return PoolMap.model_validate_json(bytes(data))
+        return PoolMap.model_validate_json(bytes(data), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.inline.key_use import KeyUse
-from agent.inline.random_bytes import random_bytes
+from agent.inline.salts import new_salt
 from agent.inline.scatter import Target
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import (
@@ -223,7 +223,7 @@ class SlotSealer:
         self.codec = codec
         self.generation = generation
         self._key = key
-        self._salt = random_bytes(SALT_BYTES)
+        self._salt = new_salt(key, generation, place.nguid, place.slot)
         self._cipher: SlotCipher = codec.suite.slot(self._salt, place)
         self._bound = codec.bound(key, generation, self._salt)
         self._proofs: dict[int, bytes] = {}

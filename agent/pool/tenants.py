@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter, ValidationError
 
-from agent.errors import ConfigError, UserError
+from agent.errors import ConfigError, UserError, did_you_mean
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import new_volume_secret
 from agent.pool.next_map import next_map
@@ -29,6 +29,7 @@ from agent.pool.pool_map import (
     wrapped_for,
 )
 from agent.pool.slot import HEADER_BYTES
+from agent.sizes import size_text
 
 _NAMES: TypeAdapter[str] = TypeAdapter(TenantName)
 
@@ -48,8 +49,10 @@ def find_tenant(pool_map: PoolMap, name: str) -> MapTenant:
     for tenant in pool_map.tenants:
         if tenant.name == name:
             return tenant
-    known = ", ".join(sorted(tenant.name for tenant in pool_map.tenants))
-    raise ConfigError(f"the pool has no tenant {name}", f"it has {known}")
+    known = sorted(tenant.name for tenant in pool_map.tenants)
+    raise ConfigError(
+        f"the pool has no tenant {name}{did_you_mean(name, known)}", f"it has {', '.join(known) or 'none'}"
+    )
 
 
 def volumes_of(pool_map: PoolMap, tenant: MapTenant) -> tuple[MapVolume, ...]:
@@ -150,7 +153,7 @@ def with_limits(
     slot_bytes = max((HEADER_BYTES + each.value_bytes for each in volumes_of(pool_map, found)), default=0)
     if quota_bytes and quota_bytes < slot_bytes:
         raise ConfigError(
-            f"{quota_bytes} bytes are less than one slot of tenant {name}, which has {slot_bytes}",
+            f"{size_text(quota_bytes)} is less than a slot of tenant {name}, of {size_text(slot_bytes)}",
             "give it more, or 0 for no limit",
         )
     limited = found.model_copy(update=update)

@@ -97,6 +97,15 @@ class VolumeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Course:
+    """Other settings of a volume, and the placements that follow from them."""
+
+    settings: VolumeSettings
+    placement: Placement
+    earlier: Placement | None
+
+
+@dataclass(frozen=True, slots=True)
 class Timing:
     """Bounds in time, seconds, that the operator sets."""
 
@@ -239,19 +248,28 @@ class Volume:
             return None
         return self.placement.over(_extents_of(settings.extents[: settings.settled]))
 
+    def course(self, settings: VolumeSettings) -> Course:
+        """What it takes to go by other settings of the same volume. Nothing is changed."""
+        placement = self.placement.over(_extents_of(settings.extents))
+        return Course(settings, placement, self._earlier(settings))
+
     def follow(self, settings: VolumeSettings) -> None:
-        """Go by a newer map of the same volume, in which extents follow those that there were, or in which
+        """As `take`, of the course that these settings make."""
+        self.take(self.course(settings))
+
+    def take(self, course: Course) -> None:
+        """Go by another map of the same volume, in which extents follow those that there were, or in which
         nothing lies at earlier places any more. One thread does; others may be using the volume.
 
         The order matters to them: whoever looks in between looks at the places of before and of now, or at
-        more. What is borrowed or reserved stays good, for no extent goes.
+        more. What is borrowed or reserved stays good, for an extent that goes is remembered.
         """
-        self._extents = {extent.namespace: extent for extent in settings.extents}
-        earlier = self._earlier(settings)
-        if earlier is not None:
-            self.earlier = earlier
-        self.placement = self.placement.over(_extents_of(settings.extents))
-        self.earlier = earlier
+        settings = course.settings
+        self._extents = {**self._extents, **{extent.namespace: extent for extent in settings.extents}}
+        if course.earlier is not None:
+            self.earlier = course.earlier
+        self.placement = course.placement
+        self.earlier = course.earlier
         self.settings = settings
 
     @property

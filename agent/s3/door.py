@@ -32,6 +32,7 @@ from agent.s3.service import S3Service
 from agent.s3.store import ObjectStore
 from agent.s3.workers import Workers
 from agent.s3_section import S3Section, parse_listener
+from nvmeof.authentication.private_files import SecretFileError, check_private
 
 log = logging.getLogger(__name__)
 
@@ -300,8 +301,6 @@ def _tls(section: S3Section) -> ssl.SSLContext | None:
 
 def _check_private(path: Path) -> None:
     try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"cannot open {path}: {error.strerror}", "check the path") from None
-    if mode & 0o077:
-        raise ConfigError(f"{path} can be read by others", f"chmod 600 {path}")
+        check_private(path)
+    except SecretFileError as refused:
+        raise ConfigError(refused.message, refused.advice) from None

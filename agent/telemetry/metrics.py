@@ -129,6 +129,11 @@ class Collector:
             "/fs and tenants of the S3 door that are not served, for their files lie in another pool.",
             value=len(state["not_served"]),
         )
+        yield CounterMetricFamily(
+            "g35_upkeep_failures",
+            "Turns of upkeep's duties that failed for a reason that nobody has thought of; see the log.",
+            value=state.get("upkeep_failures") or 0,
+        )
         for name, help_text in SCRUB_COUNTERS.items():
             yield CounterMetricFamily(f"g35_scrub_{name}", help_text, value=state["scrub"].get(name, 0))
         owed = state["scrub"].get("copies_owed", 0)

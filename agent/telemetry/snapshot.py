@@ -51,6 +51,8 @@ class Sources:
     """Of the S3 door: agent/s3/door.py; None where there is none. Told of the whole pool only."""
     registered: Callable[[], int] = lambda: 0
     """Bytes of clients' memory that are mapped: agent/fs/registered_memory.py."""
+    upkeep_failures: Callable[[], int] = lambda: 0
+    """Turns of the upkeep thread's duties that raised (agent/duties.py). Told of the whole pool only."""
     not_served: dict[str, str] = field(default_factory=dict)
     """What of the configuration is not served, and why. Told of the whole pool only."""
     started_at: float = field(default_factory=time.time)
@@ -166,6 +168,7 @@ def take(sources: Sources) -> dict[str, Any]:
         "s3": sources.s3() if sources.whole else None,
         "not_served": dict(sources.not_served) if sources.whole else {},
         "memory": _memory(sources) if sources.whole else None,
+        "upkeep_failures": sources.upkeep_failures() if sources.whole else None,
         "scrub": dict(sources.keeping()) if sources.whole else None,
     }
 

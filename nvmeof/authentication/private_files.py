@@ -1,6 +1,7 @@
 """Files that hold a secret of any kind: made with mode 0600 and never over another, read by nobody else.
 
-What is in them is never quoted in an error.
+Whose they are, and whose the folders on their path: private_paths.py. What is in them is never quoted in an
+error.
 """
 
 from __future__ import annotations
@@ -9,22 +10,15 @@ import os
 import stat
 from pathlib import Path
 
-from nvmeof.errors import NvmeofError
-
-
-class SecretFileError(NvmeofError):
-    """A file of secrets is not usable: ours to mend. `advice` says how."""
-
-    def __init__(self, message: str, advice: str) -> None:
-        super().__init__(f"{message}; {advice}")
-        self.message = message
-        self.advice = advice
+from nvmeof.authentication.private_paths import Opened, check_folder, open_guarded
+from nvmeof.authentication.private_paths import SecretFileError as SecretFileError  # part of this face
 
 
 def write_private(path: Path, text: str) -> None:
     """Make a file of mode 0600, durable on return. Raises SecretFileError; nothing is overwritten."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
+        check_folder(path.parent)
         descriptor = os.open(path, flags, 0o600)
     except FileExistsError:
         raise SecretFileError(
@@ -43,28 +37,37 @@ def write_private(path: Path, text: str) -> None:
 
 
 def read_private(path: Path, bytes_max: int) -> bytes:
-    """All of a file that others cannot read, of so many bytes at the most. Raises SecretFileError."""
-    try:
-        # O_NONBLOCK: a FIFO in its place must not hang us.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise SecretFileError(f"cannot open {path}: {error.strerror}", "check the path") from None
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise SecretFileError(f"{path} is no regular file", "name the file of the secret itself")
-        if facts.st_mode & _others_bits(path):
-            raise SecretFileError(
-                f"{path} can be read by others (mode {stat.S_IMODE(facts.st_mode):04o})",
-                f"chmod 600 {path}, and think about who may have read it meanwhile",
-            )
-        with open(descriptor, "rb", closefd=False) as file:
-            found = file.read(bytes_max + 1)
-    finally:
-        os.close(descriptor)
+    """All of a file that others can neither read nor exchange, of so many bytes at the most.
+
+    Raises SecretFileError.
+    """
+    opened = _open_private(path)
+    with open(opened.descriptor, "rb") as file:
+        found = file.read(bytes_max + 1)
     if len(found) > bytes_max:
         raise SecretFileError(f"{path} has more than {bytes_max} bytes", "name the file of the secret")
     return found
+
+
+def check_private(path: Path) -> None:
+    """For a file that a library reads by its name. Raises SecretFileError where others can read or exchange
+    it."""
+    os.close(_open_private(path).descriptor)
+
+
+def _open_private(path: Path) -> Opened:
+    try:
+        opened = open_guarded(path)
+    except OSError as error:
+        raise SecretFileError(f"cannot open {path}: {error.strerror}", "check the path") from None
+    mode = stat.S_IMODE(opened.facts.st_mode)
+    if mode & _others_bits(path):
+        os.close(opened.descriptor)
+        raise SecretFileError(
+            f"{opened.path} can be read by others (mode {mode:04o})",
+            f"chmod 600 {opened.path}, and think about who may have read it meanwhile",
+        )
+    return opened
 
 
 def _others_bits(path: Path) -> int:

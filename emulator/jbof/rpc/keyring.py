@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from emulator.jbof.rpc import parameters
 from emulator.jbof.rpc.faults import invalid_parameters, of_errno
+from nvmeof.authentication.private_files import check_private
 from nvmeof.authentication.secret import DhchapSecret
 from nvmeof.authentication.secret_files import SecretFileError, read_secret_file
 
@@ -32,13 +32,14 @@ class Keyring:
         if not asked.path.startswith("/"):
             raise of_errno(errno.EPERM)
         try:
-            mode = os.stat(asked.path).st_mode
+            os.stat(asked.path)
+            check_private(Path(asked.path))
         except OSError as error:
             raise of_errno(error.errno or errno.EINVAL) from None
         except ValueError:
             raise of_errno(errno.EINVAL) from None
-        if not stat.S_ISREG(mode) or stat.S_IMODE(mode) & 0o077:
-            raise of_errno(errno.EPERM)
+        except SecretFileError:
+            raise of_errno(errno.EPERM) from None
         self._paths[asked.name] = asked.path
         return True
 

@@ -98,6 +98,7 @@ def _agent(processes: Processes, place: Path, file: Path) -> Started:
 def test_a_service_with_one_capability_serves_says_so_and_ends(processes: Processes, place: Path) -> None:
     for name in ("state", "mnt", "credentials"):
         (place / name).mkdir(mode=0o755)
+    for name in ("state", "mnt"):
         os.chown(place / name, NOBODY, NOBODY)
     file = _configuration(place, _enclosure(processes, place))
     g35 = [sys.executable, "-P", "-m", "agent.cli"]
@@ -105,7 +106,7 @@ def test_a_service_with_one_capability_serves_says_so_and_ends(processes: Proces
     for words in (["key", "new", str(key)], ["pool", "format", "--config", str(file)]):
         subprocess.run([*g35, *words], check=True, capture_output=True, timeout=60)
     # What the format left is root's, and systemd would hand the key to the service.
-    for path in (key, *place.glob("state/*")):
+    for path in (key, key.parent, *place.glob("state/*")):
         os.chown(path, NOBODY, NOBODY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(place / "notify"))

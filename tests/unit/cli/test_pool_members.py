@@ -21,6 +21,7 @@ from nvmeof.wire.kv import KvFormat
 from tests.support.memory_pool import nguid_of
 
 SIZE = 64 << 20
+ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
 
 
 def test_blank_ones_join_and_what_carries_something_only_by_force() -> None:
@@ -45,6 +46,17 @@ def test_blank_ones_join_and_what_carries_something_only_by_force() -> None:
     ):
         with pytest.raises(UserError, match=why):
             newcomers_in(pool_map, seen, {name}, force)
+
+
+def test_of_a_name_with_a_slip_in_it_the_nearest_newcomer_is_told() -> None:
+    pool_map = plan_pool([(nguid_of(0), SIZE)], [VolumeWish(name="kv", value_bytes=1 << 16, share=1.0)], ROOT)
+    seen = [
+        (nguid_of(1), SIZE, Inspection(1, Content.BLANK)),
+        (nguid_of(2), SIZE, Inspection(2, Content.BLANK)),
+    ]
+    name = nguid_of(1).hex()
+    with pytest.raises(UserError, match=rf"no enclosure shows .* \(did you mean {name}\?\)"):
+        newcomers_in(pool_map, seen, {name[:10] + name[11:]}, False)
 
 
 def test_a_member_that_is_named_still_says_what_the_pool_is() -> None:

@@ -10,18 +10,20 @@ import pytest
 
 from agent.cli import tenant_verb
 from agent.cli.tenant_verb import holds_earlier_key, refuse_to_shrink
-from agent.errors import G35Error, UserError
+from agent.errors import ConfigError, G35Error, UserError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.changing import replace_map
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.key_epochs import rotating, with_new_data_keys, without_earlier_keys
 from agent.pool.key_turn import QUIET_SECONDS
+from agent.pool.opening import inspect, newest_map
 from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
 from agent.pool.tenants import with_limits, without_key
 from agent.pool.volume import Timing, Volume
 from agent.pool.writing import Writing
 from agent.remote.lanes import WorkerLanes
+from agent.sizes import parse_size, size_text
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
 
@@ -61,7 +63,7 @@ def test_less_than_a_tenant_holds_is_asked_about() -> None:
         refuse_to_shrink(lanes, POOL_MAP, with_limits(POOL_MAP, name, **limits), name, NUMBERS)
 
     for refused in ({"quota_slots": 9}, {"quota_bytes": 10 * slot - 1}):
-        with pytest.raises(UserError, match="holds 10 slots"):
+        with pytest.raises(UserError, match="holds 10 slots, 680 KiB of slots, may have"):
             ask(**refused)
     ask(quota_slots=10, quota_bytes=10 * slot)
     ask("red", quota_slots=1)
@@ -116,6 +118,89 @@ def test_a_tenant_comes_back_only_after_agents_have_dropped_what_it_was(
     with pytest.raises(G35Error, match="erased just now"):
         tenant_verb.add("blue", Path("agent.toml"))
     assert events == []
+
+
+class Verbs:
+    """The verbs over memory, for a pool of the tenants blue and red."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.memory = MemoryLanes([MemoryNamespace(SIZE) for _ in range(2)])
+        lanes = cast(WorkerLanes, self.memory)
+        self.write(POOL_MAP)
+        for name, stand_in in {
+            "load_configuration": lambda _: None,
+            "with_lanes": lambda _, work: work(None, lanes),
+            "_look_at_maps": lambda *_: (self.found(), NUMBERS, []),
+        }.items():
+            monkeypatch.setattr(tenant_verb, name, stand_in)
+
+    def write(self, pool_map: PoolMap) -> None:
+        assert not self.memory.run(replace_map(self.memory, pool_map, NUMBERS))
+
+    def found(self) -> PoolMap:
+        looks = [inspect(self.memory, number, nguid_of(number), SIZE) for number in range(2)]
+        return newest_map([self.memory.run(each) for each in looks])
+
+
+@pytest.mark.parametrize("yes", [False, True])
+def test_a_tenant_that_there_is_not_is_told_of_before_yes_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, yes: bool
+) -> None:
+    verbs, config = Verbs(monkeypatch), Path("agent.toml")
+    with pytest.raises(ConfigError, match=r"no tenant NOBODY$") as refused:
+        tenant_verb.erase("NOBODY", config, yes)
+    assert refused.value.advice == "it has blue, red"
+    for wrong, meant in (("bleu", "blue"), ("RED", "red"), ("blue ", "blue")):
+        with pytest.raises(ConfigError, match=rf"no tenant {wrong} \(did you mean {meant}\?\)"):
+            tenant_verb.erase(wrong, config, yes)
+    with pytest.raises(ConfigError, match="no tenant bleu"):
+        tenant_verb.set_limits("bleu", config, quota_bytes="10G", yes=yes)
+    with pytest.raises(ConfigError, match="no tenant bleu"):
+        tenant_verb.rotate("bleu", config)
+    assert verbs.found() == POOL_MAP
+
+
+def test_what_would_be_lost_is_told_with_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    verbs, config = Verbs(monkeypatch), Path("agent.toml")
+    with pytest.raises(UserError, match=r"in 1 volume\(s\) \(blue\) would be lost") as refused:
+        tenant_verb.erase("blue", config)
+    assert "--yes" in refused.value.advice
+    assert verbs.found() == POOL_MAP
+    verbs.write(without_key(POOL_MAP, "blue"))
+    with pytest.raises(UserError, match="tenant blue was erased; --yes"):
+        tenant_verb.erase("blue", config)
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("10GiB", "10 GiB"),
+        ("10G", "10 GiB"),
+        ("10240M", "10240 MiB"),
+        ("1.5T", "1.5 TiB"),
+        ("10737418240", "10737418240 bytes"),
+        ("0", "any bytes"),
+    ],
+)
+def test_limits_are_told_in_the_unit_in_which_they_were_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, told: str
+) -> None:
+    Verbs(monkeypatch)
+    tenant_verb.set_limits("blue", Path("agent.toml"), quota_bytes=typed, bandwidth="500M", yes=True)
+    said = capsys.readouterr().out
+    assert said == f"tenant blue: any slots, {told} of slots, 500 MiB a second through each agent\n"
+    tenant_verb.set_limits("blue", Path("agent.toml"), quota_slots=7, yes=True)
+    assert "7 slots, " in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="4 KiB is less than a slot of tenant blue, of 68 KiB"):
+        tenant_verb.set_limits("blue", Path("agent.toml"), quota_bytes="4K")
+
+
+def test_sizes_for_people_are_exact() -> None:
+    for size in (0, 1, 1023, 4096, 69632, (10 << 30) + 1, 3 << 29, 5 << 40, (1 << 63) - 1):
+        for unit in (None, "", "K", "M", "G", "T"):
+            text = size_text(size, unit)
+            number = text.removesuffix(" bytes")
+            assert parse_size(number) == size, text
 
 
 class Rotating:

@@ -12,7 +12,7 @@ from agent.enclosure_control import records
 from agent.enclosure_control.description import load_description
 from agent.enclosure_control.rpc_errors import RpcAnswerError, RpcError
 from agent.enclosure_control.rpc_target import RpcTarget
-from agent.enclosure_control.steps import AddListener, AttachNvme, CreateSubsystem
+from agent.enclosure_control.steps import AddKey, AddListener, AttachNvme, CreateSubsystem
 from agent.errors import ConfigError, UserError
 
 BDEV = {"name": "M", "block_size": 512, "num_blocks": 8}
@@ -91,6 +91,23 @@ def test_a_method_that_is_not_there_is_said_before_the_first_step() -> None:
     RpcTarget(Answering(rpc_get_methods=RpcError("m", -32601, "Method not found"))).vet(steps)
     with pytest.raises(RpcAnswerError):
         RpcTarget(Answering(rpc_get_methods=7)).vet(steps)
+
+
+def test_a_key_file_that_others_can_exchange_is_told_of_before_the_first_step(tmp_path: Path) -> None:
+    """SPDK would take it: it looks at the mode of the file alone."""
+    key = tmp_path / "keys" / "k"
+    key.parent.mkdir()
+    key.touch(mode=0o600)
+    target = RpcTarget(Answering(rpc_get_methods=["keyring_file_add_key"]))
+    target.vet([AddKey("k", str(key)), AddKey("elsewhere", "/there/is/none")])
+    key.parent.chmod(0o777)
+    with pytest.raises(UserError, match="can be written to by others") as refused:
+        target.vet([AddKey("k", str(key))])
+    assert refused.value.advice.startswith(f"chmod go-w {key.parent}")
+    key.parent.chmod(0o755)
+    key.chmod(0o640)
+    with pytest.raises(UserError, match="can be read by others"):
+        target.vet([AddKey("k", str(key))])
 
 
 def test_a_listener_that_is_refused_has_a_hint_of_its_own() -> None:

@@ -168,8 +168,7 @@ def test_exposed_and_odd_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(SecretFileError, match="chmod 600"):
             read_secret_file(written(tmp_path / "s", text, mode))
     os.mkfifo(tmp_path / "fifo", 0o600)
-    (tmp_path / "link").symlink_to(written(tmp_path / "s", text))
-    for name in ("fifo", "link", "missing", "."):
+    for name in ("fifo", "missing", "."):
         with pytest.raises(SecretFileError):
             read_secret_file(tmp_path / name)
     (tmp_path / "binary").write_bytes(b"\xff" * 40)
