@@ -73,7 +73,10 @@ def execute_authentication(request: Request, session: QueueSession, now: float) 
         credentials = controller.subsystem.credentials.get(controller.host_nqn)
         authentication.receive(request.window, credentials, now)
     else:
-        request.data = memoryview(authentication.give(request.length).ljust(request.length, b"\0"))
+        message = authentication.give(request.length)
+        if controller.settings.pads_authentication:
+            message = message.ljust(request.length, b"\0")
+        request.data = memoryview(message)
     if authentication.over:
         give_up(session, now)
         session.close_when_answered("authentication failed")

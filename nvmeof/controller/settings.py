@@ -39,6 +39,9 @@ class ControllerSettings:
     keep_alive_granularity_s: float = 1.0
     discovery_idle_s: float = 120.0
     """A discovery controller without a keep-alive timer goes after this long in silence, as in Linux."""
+    pads_authentication: bool = False
+    """Answer Authentication Receive with as many bytes as the host allocates, zeros behind the message, as
+    Linux's target does. The specification wants the message alone, as SPDK's target sends it."""
 
     def __post_init__(self) -> None:
         transfer = self.max_transfer_bytes
