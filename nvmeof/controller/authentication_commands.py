@@ -36,8 +36,6 @@ def require_authentication(session: QueueSession, now: float) -> None:
     assert controller is not None
     session.authentication = ControllerAuthentication(controller.host_nqn, controller.subsystem.nqn, now)
     session.unproven = True
-    if session.qid == 0:
-        session.target.unproven.add(session)
 
 
 def begin_authentication(request: Request, session: QueueSession) -> None:
@@ -82,7 +80,8 @@ def execute_authentication(request: Request, session: QueueSession, now: float) 
         session.close_when_answered("authentication failed")
     elif authentication.successes != successes:
         with session.target.lock:
-            session.target.unproven.discard(session)
+            session.target.unproven.leave(session)
+            session.target.guests.leave(session)
             session.target.authentications.succeeded += 1
         session.unproven = False
     return Outcome.DONE
@@ -96,7 +95,7 @@ def give_up(session: QueueSession, now: float) -> None:
     session.unproven = True
     who = f"{controller.host_nqn} on queue {session.qid} of {controller.subsystem.nqn}"
     with session.target.lock:
-        session.target.unproven.discard(session)
+        session.target.unproven.leave(session)
         session.target.authentications.fail(who, authentication.failure or "", now)
 
 

@@ -363,6 +363,41 @@ def test_strangers_are_turned_away_when_there_are_many() -> None:
     assert raw_queue(place)[1].status == Status.SUCCESS
 
 
+def test_a_stranger_gives_way_to_a_host_from_elsewhere() -> None:
+    place = bench(ControllerSettings(max_unproven=3))
+    for _ in range(3):
+        assert raw_queue(place)[1].status == Status.SUCCESS
+    strangers = [end.queue.session for _, end, _ in place._wires]
+    queue = TcpQueue(31, in_capsule_bytes=8192)
+    _, end, _ = place.connect(queue)
+    end.queue.session.peer = "192.0.2.1"
+    run(place, queue, connect_command(config(None), 0, 32, 0xFFFF)).check()
+    prove(Credentials(SECRET), lambda command: run(place, queue, command).check())
+    assert [each.displaced for each in strangers] == [True, False, False]
+    assert place.target.unproven.described() == {"now": 2, "displaced": 1, "refused": 0}
+
+
+def test_who_has_not_authenticated_says_few_things_at_a_time() -> None:
+    place = bench()
+    queue, _ = raw_queue(place)
+    message = Negotiate(1, (Protocol((1,), (0,)),)).encode()
+    data = message.ljust(MAX_MESSAGE_BYTES, b"\0")
+    most = place.target.settings.unproven_entries
+    end = place._wires[-1][1]
+    for _ in range(most + 1):
+        sending = commands.authentication_send(data)
+        sending.in_capsule = False
+        queue.in_capsule_bytes = 0
+        queue.submit(sending, place.now)
+    # They arrive at once, and none gets an answer before the last of them is here.
+    stream = b"".join(bytes(each) for each in queue.output)
+    for at in range(0, len(stream), 72):
+        end.queue.next_buffer()[:72] = stream[at : at + 72]
+        end.queue.received(72, place.now)
+    assert end.queue.ending
+    assert place.target.overfull == 1
+
+
 @WRONG
 def test_a_secret_is_replaced_under_a_live_host() -> None:
     place = bench()
