@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import resource
 import signal
 import sys
 import threading
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -58,6 +59,9 @@ class TransportName(StrEnum):
     TCP = "tcp"
     RDMA = "rdma"
 
+
+_DESCRIPTORS: Final = 16384
+"""For connections of several listeners, drives in folders and sockets of clients."""
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python hands the interpreter on every 5 ms by default: too long when many connections want a few
@@ -219,11 +223,20 @@ def serve(
     except (EnclosureError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    _raise_descriptor_limit()
     try:
         _serve(settings, control, rpc, ready_file)
     except (EnclosureError, OSError, ValueError) as error:
         typer.echo(f"g35 jbof: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _raise_descriptor_limit() -> None:
+    """Up to what this process may have: a connection takes two, and the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _serve(

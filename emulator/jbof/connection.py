@@ -63,6 +63,11 @@ class Connection:
         self._near = NearHost(incoming_processor(sock))
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
+    def discard(self) -> None:
+        """Close it without having served it: its thread was not started."""
+        self.queue.connection_lost()
+        self._close()
+
     def wake(self) -> None:
         """Have the thread look at its queue again. From any thread, also after the end."""
         with self._lock:
@@ -92,11 +97,14 @@ class Connection:
         finally:
             self.queue.connection_lost()
             self._pages.close()
-            with self._lock:
-                self._open = False
-                os.close(self._wake_fd)
-                self._sock.close()
+            self._close()
             log.debug("%s: %s", self.thread.name, self.queue.end_reason)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._open = False
+            os.close(self._wake_fd)
+            self._sock.close()
 
     def _move_bytes(self) -> None:
         queue, receive, monotonic = self.queue, self._sock.recv_into, time.monotonic
@@ -179,12 +187,16 @@ class Connection:
         return True
 
     def _linger(self) -> None:
-        """Closing with unread input would reset the connection before the host has read why."""
+        """Closing with unread input would reset the connection before the host has read why.
+
+        Not where another needs its place (`displaced`), which wakes it.
+        """
         self._sock.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + LINGER_S
         sink = bytearray(64 << 10)
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        while (left := deadline - time.monotonic()) > 0 and poll.poll(left * 1000):
-            if not self._sock.recv_into(sink, 0, socket.MSG_DONTWAIT):
+        poll.register(self._wake_fd, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0 and (ready := poll.poll(left * 1000)):
+            if ready[0][0] == self._wake_fd or not self._sock.recv_into(sink, 0, socket.MSG_DONTWAIT):
                 return

@@ -484,6 +484,8 @@ class Enclosure:
             "connections_accepted": accepted,
             "connections_refused": refused,
             "authentication": self.target.authentications.described(),
+            "guests": self.target.guests.described(),
+            "connections_overfull": self.target.overfull,
             "controllers": [
                 {"cntlid": each.cntlid, "host_nqn": each.host_nqn, "queues": sorted(each.queues)}
                 for each in self.target.controllers

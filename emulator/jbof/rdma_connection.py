@@ -62,10 +62,12 @@ class RdmaConnection:
         now: float,
         wake: Callable[[], None],
         name: str,
+        peer: str,
     ) -> RdmaConnection:
         """Make the queue pair for a request that was judged, and accept it.
 
-        Raises `ConnectionLost`; `cmid` is the caller's then, who can say no to the host by it.
+        Raises `ConnectionLost`, also where `peer` has too many guests; `cmid` is the caller's then, who can
+        say no to the host by it.
         """
         entries = request.host_send_entries
         room = send_room(entries)
@@ -75,6 +77,8 @@ class RdmaConnection:
         )
         connection = cls(verbs, cmid, pair, queue, name)
         try:
+            if not queue.session.enter(peer, now):
+                raise ConnectionLost("too many connections have proven nothing")
             connection._establish(entries, min(host_reads, settings.max_reads))
         except BaseException:
             connection._give_back([pair.close])

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from emulator.jbof.rdma_connection import RdmaConnection
+from nvmeof.controller.crowd import DISPLACED, peer_of
 from nvmeof.controller.rdma_rules import RdmaSettings, judge_request, send_room
 from nvmeof.controller.subsystem import Target
 from nvmeof.errors import NvmeofError
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 PROVIDER: Final = "emulator.roce.pyverbs"
 
 COMPLETIONS: Final = 32768
-"""Entries of the completion queue, which bounds the queue pairs: each may fill what its queues hold."""
+"""Entries of the completion queue, which bounds the queue pairs: each may fill what its queues hold. Those of
+guests (`nvmeof/controller/crowd.py`) give way to newcomers."""
 
 BACKLOG: Final = 128
 
@@ -232,14 +234,18 @@ class RdmaListener:
             request = decode_connect_request_untrusted(private)
             limit = self._target.settings.max_io_queues
             judge_request(request, self._settings, max_io_queues=limit, host_reads=host_reads)
-            if self._entries_used + _entries(request.host_send_entries) > COMPLETIONS:
-                raise UnacceptableRequest(RejectStatus.NO_RESOURCES, "there are as many queue pairs as fit")
+            peer = peer_of(cmid.connection().remote_ip)
+            while self._entries_used + _entries(request.host_send_entries) > COMPLETIONS:
+                if not self._displace_for(peer):
+                    raise UnacceptableRequest(
+                        RejectStatus.NO_RESOURCES, "there are as many queue pairs as fit"
+                    )
         except UnacceptableRequest as refusal:
             log.debug("refused: %s", refusal)
             self._reject(cmid, refusal.status)
             return
         try:
-            connection = self._accept(cmid, request, host_reads)
+            connection = self._accept(cmid, request, host_reads, peer)
         except NvmeofError as error:
             log.debug("not accepted: %s", error)
             self._reject(cmid, RejectStatus.NO_RESOURCES)
@@ -249,7 +255,19 @@ class RdmaListener:
         self._by_pair[connection.pair.number] = connection
         self._by_cmid[cmid] = connection
 
-    def _accept(self, cmid: Any, request: Any, host_reads: int) -> RdmaConnection:
+    def _displace_for(self, peer: str) -> bool:
+        """End a queue pair of a guest's, for a newcomer of `peer`; False where none gives way."""
+        by_session = {each.queue.session: each for each in self._by_pair.values()}
+        with self._target.lock:
+            victim = self._target.guests.make_room(peer, time.monotonic(), by_session)
+        if victim is None:
+            return False
+        connection = by_session[victim]
+        connection.end(DISPLACED)
+        self._forget(connection)
+        return True
+
+    def _accept(self, cmid: Any, request: Any, host_reads: int, peer: str) -> RdmaConnection:
         made: list[RdmaConnection] = []
 
         def wake() -> None:
@@ -270,6 +288,7 @@ class RdmaListener:
             now=time.monotonic(),
             wake=wake,
             name=f"rdma queue {request.qid}",
+            peer=peer,
         )
         made.append(connection)
         return connection

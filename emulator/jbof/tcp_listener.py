@@ -1,26 +1,40 @@
 """NVMe/TCP at an enclosure: one listening socket, the thread that accepts, and the connections it took.
 
 An enclosure has one of these for each address that it listens on; they may come and go while it runs.
+
+A connection is a guest of the target until its host has proven who it is (`nvmeof/controller/crowd.py`). So
+strangers displace one another, and not the hosts that are connected.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
 from typing import Any, Final
 
 from emulator.jbof.connection import Connection
+from nvmeof.controller.crowd import peer_of
 from nvmeof.controller.subsystem import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 1024
-"""Sockets served at once by one listener; one thread each. More are closed as they come."""
+"""Sockets served at once by one listener; one thread each. A newcomer then takes a guest's place, or is
+closed as it comes."""
+
+MAX_LEAVING: Final = 64
+"""Connections that were displaced and have yet to notice. While there are more, nobody is accepted."""
+
+LEAVING_LOOK_S: Final = 0.002
+WARN_EVERY_S: Final = 10.0
+"""How often the log hears that a connection could not be accepted or served."""
 
 _BACKLOG: Final = 128
+_RETRY_S: Final = 0.05
 _STOP_S: Final = 5.0
 
 
@@ -41,6 +55,7 @@ class TcpListener:
         self.refused = 0
         self._lock = threading.Lock()
         self._open = True
+        self._warn_at = -math.inf
         self._connections: set[Connection] = set()
         self._socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         try:
@@ -68,28 +83,53 @@ class TcpListener:
                 if not self._open:
                     return
                 # Out of descriptors, or a connection that was gone before we took it: go on, but not hot.
-                log.warning("accept: %s", error)
-                time.sleep(0.05)
+                self._warn("accept: %s", error)
+                time.sleep(_RETRY_S)
                 continue
             self._take(sock, peer)
+            while self._open and self._leaving() > MAX_LEAVING:
+                time.sleep(LEAVING_LOOK_S)
 
     def _take(self, sock: socket.socket, peer: Any) -> None:
         with self._lock:
             self._connections = {each for each in self._connections if each.thread.is_alive()}
-            if not self._open or len(self._connections) >= MAX_CONNECTIONS:
-                self.refused += 1
+            if not self._open:
                 sock.close()
+                return
+            try:
+                connection = Connection(sock, self._target, self._settings, f"host-{peer[0]}:{peer[1]}")
+            except OSError as error:
+                self._warn("cannot serve %s: %s", peer, error)
+                sock.close()
+                return
+            served = [each for each in self._connections if not each.queue.session.displaced]
+            sessions = {each.queue.session for each in served} if len(served) >= MAX_CONNECTIONS else None
+            session = connection.queue.session
+            session.port_id = self.port_id
+            if not session.enter(peer_of(peer[0]), time.monotonic(), full_of=sessions):
+                self.refused += 1
+                connection.discard()
                 return
             self.accepted += 1
             try:
-                connection = Connection(sock, self._target, self._settings, f"host-{peer[0]}:{peer[1]}")
-                connection.queue.session.port_id = self.port_id
                 connection.thread.start()
-            except (OSError, RuntimeError) as error:
-                log.warning("cannot serve %s: %s", peer, error)
-                sock.close()
+            except RuntimeError as error:
+                self._warn("cannot serve %s: %s", peer, error)
+                connection.discard()
                 return
             self._connections.add(connection)
+
+    def _leaving(self) -> int:
+        """Connections that were displaced and still have their thread."""
+        with self._lock:
+            return sum(each.queue.session.displaced and each.thread.is_alive() for each in self._connections)
+
+    def _warn(self, text: str, *arguments: object) -> None:
+        """Strangers can cause these as often as they like; the log hears of some."""
+        now = time.monotonic()
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            log.warning(text, *arguments)
 
     def close(self) -> None:
         """Stop listening and end its connections. Idempotent."""

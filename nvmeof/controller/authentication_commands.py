@@ -36,8 +36,6 @@ def require_authentication(session: QueueSession, now: float) -> None:
     assert controller is not None
     session.authentication = ControllerAuthentication(controller.host_nqn, controller.subsystem.nqn, now)
     session.unproven = True
-    if session.qid == 0:
-        session.target.unproven.add(session)
 
 
 def begin_authentication(request: Request, session: QueueSession) -> None:
@@ -73,13 +71,17 @@ def execute_authentication(request: Request, session: QueueSession, now: float) 
         credentials = controller.subsystem.credentials.get(controller.host_nqn)
         authentication.receive(request.window, credentials, now)
     else:
-        request.data = memoryview(authentication.give(request.length).ljust(request.length, b"\0"))
+        message = authentication.give(request.length)
+        if controller.settings.pads_authentication:
+            message = message.ljust(request.length, b"\0")
+        request.data = memoryview(message)
     if authentication.over:
         give_up(session, now)
         session.close_when_answered("authentication failed")
     elif authentication.successes != successes:
         with session.target.lock:
-            session.target.unproven.discard(session)
+            session.target.unproven.leave(session)
+            session.target.guests.leave(session)
             session.target.authentications.succeeded += 1
         session.unproven = False
     return Outcome.DONE
@@ -93,7 +95,7 @@ def give_up(session: QueueSession, now: float) -> None:
     session.unproven = True
     who = f"{controller.host_nqn} on queue {session.qid} of {controller.subsystem.nqn}"
     with session.target.lock:
-        session.target.unproven.discard(session)
+        session.target.unproven.leave(session)
         session.target.authentications.fail(who, authentication.failure or "", now)
 
 

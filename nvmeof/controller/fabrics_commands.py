@@ -113,6 +113,8 @@ def _connect(request: Request, target: Target, session: QueueSession, now: float
     no_flow_control = connect.cattr & CATTR_NO_FLOW_CONTROL != 0
     session.attach(controller, connect.qid, connect.sqsize + 1, no_flow_control=no_flow_control)
     if data.host_nqn not in controller.subsystem.credentials:
+        if not controller.subsystem.is_discovery:
+            session.target.guests.leave(session)
         return controller.cntlid
     require_authentication(session, now)
     return controller.cntlid | RESULT_AUTH_REQUIRED
@@ -127,7 +129,7 @@ def _connect_admin(connect: Connect, data: ConnectData, session: QueueSession, n
         raise Refusal(FabricsStatus.CONNECT_INVALID_HOST)
     if data.cntlid != DYNAMIC_CONTROLLER:
         _invalid(_AT_CNTLID)
-    if data.host_nqn in subsystem.credentials and len(target.unproven) >= target.settings.max_unproven:
+    if data.host_nqn in subsystem.credentials and not target.unproven.admit(session, now):
         # A stranger may open as many as he likes and never prove himself.
         target.authentications.turned_away += 1
         raise Refusal(FabricsStatus.CONNECT_CONTROLLER_BUSY, do_not_retry=False)
@@ -147,6 +149,7 @@ def _connect_admin(connect: Connect, data: ConnectData, session: QueueSession, n
 
     controller = target.register(make)
     if controller is None:
+        target.unproven.leave(session)
         raise Refusal(FabricsStatus.CONNECT_CONTROLLER_BUSY, do_not_retry=False)
     return controller
 

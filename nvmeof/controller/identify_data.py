@@ -139,10 +139,10 @@ def _namespace_of(controller: Controller, nsid: int) -> AnyNamespace | None:
 
 def _namespace(controller: Controller, sqe: Sqe) -> bytes:
     namespace = _namespace_of(controller, sqe.nsid)
-    if namespace is None:
-        return bytes(IDENTIFY_BYTES)  # Zeros are how an inactive id is told.
-    if isinstance(namespace, KvNamespace):
-        raise Refusal(Status.INVALID_IO_COMMAND_SET)  # CNS 05 and 08 are for those
+    if namespace is None or isinstance(namespace, KvNamespace):
+        # Zeros are how an inactive id is told. KV namespaces have CNS 05 and 08. SPDK's host asks this of all
+        # ids in the list of CNS 02 and takes a refusal (Invalid I/O Command Set) for a broken controller.
+        return bytes(IDENTIFY_BYTES)
     blocks = namespace.block_count
     return IdentifyNamespace(
         nsze=blocks,

@@ -15,8 +15,9 @@ until `queue.finished`. Payload moves straight between the host's memory and the
 memory that was registered (`buffers`); otherwise through a loan.
 
 Bounds: `entries` commands are in flight, because so many receives are posted, and a receive is posted again
-just before its answer; `max_reads` RDMA READs; what is lent to one queue stays under `LENT_LIMIT` and one
-command.
+just before its answer. An answer that finds no room in the send queue keeps its receive, so a host that
+acknowledges nothing is heard no more (receiver not ready), and as many answers wait as there are entries.
+`max_reads` RDMA READs; what is lent to one queue stays under `LENT_LIMIT` and one command.
 """
 
 from __future__ import annotations
@@ -143,6 +144,7 @@ class RdmaControllerQueue:
     def take_receives(self) -> list[Receive]:
         """Receives to post now, before `sends.take()`: an answer gives the host its credit back."""
         receives, self._receives = self._receives, []
+        receives += self.sends.take_receives()
         return receives
 
     def completed(self, done: Done, now: float) -> None:
@@ -227,17 +229,20 @@ class RdmaControllerQueue:
         capsule = self._capsules.view[slot * self._step : slot * self._step + length]
         sqe = decode_sqe_untrusted(capsule[:CAPSULE_BYTES])
         session = self.session
-        if len(self._flights) >= session.entries:
-            self._end(f"more than {session.entries} commands in flight")
+        if len(self._flights) >= session.most_in_flight:
+            self._end(session.count_overfull())
             return
         # Connect tells the size of the queue, so until then the head does not come round.
         size = session.entries if session.controller is not None else 0x10000
         self._sq_head = (self._sq_head + 1) % size
-        if sqe.cid in self._flights:
-            flight = _Flight(Request(sqe), slot)
-            session.refuse(flight.request, Refusal(Status.COMMAND_ID_CONFLICT))
-            self._answer(flight)
-            return
+        other = self._flights.get(sqe.cid)
+        if other is not None:
+            if not session.gave_up_event(sqe, other.request):
+                flight = _Flight(Request(sqe), slot)
+                session.refuse(flight.request, Refusal(Status.COMMAND_ID_CONFLICT))
+                self._answer(flight)
+                return
+            self._receives.append(self._receive(other.slot))
         request = self._begin(sqe, length - CAPSULE_BYTES)
         flight = self._flights[sqe.cid] = _Flight(request, slot)
         if request.direction is not Direction.FROM_HOST:
@@ -323,7 +328,7 @@ class RdmaControllerQueue:
         if session.no_flow_control:
             head = _SQHD_NO_FLOW_CONTROL if _is_connect(sqe) else 0
         cqe = Cqe(sqe.cid, request.status, request.result, head, session.qid, request.do_not_retry)
-        self._receives.append(self._receive(flight.slot))
+        receive = self._receive(flight.slot)
         data, request.data = request.data, None
         place: Place | None = None
         if data is None or request.status:
@@ -334,10 +339,11 @@ class RdmaControllerQueue:
         signaled = self.sends.signal_due or flight.loan is not None or session.closes_when_answered
         send = Send(work_id(WorkKind.SEND, flight.slot), self._completion(cqe), signaled, flight.invalidate)
         if place is None:
-            self.sends.put(send)
+            self.sends.put(send, receive=receive)
         else:
             write = Write(_WRITE, place.span, sqe.sgl.address, sqe.sgl.key)
-            self.sends.put(write, send, then=None if flight.loan is None else lambda: self._give_back(flight))
+            then = None if flight.loan is None else lambda: self._give_back(flight)
+            self.sends.put(write, send, receive=receive, then=then)
         if session.closes_when_answered:
             self._end(session.farewell)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 from nvmeof.authentication.controller_side import ControllerAuthentication
@@ -70,6 +70,8 @@ class QueueSession:
         settings: ControllerSettings | None = None,
         transport: TransportType = TransportType.TCP,
     ) -> None:
+        self.peer = ""
+        """Where the connection comes from (`crowd.peer_of`)."""
         self.target = target
         self.wake = wake
         self.settings = settings or target.settings
@@ -84,12 +86,33 @@ class QueueSession:
         self.unproven = False
         """The host has to authenticate on this queue before anything else is served."""
         self.close_reason: str | None = None
+        self.displaced = False
+        """It had proven nothing and gave way to another: nothing more is sent."""
         self.closes_when_answered = False
         self.farewell = "the host disconnected"
         """Why the connection ends where it `closes_when_answered`."""
         self.waiting: dict[int, Request] = {}
         self._completions: deque[Completion] = deque()
         self._recheck = False
+
+    def enter(self, peer: str, now: float, *, full_of: Container[QueueSession] | None = None) -> bool:
+        """A guest from an address, until it is known to be more; False where it has to go (`Crowd.admit`)."""
+        self.peer = peer
+        with self.target.lock:
+            return self.target.guests.admit(self, now, full_of=full_of)
+
+    def count_overfull(self) -> str:
+        """The host has more commands in flight than it may: count that, and say why the connection ends."""
+        with self.target.lock:
+            self.target.overfull += 1
+        return f"more than {self.most_in_flight} commands in flight"
+
+    @property
+    def most_in_flight(self) -> int:
+        """Commands that the host may have in flight, those that were refused at once included."""
+        if self.unproven:
+            return min(self.entries, self.settings.unproven_entries)
+        return self.entries
 
     # --- a command, from its arrival to its end -------------------------------------------------------
 
@@ -244,6 +267,19 @@ class QueueSession:
         """An authentication is under way, and has its time."""
         return self.authentication is not None and self.authentication.deadline != math.inf
 
+    def gave_up_event(self, sqe: Sqe, other: Request) -> bool:
+        """The id of `other`, an outstanding event request, names a Fabrics command now: it waits no more.
+
+        Ids are not to be used twice, but SPDK's host ends with such a Property Get, and its target bears it.
+        """
+        controller = self.controller
+        if controller is None or self.qid != 0 or sqe.opcode != AdminOpcode.FABRICS:
+            return False
+        if other.sqe.opcode != AdminOpcode.ASYNC_EVENT_REQUEST:
+            return False
+        with self.target.lock:
+            return controller.abort_event_request(sqe.cid)
+
     # --- called by commands and by other threads -----------------------------------------------------------
 
     def attach(self, controller: Controller, qid: int, entries: int, *, no_flow_control: bool) -> None:
@@ -278,6 +314,11 @@ class QueueSession:
             self.close_reason = reason
             self.wake()
 
+    def displace(self, reason: str) -> None:
+        """End the connection without another word. Called with `Target.lock` held."""
+        self.displaced = True
+        self.close(reason)
+
     def close_when_answered(self, reason: str = "the host disconnected") -> None:
         """End the connection once the command under way has been answered."""
         self.farewell = reason
@@ -286,10 +327,11 @@ class QueueSession:
     def connection_lost(self) -> None:
         """The transport is done with this session. With the admin queue goes its controller."""
         controller = self.controller
-        if controller is None:
-            return
         with self.target.lock:
-            self.target.unproven.discard(self)
+            self.target.guests.leave(self)
+            self.target.unproven.leave(self)
+            if controller is None:
+                return
             if controller.queues.get(self.qid) is self:
                 del controller.queues[self.qid]
             if self.qid == 0:

@@ -34,11 +34,20 @@ class ControllerSettings:
     max_controllers: int = 1024
     max_unproven: int = 64
     """Admin queues that may be connected without having authenticated yet, where their hosts have to."""
+    max_guests: int = 256
+    """Connections that are of no NVM subsystem's host yet: no Connect, no proof, or discovery alone."""
+    max_guests_of_a_peer: int = 128
+    """Of these from one address. An agent that starts connects all its queues at a time."""
+    unproven_entries: int = 8
+    """Commands in flight on a queue that has yet to authenticate: it says one thing after the other."""
     async_event_limit: int = 4
     abort_limit: int = 8
     keep_alive_granularity_s: float = 1.0
     discovery_idle_s: float = 120.0
     """A discovery controller without a keep-alive timer goes after this long in silence, as in Linux."""
+    pads_authentication: bool = False
+    """Answer Authentication Receive with as many bytes as the host allocates, zeros behind the message, as
+    Linux's target does. The specification wants the message alone, as SPDK's target sends it."""
 
     def __post_init__(self) -> None:
         transfer = self.max_transfer_bytes

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from nvmeof.authentication.credentials import Credentials
 from nvmeof.controller.authentication_tally import AuthenticationTally
+from nvmeof.controller.crowd import Crowd
 from nvmeof.controller.kv_storage import KvStorage
 from nvmeof.controller.port_access import PortAccess
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
@@ -25,7 +26,6 @@ from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, T
 
 if TYPE_CHECKING:
     from nvmeof.controller.controller import Controller
-    from nvmeof.controller.session import QueueSession
 
 
 class Namespace:
@@ -128,8 +128,12 @@ class Target:
         self._subsystems: dict[str, Subsystem] = {}
         self._controllers: dict[int, Controller] = {}
         self._ports: list[Port] = []
-        self.unproven: set[QueueSession] = set()
-        """Admin queues that have yet to authenticate, at most `settings.max_unproven`."""
+        self.guests = Crowd(self.settings.max_guests, self.settings.max_guests_of_a_peer)
+        """Connections that are of no NVM subsystem's host yet, discovery controllers included."""
+        self.unproven = Crowd(self.settings.max_unproven, self.settings.max_unproven)
+        """Admin queues that have yet to authenticate."""
+        self.overfull = 0
+        """Connections that ended because their host had more commands in flight than the queue takes."""
         self.authentications = AuthenticationTally()
         self._next_cntlid = 1
         self._discovery_generation = 1

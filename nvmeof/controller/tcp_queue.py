@@ -10,9 +10,10 @@ completions become PDUs. Whoever has the socket does
 until `queue.finished`. It never waits for one direction to serve the other, so a host that sends without
 reading, or reads without sending, cannot lock the two up.
 
-Bounds: at most `entries` commands are in flight (Connect's SQSIZE; one more ends the connection); a command
-is not carried out while more than `OUTPUT_LIMIT` bytes wait to be sent; payload that has no place in memory
-(a file's) uses two buffers for what comes in and one for what goes out, each of one PDU's size.
+Bounds: at most `entries` commands are in flight (Connect's SQSIZE; fewer before authentication), those that
+were refused at once and wait to be told so included; one more ends the connection. A command is not carried
+out while more than `OUTPUT_LIMIT` bytes wait to be sent. Payload that has no place in memory (a file's) uses
+two buffers for what comes in and one for what goes out, each of one PDU's size.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from nvmeof.controller.settings import ADMIN_IN_CAPSULE_BYTES
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.subsystem import Target
 from nvmeof.controller.tcp_arrivals import Arrival, Transfer
-from nvmeof.controller.tcp_rules import TcpSettings, bad_field, out_of_order, wrong_sgl
+from nvmeof.controller.tcp_rules import TcpSettings, judge_data, out_of_order, wrong_sgl
 from nvmeof.errors import FatalErrorStatus, RemoteProtocolError
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.tcp.pdu import (
@@ -66,10 +67,6 @@ GOODBYE_S: Final = 5.0
 
 _SMALL_PIECE: Final = 4096
 _MOST_BUFFERS: Final = 64
-_AT_CCCID: Final = 8
-_AT_TTAG: Final = 10
-_AT_OFFSET: Final = 12
-_AT_LENGTH: Final = 16
 _SQHD_NO_FLOW_CONTROL: Final = 0xFFFF
 
 
@@ -110,6 +107,8 @@ class TcpControllerQueue:
         self._transfers: dict[int, Transfer] = {}
         self._next_ttag = 1
         self._in_flight: dict[int, Request] = {}
+        self._conflicting = 0
+        """Commands whose id was taken, and that have not been answered: they hold no id."""
         self._runnable: deque[Request] = deque()
         self._sq_head = 0
         self._output: list[Buffer] = []
@@ -182,13 +181,15 @@ class TcpControllerQueue:
         """Do what is due at `now`: waiting commands, events, time-outs, a close that somebody asked for."""
         self._now = now
         if self._state is _ENDING:
-            if now >= self._goodbye_until:
+            if now >= self._goodbye_until or self.session.displaced:
                 self._output.clear()
             return
         session = self.session
         reason = session.reason_to_end(now, self._handshake_until)
         if reason is not None:
             self._end(reason)
+            if session.displaced:
+                self._output.clear()
             return
         for completion in session.take_completions():
             self._complete(completion.cid, completion.status, completion.result)
@@ -275,27 +276,9 @@ class TcpControllerQueue:
         return view
 
     def _place_data(self, pdu: H2CData) -> memoryview:
-        transfer = self._transfers.get(pdu.ttag)
-        if transfer is None:
-            raise bad_field(f"no transfer has tag {pdu.ttag}", _AT_TTAG)
+        transfer = judge_data(pdu, self._transfers.get(pdu.ttag), self.settings.max_h2c_data)
         request = transfer.request
-        if request.sqe.cid != pdu.cid:
-            raise bad_field(f"transfer {pdu.ttag} is not of command {pdu.cid}", _AT_CCCID)
         end = pdu.offset + pdu.data_length
-        if pdu.offset != transfer.placed or end > request.length:
-            raise RemoteProtocolError(
-                f"data {pdu.offset}..{end} of {request.length}, {transfer.placed} expected",
-                fatal_error_status=FatalErrorStatus.OUT_OF_RANGE,
-                information=_AT_OFFSET,
-            )
-        if pdu.data_length > self.settings.max_h2c_data:
-            raise RemoteProtocolError(
-                f"{pdu.data_length} bytes in one PDU, {self.settings.max_h2c_data} allowed",
-                fatal_error_status=FatalErrorStatus.LIMIT_EXCEEDED,
-                information=_AT_LENGTH,
-            )
-        if pdu.last != (end == request.length):
-            raise bad_field("LAST_PDU is not on the last PDU of the transfer", 1)
         transfer.placed = end
         window = request.window
         if window is None:
@@ -352,12 +335,14 @@ class TcpControllerQueue:
 
     def _begin(self, sqe: Sqe, capsule_data: int) -> Request:
         session = self.session
-        if len(self._in_flight) >= session.entries:
-            raise out_of_order(f"more than {session.entries} commands in flight")
+        if len(self._in_flight) + self._conflicting >= session.most_in_flight:
+            raise out_of_order(session.count_overfull())
         # Connect tells the size of the queue, so until then the head does not come round.
         size = session.entries if session.controller is not None else 0x10000
         self._sq_head = (self._sq_head + 1) % size
-        if sqe.cid in self._in_flight:
+        other = self._in_flight.get(sqe.cid)
+        if other is not None and not session.gave_up_event(sqe, other):
+            self._conflicting += 1
             conflicting = Request(sqe)
             session.refuse(conflicting, Refusal(Status.COMMAND_ID_CONFLICT))
             return conflicting
@@ -468,6 +453,8 @@ class TcpControllerQueue:
     def _release(self, request: Request) -> None:
         if self._in_flight.get(request.sqe.cid) is request:
             del self._in_flight[request.sqe.cid]
+        else:
+            self._conflicting -= 1
 
     # --- output and the end -------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""NVMe/TCP rules of the controller role that need no state: settings, and the judgement of an SGL.
+"""NVMe/TCP rules of the controller role that need no state: settings, and the judgement of SGLs and data.
 
 `tcp_queue.py` applies them.
 """
@@ -6,13 +6,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from nvmeof.controller.request import Direction, Request
+from nvmeof.controller.tcp_arrivals import Transfer
 from nvmeof.errors import FatalErrorStatus, RemoteProtocolError
 from nvmeof.limits import MIN_MAXH2CDATA
+from nvmeof.tcp.pdu import H2CData
 from nvmeof.wire.sgl import SUBTYPE_TRANSPORT, SglKind
 from nvmeof.wire.sqe import Sqe
 from nvmeof.wire.status import Status
+
+_AT_CCCID: Final = 8
+_AT_TTAG: Final = 10
+_AT_OFFSET: Final = 12
+_AT_LENGTH: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,34 @@ def wrong_sgl(sqe: Sqe, request: Request, capsule_data: int) -> int:
     if sgl.length != request.length:
         return Status.DATA_SGL_LENGTH_INVALID
     return Status.INVALID_FIELD if capsule_data else 0
+
+
+def judge_data(pdu: H2CData, transfer: Transfer | None, most: int) -> Transfer:
+    """The transfer that data of a host belong to. Raises RemoteProtocolError for data that nobody asked for.
+
+    `most`: MAXH2CDATA.
+    """
+    if transfer is None:
+        raise bad_field(f"no transfer has tag {pdu.ttag}", _AT_TTAG)
+    request = transfer.request
+    if request.sqe.cid != pdu.cid:
+        raise bad_field(f"transfer {pdu.ttag} is not of command {pdu.cid}", _AT_CCCID)
+    end = pdu.offset + pdu.data_length
+    if pdu.offset != transfer.placed or end > request.length:
+        raise RemoteProtocolError(
+            f"data {pdu.offset}..{end} of {request.length}, {transfer.placed} expected",
+            fatal_error_status=FatalErrorStatus.OUT_OF_RANGE,
+            information=_AT_OFFSET,
+        )
+    if pdu.data_length > most:
+        raise RemoteProtocolError(
+            f"{pdu.data_length} bytes in one PDU, {most} allowed",
+            fatal_error_status=FatalErrorStatus.LIMIT_EXCEEDED,
+            information=_AT_LENGTH,
+        )
+    if pdu.last != (end == request.length):
+        raise bad_field("LAST_PDU is not on the last PDU of the transfer", 1)
+    return transfer
 
 
 def out_of_order(reason: str) -> RemoteProtocolError:

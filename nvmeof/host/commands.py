@@ -120,15 +120,21 @@ def get_log_page(
     retain_event: bool = False,
     specific: int = 0,
 ) -> Command:
-    """`length` bytes (a multiple of 4) of a log page from `offset` on."""
+    """`length` bytes (a multiple of 4) of a log page from `offset` on.
+
+    A page may be shorter than that. What lies behind its end is undefined (NVMe Base 2.0, Get Log Page), and
+    a controller need not send it: it is zeros here.
+    """
     request = LogPageRequest(page, length, offset, retain_event, specific)
-    return Command(
+    command = Command(
         f"get log page {page:#04x}",
         AdminOpcode.GET_LOG_PAGE,
         nsid,
         *request.dwords(),
         data_in=memoryview(bytearray(length)),
     )
+    command.may_be_short = True
+    return command
 
 
 def get_features(
@@ -214,9 +220,16 @@ def authentication_send(message: bytes) -> Command:
 
 
 def authentication_receive() -> Command:
-    """Receive one into `data_in`, with zeros behind it."""
+    """Receive one into `data_in`, with zeros behind it.
+
+    The length is one of allocation (NVMe Base 2.0, Authentication Receive): SPDK's target sends the message
+    alone, Linux's as many bytes as were allocated.
+    """
     fields = Authentication(receive=True, length=MAX_MESSAGE_BYTES)
-    return _fabrics("authentication receive", fields.sqe(), data_in=memoryview(bytearray(MAX_MESSAGE_BYTES)))
+    data_in = memoryview(bytearray(MAX_MESSAGE_BYTES))
+    command = _fabrics("authentication receive", fields.sqe(), data_in=data_in)
+    command.may_be_short = True
+    return command
 
 
 def disconnect() -> Command:

@@ -37,7 +37,7 @@ from typing import Final
 from nvmeof.errors import LocalProtocolError, MalformedPdu, QueueFull, RemoteProtocolError
 from nvmeof.host.command import Command
 from nvmeof.limits import MAX_QUEUE_DEPTH
-from nvmeof.rdma.buffers import Loan, Place, RegisteredBuffers, gather
+from nvmeof.rdma.buffers import LEAST_LOAN, Loan, Place, RegisteredBuffers, gather
 from nvmeof.rdma.send_queue import SendQueue
 from nvmeof.rdma.work import (
     FLUSHED,
@@ -264,7 +264,8 @@ class RdmaQueue:
         loan = flight.loan = self._buffers.borrow(size)
         if command.out_bytes:
             gather(command.data_out, loan.view)
-        elif command.may_be_short:
+        elif size <= LEAST_LOAN or command.may_be_short:
+            # Nobody tells how much of it the controller has written, and its last user's bytes are no answer.
             loan.view[:] = bytes(size)
         return loan.place
 

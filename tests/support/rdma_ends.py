@@ -111,12 +111,17 @@ class RdmaBench:
     """A target with one subsystem and a namespace in memory, and what is needed to connect to it."""
 
     def __init__(
-        self, *, windows: bool = True, settings: RdmaSettings | None = None, blocks: int = 1024
+        self,
+        *,
+        windows: bool = True,
+        settings: RdmaSettings | None = None,
+        blocks: int = 1024,
+        controller: ControllerSettings | None = None,
     ) -> None:
         self.now = 0.0
         self.windows = windows
         self.rdma = settings or RdmaSettings()
-        self.target = Target(ControllerSettings(max_transfer_bytes=1 << 20))
+        self.target = Target(controller or ControllerSettings(max_transfer_bytes=1 << 20))
         subsystem = Subsystem(SUBSYSTEM, serial="1")
         self.storage = {1: MemoryStorage(blocks)}
         self.target.add_subsystem(subsystem)

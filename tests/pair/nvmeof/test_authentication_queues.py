@@ -19,7 +19,7 @@ from nvmeof.host.procedure import each_command
 from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
 from nvmeof.host.tcp_queue import TcpQueue
 from nvmeof.limits import AUTHENTICATION_S, CONNECT_TIMEOUT_S
-from nvmeof.wire.authentication import GroupId, HashId, Negotiate, Protocol
+from nvmeof.wire.authentication import CHALLENGE, MAX_MESSAGE_BYTES, GroupId, HashId, Negotiate, Protocol
 from nvmeof.wire.fabrics import DISCOVERY_NQN, RESULT_AUTH_REQUIRED
 from nvmeof.wire.identify import IdentifyCns
 from nvmeof.wire.properties import Property
@@ -81,9 +81,14 @@ def prove(credentials: Credentials, issue: Callable[[Command], object]) -> None:
 # --- it fits --------------------------------------------------------------------------------------------
 
 
+PADDED = pytest.mark.parametrize("padded", [False, True], ids=["as long as the message", "padded"])
+"""How long a controller's messages are: SPDK's target sends what there is, Linux's what was allocated."""
+
+
+@PADDED
 @pytest.mark.parametrize("own", [OWN, None], ids=["both-ways", "one-way"])
-def test_admin_and_io_queues_are_proven(own: DhchapSecret | None) -> None:
-    place = bench()
+def test_admin_and_io_queues_are_proven(own: DhchapSecret | None, padded: bool) -> None:
+    place = bench(ControllerSettings(pads_authentication=padded))
     admin = started(place, Credentials(SECRET, own))
     assert admin.session.state is SessionState.LIVE
     queue, _, _ = io_queue(place, admin)
@@ -95,8 +100,9 @@ def test_admin_and_io_queues_are_proven(own: DhchapSecret | None) -> None:
     assert not place.target.unproven
 
 
-def test_over_rdma() -> None:
-    place = RdmaBench()
+@PADDED
+def test_over_rdma(padded: bool) -> None:
+    place = RdmaBench(controller=ControllerSettings(max_transfer_bytes=1 << 20, pads_authentication=padded))
     place.target.set_credentials(place.target.subsystems[0], HOST, THEIRS)
     for qid, cntlid in ((0, 0xFFFF), (1, 1)):
         queue = RdmaPair(place, qid, 16)
@@ -107,6 +113,34 @@ def test_over_rdma() -> None:
             queue.run(commands.property_set(Property.CC, 0x460001)).check()
     queue.run(commands.write(1, 0, 1, [bytes(LBA)])).check()
     assert place.target.authentications.succeeded == 2
+
+
+def test_over_rdma_a_short_message_has_zeros_behind_it() -> None:
+    place = RdmaBench()
+    subsystem = place.target.subsystems[0]
+    place.target.set_credentials(subsystem, HOST, THEIRS)
+    queue = RdmaPair(place, 0, 16)
+    queue.run(connect_command(config(None), 0, 17, 0xFFFF)).check()
+    left_over = queue.buffers.borrow(MAX_MESSAGE_BYTES)
+    left_over.view[:] = bytes([255]) * MAX_MESSAGE_BYTES
+    queue.buffers.give_back(left_over)
+    queue.run(commands.authentication_send(Negotiate(1, (Protocol((1,), (0,)),)).encode())).check()
+    challenge = queue.run(commands.authentication_receive())
+    challenge.check()
+    assert challenge.data_in is not None
+    assert not any(challenge.data_in[CHALLENGE.size + 32 :])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_message_is_as_long_as_the_enclosure_is_told(padded: bool) -> None:
+    place = bench(ControllerSettings(pads_authentication=padded))
+    queue, _ = raw_queue(place)
+    message = Negotiate(1, (Protocol((1,), (0,)),)).encode()
+    run(place, queue, commands.authentication_send(message)).check()
+    challenge = run(place, queue, commands.authentication_receive())
+    challenge.check()
+    assert challenge.in_bytes == MAX_MESSAGE_BYTES
+    assert challenge.received == (MAX_MESSAGE_BYTES if padded else CHALLENGE.size + 32)
 
 
 def test_a_host_without_a_secret_there_is_not_asked() -> None:
@@ -327,6 +361,41 @@ def test_strangers_are_turned_away_when_there_are_many() -> None:
     place._wires[2][2].cut()
     place.settle()
     assert raw_queue(place)[1].status == Status.SUCCESS
+
+
+def test_a_stranger_gives_way_to_a_host_from_elsewhere() -> None:
+    place = bench(ControllerSettings(max_unproven=3))
+    for _ in range(3):
+        assert raw_queue(place)[1].status == Status.SUCCESS
+    strangers = [end.queue.session for _, end, _ in place._wires]
+    queue = TcpQueue(31, in_capsule_bytes=8192)
+    _, end, _ = place.connect(queue)
+    end.queue.session.peer = "192.0.2.1"
+    run(place, queue, connect_command(config(None), 0, 32, 0xFFFF)).check()
+    prove(Credentials(SECRET), lambda command: run(place, queue, command).check())
+    assert [each.displaced for each in strangers] == [True, False, False]
+    assert place.target.unproven.described() == {"now": 2, "displaced": 1, "refused": 0}
+
+
+def test_who_has_not_authenticated_says_few_things_at_a_time() -> None:
+    place = bench()
+    queue, _ = raw_queue(place)
+    message = Negotiate(1, (Protocol((1,), (0,)),)).encode()
+    data = message.ljust(MAX_MESSAGE_BYTES, b"\0")
+    most = place.target.settings.unproven_entries
+    end = place._wires[-1][1]
+    for _ in range(most + 1):
+        sending = commands.authentication_send(data)
+        sending.in_capsule = False
+        queue.in_capsule_bytes = 0
+        queue.submit(sending, place.now)
+    # They arrive at once, and none gets an answer before the last of them is here.
+    stream = b"".join(bytes(each) for each in queue.output)
+    for at in range(0, len(stream), 72):
+        end.queue.next_buffer()[:72] = stream[at : at + 72]
+        end.queue.received(72, place.now)
+    assert end.queue.ending
+    assert place.target.overfull == 1
 
 
 @WRONG

@@ -36,6 +36,27 @@ def reading(size: int = 8192) -> Command:
     return commands.read(1, 0, size // 4096, memoryview(bytearray(size)))
 
 
+@pytest.mark.parametrize(
+    "command", [commands.authentication_receive(), commands.get_log_page(2, 512)], ids=lambda each: each.name
+)
+def test_an_answer_to_an_allocation_length_may_be_shorter(command: Command) -> None:
+    rig = Rig()
+    cid = rig.submit(command)
+    rig.say(C2HData(cid, 0, 48, True, False), CapsuleResp(Cqe(cid)), data=bytes([7]) * 48)
+    command.check()
+    assert command.received == 48
+    assert command.data_in is not None
+    assert same(command.data_in, (bytes([7]) * 48).ljust(command.in_bytes, b"\0"))
+
+
+def test_identify_has_its_whole_length_or_fails() -> None:
+    rig = Rig()
+    command = commands.identify(1)
+    cid = rig.submit(command)
+    rig.say(C2HData(cid, 0, 2048, True, False), CapsuleResp(Cqe(cid)))
+    assert command.status == Status.DATA_TRANSFER_ERROR
+
+
 def test_initialization_says_what_we_want() -> None:
     queue = TcpQueue(4, digests=BOTH)
     peer = ScriptedController(BOTH)
