@@ -99,7 +99,8 @@ def survey(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps
 def release(
     lanes: Lanes, places: Mapping[tuple[str, int], frozenset[int]], numbers: Mapping[str, int]
 ) -> Steps[int]:
-    """Give slots back, `places` by NGUID and directory; how many were. An agent that remembers one of these
+    """Give slots back, `places` by NGUID and directory; how many were. Those of a
+    directory that does not prove itself whole stay. An agent that remembers one of these
     directories may set its slots aside once more, with its next write of it."""
     released = 0
     for (nguid, offset), slots in places.items():
@@ -108,6 +109,8 @@ def release(
         if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
             continue
         directory = Directory(block)
+        if directory.in_doubt:
+            continue
         standing = [
             slot for slot in slots if (entry := directory.entry(slot)) is not None and is_quarantined(entry)
         ]
