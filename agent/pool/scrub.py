@@ -213,6 +213,8 @@ def look_into_reports(
             place = volume.damage.next_report(lanes.now(), PAUSE_SECONDS)
             if place is None or volume.erased:
                 break
+            if volume.settings.kind == "files" and volume.damage.strikes(place) < STRIKES:
+                continue  # A block stays, and its reader has noted it with who keeps the files' names.
             if lanes.trusts(place.namespace):
                 yield from settle(volume, lanes, place.namespace, place.offset, [place.slot], counters)
 

@@ -431,7 +431,7 @@ def test_blocks_of_files_that_another_agent_writes_are_read_and_left() -> None:
     assert (counters.slots_left, counters.slots_bad) == (1, 0)
     assert pool.namespaces[0].blocks == before
     counters = scrub(owner).counters
-    assert (counters.slots_left, counters.slots_bad) == (1, 0), "it is a file's; a reader has to meet it first"
+    assert (counters.slots_left, counters.slots_bad) == (1, 0), "a reader has to meet it first"
     assert pool.namespaces[0].blocks == before
 
 
