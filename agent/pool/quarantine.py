@@ -17,6 +17,7 @@ from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory, Entr
 from agent.pool.pool_map import MapVolume, set_size
 from agent.pool.steps import Lanes, Steps
 from agent.pool.volume import wait_for
+from agent.pool.writable import is_certain
 
 NAME = b"g35 quarantined!"
 FLAG = 1
@@ -88,6 +89,7 @@ def survey(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps
             if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
                 unread += 1
                 continue
+            unread += not (yield from is_certain(lanes, numbers[nguid], offset, block))
             found += [
                 Quarantined(volume.name, nguid, offset, slot, entry.last_use_us / 1e6)
                 for slot, entry in Directory(block)
@@ -108,9 +110,10 @@ def release(
         pending = lanes.read(numbers[nguid], offset, block)
         if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
             continue
-        directory = Directory(block)
-        if directory.in_doubt:
+        if not (yield from is_certain(lanes, numbers[nguid], offset, block)):
             continue
+        directory = Directory(block)
+        directory.believe()
         standing = [
             slot for slot in slots if (entry := directory.entry(slot)) is not None and is_quarantined(entry)
         ]

@@ -17,10 +17,11 @@ from typing import Final
 from agent.pool.directory_cache import DAMAGE_LOOK_SECONDS, CachedSet
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
-from agent.pool.volume import Volume
+from agent.pool.volume import Volume, wait_for
 
 AT_ONCE_SECONDS: Final = 0.02
 """To the first of the reads that follow: what damages some reads mostly spares the next."""
+READ_SECONDS: Final = 5.0
 _CLOCK_GRAIN: Final = 0.01
 _PAUSES: Final = (
     AT_ONCE_SECONDS,
@@ -74,3 +75,22 @@ def pause(lanes: Lanes, seconds: float) -> Steps[None]:
     closed = threading.Lock()
     closed.acquire()
     yield Acquire(closed, lanes.now() + seconds)  # Nobody gives it away.
+
+
+def is_certain(lanes: Lanes, namespace: int, offset: int, block: memoryview) -> Steps[bool]:
+    """Whether a directory that was read into `block` is what flash has; where in doubt, it is read again.
+
+    For those who decide by what all directories name, and write none: a value whose entry came damaged would
+    not be counted.
+    """
+    seen = CachedSet(namespace, offset)
+    seen.accept(block, lanes.now(), seen.writes)
+    for seconds in _PAUSES:
+        if not seen.in_doubt:
+            return True
+        yield from pause(lanes, seconds)
+        reading = lanes.read(namespace, offset, block)
+        if (yield from wait_for(lanes, reading, lanes.now() + READ_SECONDS)) is not None:
+            return False
+        seen.accept(block, lanes.now(), seen.writes)
+    return not seen.in_doubt

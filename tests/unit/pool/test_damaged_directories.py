@@ -6,11 +6,13 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import agent as agent_package
+from agent.errors import G35Error
 from agent.pool.copies import work_off
 from agent.pool.directory import DIRECTORY_BYTES, ENTRY_BYTES, SLOTS_PER_SET, Directory, InDoubt
 from agent.pool.directory_cache import (
@@ -19,8 +21,10 @@ from agent.pool.directory_cache import (
     FILES_DAMAGE_LOOK_SECONDS,
     SHUN_SECONDS,
 )
+from agent.pool.key_epochs import slots_taken
 from agent.pool.leftovers import clear_leftovers
 from agent.pool.making_room import evict_one
+from agent.pool.pool_map import MapExtent, MapVolume
 from agent.pool.quarantine import release
 from agent.pool.resealing import Unopened
 from agent.pool.scrub import ScrubCounters, settle
@@ -308,3 +312,21 @@ def test_whatever_was_done_under_read_flips_flash_has_all_that_was_acknowledged(
             assert reader.get(key_of(number)) == value, f"seed {seed}: key {number} is lost"
     for number in range(200, 210):
         assert agent.put(key_of(number), value_of(number)).stored
+
+
+def _map_volume(pool: MemoryPool) -> MapVolume:
+    extents = (MapExtent(nguid=nguid_of(0).hex(), offset=EXTENT_AT, sets=1),)
+    return MapVolume.model_construct(name="v", value_bytes=pool.settings.value_bytes, extents=extents)
+
+
+def test_who_counts_what_is_left_counts_nothing_by_a_damaged_read(seed: int) -> None:
+    """A rotation that ends because a damaged entry was not counted would drop the key of a value."""
+    pool, agent = filled(40)
+    count = partial(slots_taken, agent.lanes, _map_volume(pool), {nguid_of(0).hex(): 0})
+    assert agent.lanes.run(count()) == 40
+    flips = ReadFlips(agent.lanes, seed)
+    flips.share = 1.0
+    with pytest.raises(G35Error, match="comes damaged"):
+        agent.lanes.run(count())
+    flips.share = 0.5
+    assert {agent.lanes.run(count()) for _ in range(3)} == {40}
