@@ -37,8 +37,8 @@ SUSPECTS_MAX: Final = 4096
 LOOKS: Final = 4
 LOOK_SECONDS: Final = 5.0
 """Before each of them. An enclosure whose trouble is over by then costs no file."""
-LOOKS_AT_ONCE: Final = 8
-"""Of several blocks, in one turn of who cleans up."""
+TURN_SECONDS: Final = 0.5
+"""A turn of who cleans up begins no further look after that; one look takes the store's deadlines at most."""
 
 
 class _Suspicion:
@@ -93,8 +93,9 @@ class Suspects:
         log.info("a block of the file with inode %d does not prove itself; it is looked into", file.ino)
 
     def look(self) -> Steps[None]:
-        """Have those examined that are due, some of them."""
-        for _ in range(LOOKS_AT_ONCE):
+        """Have those examined that are due, for TURN_SECONDS."""
+        end = self._clock() + TURN_SECONDS
+        while self._clock() < end:
             with self._lock:
                 at, suspicion = next(iter(self._found.items()), (None, None))
                 if at is None or suspicion is None or suspicion.due > self._clock():
