@@ -4,8 +4,9 @@ A reader that meets such a block is told EIO, and nothing is removed: a read tha
 an enclosure that damages all it brings, looks the same to it as a medium that has lost the block. The block
 is noted here. Whoever cleans up behind the files (`FilesFace.collect`) has the store examine it again, LOOKS
 times and LOOK_SECONDS apart. It is lost if each look found the very same thing against it, and the store
-vouched each time for the enclosures that said so. One look that finds it whole, or something else, or nothing
-that can be said, ends the suspicion; the next reader who meets it begins a new one.
+vouched each time for the enclosures that said so. A look of which nothing can be said begins the count anew.
+UNDECIDED_MAX of those, or one that finds the block whole or something else, end the suspicion, and the next
+reader who meets it begins a new one.
 
 A lost block takes its file: its names go, and reading it is ENOENT from then on. What was written over, cut
 off or removed meanwhile is no suspect any more. All is in memory and bounded; after a restart readers find
@@ -37,17 +38,19 @@ SUSPECTS_MAX: Final = 4096
 LOOKS: Final = 4
 LOOK_SECONDS: Final = 5.0
 """Before each of them. An enclosure whose trouble is over by then costs no file."""
+UNDECIDED_MAX: Final = 4
+"""Looks of which nothing can be said; then the next reader has to bring the block again."""
 TURN_SECONDS: Final = 0.5
 """A turn of who cleans up begins no further look after that; one look takes the store's deadlines at most."""
 
 
 class _Suspicion:
-    __slots__ = ("against", "block", "due", "looks")
+    __slots__ = ("against", "block", "due", "looks", "undecided")
 
     def __init__(self, block: SealedBlock, due: float) -> None:
         self.block = block
         self.due = due
-        self.looks = 0
+        self.looks = self.undecided = 0
         self.against: bytes | None = None
 
 
@@ -118,7 +121,10 @@ class Suspects:
             against = yield from self._store.examine(name, block.capacity)
         except StoreUnavailable as undecided:
             log.info("a suspect block of the file with inode %d is left: %s", ino, undecided)
-            return False
+            suspicion.undecided += 1
+            suspicion.looks, suspicion.against = 0, None
+            suspicion.due = self._clock() + LOOK_SECONDS
+            return suspicion.undecided < UNDECIDED_MAX
         if against is None or (suspicion.against is not None and against != suspicion.against):
             return False
         suspicion.against = against
