@@ -105,7 +105,7 @@ def told(counters: ScrubCounters) -> str:
     """What a scrub did, for people. What is seldom is said only where it was."""
     seldom = {
         "too young to look at": counters.slots_young,
-        "bad of files, and left to the agent that serves /fs": counters.slots_left,
+        "bad of files, and left to who reads the files": counters.slots_left,
         "values with one copy of two": counters.copies_missing,
     }
     return (

@@ -2,12 +2,13 @@
 
 Blocks lie in volumes of kind `files`, one for each capacity. Unlike a /kv value, a block is never
 evicted: a set without a free slot refuses, and the program gets ENOSPC. A block that does not prove
-itself is lost; an enclosure that does not answer is only unavailable, and the block may come back.
+itself is not served; whether it is lost is found out by several examinations with time between
+(agent/pool/examining.py), for what brought it may be to blame.
 
 An agent that goes by an older pool map than others (it was stopped, or could not look) lacks keys that they
 seal with, and places where they have put what there was. So a block is lost only where it is not there by
-the newest map, on whichever namespace that is; until all were asked it is unavailable. So it is when the map
-says that the volume was erased: an agent does not remove files because of what a map says.
+the newest map, on whichever namespace that is; until all were asked nothing is said of it. Nor is anything
+when the map says that the volume was erased: an agent does not remove files because of what a map says.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final
 from agent.fs.files.block_store import StoreFull, StoreUnavailable, StoreUnreached
 from agent.fs.files.home import Home, noted_home
 from agent.fs.unsynced import Unsynced, UnsyncedBlocks, stands
+from agent.pool.examining import Undecided, examine, set_aside
 from agent.pool.reading import Reading
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
@@ -39,8 +41,6 @@ OPEN_BLOCKS_MAX: Final = 1024
 
 FLUSHES_MAX: Final = 3
 """So often an fsync flushes, where blocks have to be read again because sessions ended."""
-MAP_CHANGES_MAX: Final = 3
-"""So often a block is looked for by the newest map, where that becomes another meanwhile."""
 
 _MAY_COME_BACK: Final = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
 
@@ -106,34 +106,24 @@ class PoolBlockStore:
         placement = self._volumes[capacity].placement
         return {place.namespace for place in placement.candidates(placement.pseudonym(block_id))}
 
-    def get(
-        self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
-    ) -> Steps[bool]:
-        if (yield from self._get(block_id, capacity, offset, into)):
-            return True
-        if not final:
-            return False
+    def examine(self, block_id: bytes, capacity: int) -> Steps[bytes | None]:
         # It was looked for by the newest map if that is the same, and this agent's, before and afterwards.
-        volume, lanes = self._volumes[capacity], self._lanes()
-        before: int | None = None
-        for _ in range(MAP_CHANGES_MAX):
-            version: int | None = 0
-            if volume.in_force is not None:
-                version = yield from volume.in_force(lanes, lanes.now() + volume.timing.write_deadline)
-            if version is None or volume.erased:
-                break
-            if version == before:
-                return False
-            before = version
-            if (yield from self._get(block_id, capacity, offset, into)):
-                return True
-        raise StoreUnavailable(
-            f"block unavailable: volume {volume.settings.name} is served no longer"
-            if volume.erased
-            else "block unavailable: there may be a newer pool map than the one that is known"
-        )
+        volume, lanes = self._volume(capacity), self._lanes()
+        before = yield from _map_in_force(volume, lanes)
+        try:
+            against = yield from examine(volume, lanes, block_id)
+        except Undecided as reason:
+            raise StoreUnavailable(f"block unavailable: {reason}") from None
+        if against is not None and (yield from _map_in_force(volume, lanes)) != before:
+            raise StoreUnavailable("block unavailable: the pool map became another")
+        return against
 
-    def _get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
+    def give_up(self, block_id: bytes, capacity: int) -> Steps[None]:
+        volume = self._volumes.get(capacity)
+        if volume is not None and not volume.erased:
+            yield from set_aside(volume, self._lanes(), block_id)
+
+    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
         volume, lanes = self._volume(capacity), self._lanes()
         reading = self._reading(volume, block_id)
         for at in range(0, len(into), PIECE_BYTES):
@@ -265,6 +255,18 @@ class PoolBlockStore:
     def _forget(self, block_id: bytes) -> None:
         with self._lock:
             self._open.pop(block_id, None)
+
+
+def _map_in_force(volume: Volume, lanes: Lanes) -> Steps[int]:
+    """The version of the map that all go by, where this agent does. Raises `StoreUnavailable`."""
+    version: int | None = 0
+    if volume.in_force is not None:
+        version = yield from volume.in_force(lanes, lanes.now() + volume.timing.write_deadline)
+    if volume.erased:
+        raise StoreUnavailable(f"block unavailable: volume {volume.settings.name} is served no longer")
+    if version is None:
+        raise StoreUnavailable("block unavailable: there may be a newer pool map than the one that is known")
+    return version
 
 
 def _not_flushed(failed: Mapping[int, str]) -> str:

@@ -19,6 +19,7 @@ from agent.pool.reading import Reading
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume
+from agent.pool.writable import load_writable
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ def stands(volume: Volume, lanes: Lanes, block_id: bytes, length: int) -> Steps[
             if not (yield Acquire(cached.writer, deadline)):
                 raise StoreUnavailable("block unavailable: the directory is being written all the time")
             held.append(cached)
-        trouble = yield from volume.load(lanes, sets, deadline, holds_writers=True)
+        trouble = yield from load_writable(volume, lanes, sets, deadline)
         found = any(each.cached.fault is None for each in volume.find(sets, pseudonym))
     finally:
         for cached in held:

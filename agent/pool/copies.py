@@ -33,6 +33,7 @@ from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotCodec
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Found, Volume, wait_for
+from agent.pool.writable import load_writable, prove
 
 PIECE_BYTES: Final = 1 << 20
 FRESH_SECONDS: Final = 0.02
@@ -273,6 +274,8 @@ def _name(copy: _Copy, into: int, last: memoryview, entry: Entry, deadline: floa
     if not (yield Acquire(target.writer, deadline)):
         return False
     try:
+        if (yield from prove(copy.volume, lanes, [target], deadline, holds_writers=True)) is not None:
+            return False
         if not copy.volume.takes(copy.codec, lanes.now()) or not copy.original_stands():
             return False
         with target.guard:
@@ -350,7 +353,7 @@ def _free(volume: Volume, lanes: Lanes, target: CachedSet, copy: NamedCopy, dead
     if not (yield Acquire(target.writer, deadline)):
         return False
     try:
-        if (yield from volume.load(lanes, [target], deadline, holds_writers=True)) is not None:
+        if (yield from load_writable(volume, lanes, [target], deadline)) is not None:
             return False
         with target.guard:
             directory = target.directory

@@ -15,7 +15,13 @@ Layout of an entry, little-endian:
 
 A directory is a hint. Nothing is ever served because an entry says so; the slot proves itself
 (agent/pool/slot.py). So an entry may be stale, lost or damaged, and that costs a hit. An entry whose
-CRC is wrong counts as free, and its key, if the key itself is still readable, as corrupt.
+CRC is wrong names nothing, and its key, if the key itself is still readable, counts as corrupt.
+
+A hint does to read by. It does not do to write by: an image of a directory that was damaged on its way would
+take what flash still names from it, for good. So a directory with an entry whose CRC is wrong is *in doubt*:
+no slot of it is given to a new value, and it makes no image (`InDoubt`). It is out of doubt when flash gives
+it whole, or has given the same damage so often that the damage is flash's own
+(agent/pool/directory_cache.py, agent/pool/writable.py).
 
 Ghosts let every agent, and an agent after its restart, tell an evicted key from one that was never
 stored, for as many keys as there are slots, in no memory of their own.
@@ -88,6 +94,11 @@ class Entry(NamedTuple):
         return body[:_CHECKED_BYTES] + _U32.pack(zlib.crc32(body[:_CHECKED_BYTES]))
 
 
+class InDoubt(Exception):
+    """An image was wanted of a directory that did not prove itself whole. A fault of ours: writers ask
+    agent/pool/writable.py first."""
+
+
 class Directory:
     """The 64 entries of one set, kept as the bytes of the block.
 
@@ -95,7 +106,7 @@ class Directory:
     lock: agent/pool/directory_cache.py says which).
     """
 
-    __slots__ = ("_occupancy", "_repinned", "_uncounted", "corrupt_keys", "raw", "taken")
+    __slots__ = ("_occupancy", "_repinned", "_uncounted", "corrupt_keys", "doubted", "raw", "taken")
 
     def __init__(
         self, block: bytes | bytearray | memoryview | None = None, suspects: Iterable[int] | None = None
@@ -103,6 +114,8 @@ class Directory:
         """`suspects` are the slots whose CRC is to be checked: all, unless the others are known already."""
         self.raw = bytearray(block) if block is not None else bytearray(DIRECTORY_BYTES)
         self.corrupt_keys: frozenset[bytes] = frozenset()
+        self.doubted: dict[int, bytes] = {}
+        """Slots whose entry came with a wrong CRC, and what came."""
         self.taken = 0
         """How many slots are not free."""
         self._occupancy: Occupancy | None = None
@@ -122,6 +135,7 @@ class Directory:
             crc = zlib.crc32(view[start : start + _CHECKED_BYTES])
             if crc != _U32.unpack_from(view, start + _CRC_AT)[0] and any(view[start : start + ENTRY_BYTES]):
                 damaged.append(bytes(view[start : start + KEY_BYTES]))
+                self.doubted[slot] = bytes(view[start : start + ENTRY_BYTES])
                 view[start : start + ENTRY_BYTES] = bytes(ENTRY_BYTES)
         self.corrupt_keys = frozenset(damaged)
 
@@ -189,8 +203,28 @@ class Directory:
     def install(self, slot: int, entry: Entry) -> None:
         self._store(slot, entry.encode())
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an entry came with a wrong CRC: then this may be less than what flash has."""
+        return bool(self.doubted)
+
+    def believe(self) -> None:
+        """The damage was proven to be flash's own: what is left is all that there is."""
+        self.doubted = {}
+
+    def keep_in_doubt(self, earlier: Directory) -> None:
+        """Of slots in doubt, what `earlier` says, our copy of the same block, is the better hint."""
+        for slot in self.doubted:
+            start = slot * ENTRY_BYTES
+            self._store(slot, earlier.raw[start : start + ENTRY_BYTES])
+            if slot in earlier._uncounted:
+                self._uncounted.add(slot)
+            if slot in earlier._repinned:
+                self._repinned.add(slot)
+
     def take_over(self, slot: int, earlier: Directory) -> None:
         """Keep what `earlier` says of a slot."""
+        self.doubted.pop(slot, None)
         self._store(slot, earlier.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES])
         if slot in earlier._uncounted:
             self._uncounted.add(slot)
@@ -205,8 +239,10 @@ class Directory:
         self._store(slot, body)
 
     def free_slots(self) -> set[int]:
+        """Slots that no entry takes; those in doubt are not among them."""
         keys = _PSEUDONYMS.unpack(self.raw)
-        return {slot for slot in _EVERY_SLOT if keys[slot] == _FREE}
+        free = {slot for slot in _EVERY_SLOT if keys[slot] == _FREE}
+        return free.difference(self.doubted) if self.doubted else free
 
     def ghost(self, slot: int) -> bytes:
         start = slot * ENTRY_BYTES + _GHOST_AT
@@ -237,7 +273,10 @@ class Directory:
         _U32.pack_into(self.raw, slot * ENTRY_BYTES + _PINNED_AT, until)
 
     def image(self) -> bytes:
-        """The block as it is to be written: the same entries, each with its CRC made right."""
+        """The block as it is to be written: the same entries, each with its CRC made right. Raises
+        InDoubt."""
+        if self.doubted:
+            raise InDoubt(f"{len(self.doubted)} entries did not prove themselves")
         while self._uncounted:
             start = self._uncounted.pop() * ENTRY_BYTES
             crc = zlib.crc32(memoryview(self.raw)[start : start + _CHECKED_BYTES])
@@ -245,7 +284,8 @@ class Directory:
         return bytes(self.raw)
 
     def copy(self) -> Directory:
-        """The same entries, each with its CRC made right; changing one leaves the other as it is."""
+        """The same entries, each with its CRC made right; changing one leaves the other as it is. Raises
+        InDoubt."""
         other = Directory()
         other.raw[:] = self.image()
         other.taken = self.taken
@@ -299,9 +339,12 @@ def choose_slot(
     """The best slot of a set for a new value. `taken` are slots that writes under way have reserved.
 
     A free slot before an expired one before the entry with the greatest age / (1 + hits); pinned
-    entries never. None where every slot is pinned or reserved. Among free slots the first from `start`
-    on: agents whose directories are a moment old then seldom choose the same one for different keys.
+    entries never. None where every slot is pinned or reserved, and of a directory in doubt: what looks free
+    there may be somebody's. Among free slots the first from `start` on: agents whose directories are a moment
+    old then seldom choose the same one for different keys.
     """
+    if directory.doubted:
+        return None
     raw = directory.raw
     free = SLOTS_PER_SET - directory.taken
     for slot in taken:

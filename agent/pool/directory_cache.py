@@ -8,6 +8,9 @@ Who may do what to a `CachedSet`:
   because its holder waits for the fabric. Two images of one directory are therefore never in flight at
   once from one agent; between agents they may be, and the later one wins: a lost entry is a lost hit.
   `end_write` gives it back, and counts, so that a read that crossed the write is known as old.
+* A directory that came with damage is in doubt (agent/pool/directory.py), and what was known of the damaged
+  entries stays as a hint. Each read weighs in: a whole block ends the doubt; so does damage that is the same
+  byte for byte in DAMAGE_LOOKS reads, each some time after the one before, for that is flash's own.
 * A set that is in use is not dropped from the cache, or a second copy of it could be loaded beside
   the first, and the agent would lose updates to itself.
 """
@@ -28,6 +31,14 @@ the directory would be fenced (agent/remote/fence.py), and an answer that nobody
 SHUN_SECONDS: Final = 60.0
 """For how long a slot is left alone after a write of it failed: an abandoned write may land late, over
 whatever has been stored there meanwhile, and a medium that refused a write will refuse the next."""
+DAMAGE_LOOKS: Final = 3
+"""So often the same damage has to be read before it is held to lie on flash, and not to have come on the
+way."""
+DAMAGE_LOOK_SECONDS: Final = 0.5
+"""Between two such reads, at least."""
+FILES_DAMAGE_LOOK_SECONDS: Final = 5.0
+"""The same where a lost entry is a block of a file, and not a hit. Their puts can go elsewhere meanwhile, and
+their deletions wait."""
 APPROXIMATE_BYTES: Final = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
 
@@ -55,13 +66,32 @@ class CachedSet:
     its key from being stored ever again."""
     shunned: dict[int, float] = field(default_factory=dict)
     """Slots that a write failed on, and until when: it may yet land, or the medium be bad there."""
+    damage: dict[int, bytes] = field(default_factory=dict)
+    """Entries with a wrong CRC in the block that was read last."""
+    damage_looks: int = 0
+    """Reads that had this damage, each at least some time after the one before."""
+    damage_seen_at: float = float("-inf")
 
-    def accept(self, block: memoryview, now: float, writes: int, *, holds_writer: bool = False) -> int:
+    @property
+    def in_doubt(self) -> bool:
+        """Whether what is remembered may be less than what flash has: nothing is written by it."""
+        return self.directory is not None and self.directory.in_doubt
+
+    def accept(
+        self,
+        block: memoryview,
+        now: float,
+        writes: int,
+        *,
+        holds_writer: bool = False,
+        look_seconds: float = DAMAGE_LOOK_SECONDS,
+    ) -> int:
         """Take over what was read from flash; how many damaged entries it had.
 
         `writes` is what `self.writes` was when the read went out. A block that crossed a write of ours
         may be either image, so ours stays then. Slots that are reserved stay as we have them: on flash
-        is the entry that went, or the one that is not acknowledged yet.
+        is the entry that went, or the one that is not acknowledged yet. `look_seconds` lie between two reads
+        that speak for damage of flash's own.
         """
         with self.guard:
             ours = self.directory
@@ -76,9 +106,11 @@ class CachedSet:
                 differing = ours.unlike(block)
                 fresh = Directory(block, differing)
                 fresh.merge_uses(ours, differing)
+                fresh.keep_in_doubt(ours)
                 for slot in self.reserved:
                     fresh.take_over(slot, ours)
                 ours.count_in(None)
+            self._weigh(fresh, now, look_seconds)
             fresh.count_in(self.occupancy)
             self.directory = fresh
             # Of a damaged directory it is not believed that what it does not name is absent.
@@ -93,6 +125,19 @@ class CachedSet:
                     if entry is not None and entry.generation == generation
                 }
         return len(fresh.corrupt_keys)
+
+    def _weigh(self, fresh: Directory, now: float, look_seconds: float) -> None:
+        """What a read says of the damage that it came with."""
+        if not fresh.in_doubt:
+            if self.damage_looks:
+                self.damage, self.damage_looks = {}, 0
+            return
+        if fresh.doubted != self.damage:
+            self.damage, self.damage_looks, self.damage_seen_at = dict(fresh.doubted), 1, now
+        elif now - self.damage_seen_at >= look_seconds and self.damage_looks < DAMAGE_LOOKS:
+            self.damage_looks, self.damage_seen_at = self.damage_looks + 1, now
+        if self.damage_looks >= DAMAGE_LOOKS:
+            fresh.believe()
 
     def end_write(self) -> None:
         """Give `writer` back."""

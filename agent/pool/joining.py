@@ -45,6 +45,7 @@ from agent.pool.pool_map import (
 from agent.pool.quarantine import is_quarantined
 from agent.pool.steps import Lanes, Steps
 from agent.pool.volume import wait_for
+from agent.pool.writable import is_certain
 
 READS_IN_FLIGHT = 32
 SECONDS = 10.0
@@ -246,6 +247,12 @@ def misplaced_values(
                 if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
                     raise G35Error(
                         f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
+                        "look at the enclosure, and try again",
+                    )
+                offset = extent.offset + each * settings.set_bytes
+                if not (yield from is_certain(lanes, number, offset, block)):
+                    raise G35Error(
+                        f"a directory of volume {volume.name} comes damaged",
                         "look at the enclosure, and try again",
                     )
                 for _, entry in Directory(block):

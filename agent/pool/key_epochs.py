@@ -16,12 +16,14 @@ from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.directory import DIRECTORY_BYTES
+from agent.pool.occupancy import SetPlace
 from agent.pool.opening import SECONDS, WRITES_IN_FLIGHT
 from agent.pool.pool_map import MapVolume, PoolMap, set_size, tenant_key, wrapped_for
 from agent.pool.resealing import left_in, taken_in
 from agent.pool.steps import Lanes, Pending, Steps
 from agent.pool.tenants import changed_map, find_tenant, volumes_of
 from agent.pool.volume import wait_for
+from agent.pool.writable import is_certain
 
 _PLACEMENT_BYTES, _DATA_BYTES = 32, 64
 
@@ -111,13 +113,13 @@ def count_in_directories(
 ) -> Steps[int]:
     """The sum of what `of` finds in each directory of a volume.
 
-    `numbers` gives each NGUID (hex) its namespace. Raises G35Error where a directory cannot be read.
+    `numbers` gives each NGUID (hex) its namespace. Raises G35Error where a directory cannot be read whole.
     """
     left = 0
-    batch: list[tuple[memoryview, Pending]] = []
+    batch: list[tuple[SetPlace, memoryview, Pending]] = []
     for number, offset in _places(volume, numbers):
         block = memoryview(bytearray(DIRECTORY_BYTES))
-        batch.append((block, lanes.read(number, offset, block)))
+        batch.append(((number, offset), block, lanes.read(number, offset, block)))
         if len(batch) == WRITES_IN_FLIGHT:
             left += yield from _count(lanes, batch, volume, of)
             batch = []
@@ -126,16 +128,21 @@ def count_in_directories(
 
 def _count(
     lanes: Lanes,
-    batch: list[tuple[memoryview, Pending]],
+    batch: list[tuple[SetPlace, memoryview, Pending]],
     volume: MapVolume,
     of: Callable[[memoryview], int],
 ) -> Steps[int]:
     left = 0
-    for block, pending in batch:
+    for place, block, pending in batch:
         if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
             raise G35Error(
                 f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
                 "look at the enclosure; nothing was changed",
+            )
+        if not (yield from is_certain(lanes, *place, block)):
+            raise G35Error(
+                f"a directory of volume {volume.name} comes damaged, so that nobody can tell what it names",
+                "look at the enclosure, and try again; nothing was changed",
             )
         left += of(block)
     return left

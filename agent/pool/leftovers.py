@@ -16,6 +16,7 @@ from agent.pool.scrub import is_young
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
+from agent.pool.writable import load_writable
 
 Unnamed: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]
 """Of some identifiers of blocks those that no file has, and no deletion waits for."""
@@ -45,7 +46,7 @@ def _clear(volume: Volume, lanes: Lanes, leftover: Unopened) -> Steps[bool]:
         if not (yield Acquire(cached.writer, deadline)):
             return False
         try:
-            if (yield from volume.load(lanes, [cached], deadline, holds_writers=True)) is not None:
+            if (yield from load_writable(volume, lanes, [cached], deadline)) is not None:
                 return False
             if not (yield from _certainly_does_not_open(volume, lanes, leftover, deadline)):
                 return False

@@ -17,6 +17,7 @@ from agent.pool.directory_cache import CachedSet
 from agent.pool.occupancy import SetPlace
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.volume import Volume, wait_for
+from agent.pool.writable import load_writable
 
 SAMPLE = 4
 """Sets that are compared. Each may have to be read."""
@@ -114,7 +115,7 @@ def _evict_from(volume: Volume, lanes: Lanes, cached: CachedSet, deadline: float
         return False
     try:
         # An image of an old directory would lose what other agents have named in it since.
-        if (yield from volume.load(lanes, [cached], deadline, holds_writers=True)) is not None:
+        if (yield from load_writable(volume, lanes, [cached], deadline)) is not None:
             return False
         victim = _victim(cached, lanes)
         if victim is None or victim.victim is None:

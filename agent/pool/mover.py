@@ -138,7 +138,7 @@ class Mover:
         try:
             self._tokens -= DIRECTORY_COST
             trouble = yield from volume.load(lanes, [cached], lanes.now() + VALUE_SECONDS)
-            if trouble is not None or cached.directory is None:
+            if trouble is not None or cached.directory is None or cached.in_doubt:
                 self._found += 1
                 return True
             for old in self._misplaced(volume, cached):

@@ -17,6 +17,7 @@ from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory, Entr
 from agent.pool.pool_map import MapVolume, set_size
 from agent.pool.steps import Lanes, Steps
 from agent.pool.volume import wait_for
+from agent.pool.writable import is_certain
 
 NAME = b"g35 quarantined!"
 FLAG = 1
@@ -88,6 +89,7 @@ def survey(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps
             if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
                 unread += 1
                 continue
+            unread += not (yield from is_certain(lanes, numbers[nguid], offset, block))
             found += [
                 Quarantined(volume.name, nguid, offset, slot, entry.last_use_us / 1e6)
                 for slot, entry in Directory(block)
@@ -99,7 +101,8 @@ def survey(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps
 def release(
     lanes: Lanes, places: Mapping[tuple[str, int], frozenset[int]], numbers: Mapping[str, int]
 ) -> Steps[int]:
-    """Give slots back, `places` by NGUID and directory; how many were. An agent that remembers one of these
+    """Give slots back, `places` by NGUID and directory; how many were. Those of a
+    directory that does not prove itself whole stay. An agent that remembers one of these
     directories may set its slots aside once more, with its next write of it."""
     released = 0
     for (nguid, offset), slots in places.items():
@@ -107,7 +110,10 @@ def release(
         pending = lanes.read(numbers[nguid], offset, block)
         if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
             continue
+        if not (yield from is_certain(lanes, numbers[nguid], offset, block)):
+            continue
         directory = Directory(block)
+        directory.believe()
         standing = [
             slot for slot in slots if (entry := directory.entry(slot)) is not None and is_quarantined(entry)
         ]

@@ -28,6 +28,7 @@ from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
+from agent.pool.writable import load_writable, prove
 
 PIECE_BYTES = 1 << 20
 """Moved at a time; a unit at the least, and no longer than one is."""
@@ -91,7 +92,7 @@ def _with_takers(
         return Outcome.TROUBLE
     try:
         takers = [each for each in volume.takers(pseudonym, sets) if each is not cached]
-        trouble = yield from volume.load(lanes, [cached], deadline, holds_writers=True)
+        trouble = yield from load_writable(volume, lanes, [cached], deadline)
         trouble = (yield from volume.load(lanes, takers, deadline)) or trouble
         if trouble is not None or not takers:
             return Outcome.TROUBLE
@@ -286,6 +287,8 @@ def _name(
     if not (yield Acquire(target.writer, deadline)):
         return Outcome.TROUBLE
     try:
+        if (yield from prove(volume, lanes, [target], deadline, holds_writers=True)) is not None:
+            return Outcome.TROUBLE
         with target.guard:
             if target.directory is None or not volume.takes(codec, lanes.now()):
                 return Outcome.TROUBLE
@@ -333,7 +336,7 @@ def _clear(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Out
 def _unname(volume: Volume, lanes: Lanes, old: Old, deadline: float) -> Steps[Outcome]:
     """Clear an entry that led to nothing, if flash still has it, and leave its slot as it is."""
     cached = old.cached
-    if (yield from volume.load(lanes, [cached], deadline, holds_writers=True)) is not None:
+    if (yield from load_writable(volume, lanes, [cached], deadline)) is not None:
         return Outcome.TROUBLE
     if not _stands(old):
         return Outcome.GONE

@@ -23,6 +23,7 @@ from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.unflushed import flush_written
 from agent.pool.volume import Volume, wait_for
+from agent.pool.writable import load_writable
 
 EPOCH_SHIFT: Final = 8
 """The upper half of an entry's flags."""
@@ -346,7 +347,7 @@ def _rename(
     if not (yield Acquire(cached.writer, lanes.now() + SECONDS)):
         return False
     try:
-        if (yield from volume.load(lanes, [cached], lanes.now() + SECONDS, holds_writers=True)) is not None:
+        if (yield from load_writable(volume, lanes, [cached], lanes.now() + SECONDS)) is not None:
             return False
         if target is not None and not (yield from _is_ours(lanes, cached, target, entry, slot)):
             return False

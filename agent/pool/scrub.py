@@ -10,15 +10,15 @@ young that its put may be under way; a set of which not one slot opens, and a na
 of those that this walk has met or of those that are asked beside the slot (agent/pool/vouching.py). That says
 something of the drive, or of us, and nothing of its ranges.
 
-Where another agent writes blocks of files, nothing is written at all (`Volume.left_to_others`): two agents
+A block of a file is not taken out here, however bad: it is given up when a reader has met it, and by whoever
+keeps the names of the files (agent/fs/files/suspects.py). Where another agent writes such blocks, nothing is
+written at all (`Volume.left_to_others`): two agents
 that write one directory may lose an entry of each other's, which is a hit in /kv and a block in /fs.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -27,17 +27,14 @@ from agent.pool.damage import STRIKES, SlotAt
 from agent.pool.directory import DIRECTORY_BYTES, Directory, Entry
 from agent.pool.directory_cache import CachedSet
 from agent.pool.quarantine import QUARANTINED_MAX, count_quarantined, is_quarantined, quarantine_entry
-from agent.pool.slot import HEADER_BYTES, OpenSlot
+from agent.pool.slot_look import READ_SECONDS, Finding, look_at
 from agent.pool.steps import Acquire, Lanes, Steps
-from agent.pool.tally import MissCause
 from agent.pool.volume import Volume, wait_for
 from agent.pool.vouching import is_vouched_for
+from agent.pool.writable import load_writable, pause
 
 log = logging.getLogger(__name__)
 
-READ_PIECE = 1 << 20
-READ_SECONDS = 1.0
-"""For one read; scrub has time, and a drive that takes longer is none to be judged by what it brings."""
 YOUNG_LEAST_SECONDS = 1.0
 NOTHING_OPENS = 8
 """So many bad slots of a set without one that is good: nothing is taken out of it."""
@@ -48,14 +45,7 @@ WALK_LEAST, WALK_REFUSED_SHARE = 100, 50
 the drive: nothing more is taken out there in this walk."""
 
 
-class Finding(enum.Enum):
-    """What a look at a slot said."""
-
-    GOOD = "good"
-    GONE = "holds something else"
-    BAD = "does not prove itself"
-    UNREADABLE = "the medium does not give it"
-    UNKNOWN = "nothing can be said"
+_HARMLESS = (Finding.GOOD, Finding.UNKNOWN, Finding.OTHER_KEY)
 
 
 @dataclass(slots=True)
@@ -72,60 +62,12 @@ class ScrubCounters:
     slots_young: int = 0
     """Not looked at, for a put or a get of them was a moment ago."""
     slots_left: int = 0
-    """Found bad where another agent writes blocks of files, and left to it."""
+    """Found bad, and left: blocks of files, which are given up by whoever keeps the files' names, or not."""
     copies_missing: int = 0
     """Values of which there was one copy where two are kept, and of which no second could be made."""
     sets_skipped: int = 0
     """Away, under suspicion, not one slot of it opened, or its namespace failed others as well."""
     passes: int = 0
-
-
-def look_at(
-    volume: Volume, lanes: Lanes, place: SlotAt, entry: Entry, counters: ScrubCounters
-) -> Steps[Finding]:
-    """Read a slot and open all of it. What is opened is overwritten before this ends."""
-    if not 0 < entry.length <= volume.settings.value_bytes:
-        return Finding.BAD
-    codec = volume.codec
-    where = CachedSet(place.namespace, place.offset)
-    slot_at, unit = volume.slot_offset(where, place.slot), codec.unit_bytes
-    key = volume.placement.key_of(entry.pseudonym)
-    piece, padded = max(unit, READ_PIECE // unit * unit), codec.padded(entry.length)
-    opened: OpenSlot | None = None
-    scratch = volume.unit_buffers.borrow()
-    try:
-        for at in range(0, padded, piece):
-            size, lead = min(piece, padded - at), HEADER_BYTES if opened is None else 0
-            buffer = lanes.receive_buffer(lead + size)
-            pending = lanes.read(place.namespace, slot_at + HEADER_BYTES + at - lead, buffer)
-            cause = yield from wait_for(lanes, pending, lanes.now() + READ_SECONDS)
-            counters.bytes_read += len(buffer)
-            if cause is not None:
-                return Finding.UNREADABLE if cause is MissCause.CORRUPT else Finding.UNKNOWN
-            if opened is None:
-                found = codec.open(
-                    buffer[:HEADER_BYTES], key, volume.place(where, place.slot), entry.generation
-                )
-                if isinstance(found, MissCause):
-                    return _of_header(found)
-                opened = found
-                if opened.length != entry.length:
-                    return Finding.BAD
-            for start in range(0, size, unit):
-                sealed = buffer[lead + start : lead + min(start + unit, size)]
-                if not opened.open_unit((at + start) // unit, sealed, scratch[: len(sealed)]):
-                    return Finding.BAD
-        return Finding.GOOD
-    finally:
-        used = min(unit, padded)
-        scratch[:used] = bytes(used)
-        volume.unit_buffers.give_back(scratch)
-
-
-def _of_header(cause: MissCause) -> Finding:
-    if cause is MissCause.EVICTED:
-        return Finding.GONE
-    return Finding.BAD if cause is MissCause.CORRUPT else Finding.UNKNOWN
 
 
 def youth(volume: Volume) -> float:
@@ -143,9 +85,17 @@ def is_young(volume: Volume, entry: Entry, wall: float) -> bool:
 
 
 def settle(
-    volume: Volume, lanes: Lanes, namespace: int, offset: int, slots: Sequence[int], counters: ScrubCounters
+    volume: Volume,
+    lanes: Lanes,
+    namespace: int,
+    offset: int,
+    slots: Sequence[int],
+    counters: ScrubCounters,
+    *,
+    is_given_up: bool = False,
 ) -> Steps[None]:
-    """Look again at slots of one set that were found bad, and take out what still is.
+    """Look again at slots of one set that were found bad, and take out what still is. Blocks of files stay,
+    unless it `is_given_up` what lies in the slots: by who keeps their names.
 
     The directory's writer is held from before the directory is read until it is written, so nothing of this
     agent's comes between. Another agent's write may: then the later image stays, as between two puts.
@@ -166,12 +116,14 @@ def settle(
         if not (yield Acquire(cached.writer, deadline)):
             return
         try:
-            if (yield from volume.load(lanes, [cached], deadline, holds_writers=True)) is not None:
+            if (yield from load_writable(volume, lanes, [cached], deadline)) is not None:
                 return
             changed = False
             for slot in slots:
                 place = SlotAt(namespace, offset, slot)
-                changed |= yield from _settle_slot(volume, lanes, cached, place, counters, mended)
+                changed |= yield from _settle_slot(
+                    volume, lanes, cached, place, counters, mended, is_given_up
+                )
             if not changed:
                 return
             with cached.guard:
@@ -197,6 +149,7 @@ def _settle_slot(
     place: SlotAt,
     counters: ScrubCounters,
     mended: list[bytes],
+    is_given_up: bool,
 ) -> Steps[bool]:
     """The later looks at one slot, and what follows. True where the remembered directory was changed."""
     assert cached.directory is not None
@@ -209,11 +162,20 @@ def _settle_slot(
         failed = cached.disproven.get(place.slot) == entry.generation
         if is_quarantined(entry) or (is_young(volume, entry, lanes.wall()) and not failed):
             return False
-        finding = yield from look_at(volume, lanes, place, entry, counters)
-        if finding is not Finding.GOOD:
-            finding = yield from look_at(volume, lanes, place, entry, counters)
+        first = yield from look_at(volume, lanes, place, entry)
+        counters.bytes_read += first.bytes_read
+        if first.finding in _HARMLESS:
+            return False
+        look = yield from look_at(volume, lanes, place, entry)
+        counters.bytes_read += look.bytes_read
+        finding = look.finding
         # The tenant may have been erased meanwhile, and then nothing opens: that is asked after the look.
-        if finding in (Finding.GOOD, Finding.UNKNOWN) or volume.erased:
+        if finding in _HARMLESS or volume.erased:
+            return False
+        if (finding, look.wrong) != (first.finding, first.wrong):
+            return False  # It was damaged on its way: a medium gives the same each time.
+        if volume.settings.kind == "files" and not is_given_up:
+            counters.slots_left += 1
             return False
     with cached.guard:
         directory = cached.directory
@@ -251,14 +213,10 @@ def look_into_reports(
             place = volume.damage.next_report(lanes.now(), PAUSE_SECONDS)
             if place is None or volume.erased:
                 break
+            if volume.settings.kind == "files" and volume.damage.strikes(place) < STRIKES:
+                continue  # A block stays, and its reader has noted it with who keeps the files' names.
             if lanes.trusts(place.namespace):
                 yield from settle(volume, lanes, place.namespace, place.offset, [place.slot], counters)
-
-
-def _pause(lanes: Lanes) -> Steps[None]:
-    closed = threading.Lock()
-    closed.acquire()
-    yield Acquire(closed, lanes.now() + PAUSE_SECONDS)  # Nobody gives it away.
 
 
 @dataclass(slots=True)
@@ -363,8 +321,10 @@ class Scrubber:
     def _look(self, lanes: Lanes, at_hand: _SetAtHand) -> Steps[None]:
         slot, entry = at_hand.due.pop()
         place = SlotAt(at_hand.namespace, at_hand.offset, slot)
-        finding = yield from look_at(at_hand.volume, lanes, place, entry, self.counters)
-        if finding is Finding.UNKNOWN or at_hand.volume.erased:
+        look = yield from look_at(at_hand.volume, lanes, place, entry)
+        finding = look.finding
+        self.counters.bytes_read += look.bytes_read
+        if finding in (Finding.UNKNOWN, Finding.OTHER_KEY) or at_hand.volume.erased:
             # Away by now, or too slow: the rest of the set would only be more of the same.
             at_hand.due.clear()
             self.counters.sets_skipped += 1
@@ -400,7 +360,7 @@ class Scrubber:
                     at_hand.namespace, met.refused, met.looked_at,
                 )  # fmt: skip
             return
-        yield from _pause(lanes)
+        yield from pause(lanes, PAUSE_SECONDS)
         yield from settle(
             at_hand.volume, lanes, at_hand.namespace, at_hand.offset, at_hand.bad, self.counters
         )

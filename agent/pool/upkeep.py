@@ -11,6 +11,7 @@ from agent.pool.quarantine import is_quarantined
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume
+from agent.pool.writable import load_writable
 from agent.pool.writing import TIME_MAX, PutRefused
 
 PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
@@ -23,8 +24,9 @@ def delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float) -> Steps[b
     """Remove a key everywhere it may lie. True where it was there.
 
     Its header is zeroed as well (freeing.py). Raises PutRefused where a candidate enclosure does not answer,
-    or a write of the key may still land: then the key may come back with it, and nobody may be told that it
-    is gone. Nothing is removed then: the enclosure that is away may hold an older value of the key.
+    its directory does not prove itself whole, or a write of the key may still land: then the key may come
+    back, and nobody may be told that it is gone. Nothing is removed then: the enclosure that is away may hold
+    an older value of the key.
     """
     return (yield from _delete(volume, lanes, key, deadline, stored_once=False))
 
@@ -54,7 +56,7 @@ def _delete(volume: Volume, lanes: Lanes, key: bytes, deadline: float, *, stored
         came: list[CachedSet] = []
         # With one enclosure hung there has to be time left to remove it from the other.
         until = (lanes.now() + deadline) / 2 if stored_once else deadline
-        trouble = yield from volume.load(lanes, sets, until, holds_writers=True, came=came)
+        trouble = yield from load_writable(volume, lanes, sets, until, came=came)
         if trouble is not None and not stored_once:
             raise PutRefused(NOT_REACHED, trouble)
         freed: list[Freeing] = []

@@ -19,7 +19,12 @@ from agent.pool.bandwidth import Bandwidth
 from agent.pool.begun_puts import BegunPuts
 from agent.pool.damage import Damage
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
-from agent.pool.directory_cache import CachedSet, DirectoryCache
+from agent.pool.directory_cache import (
+    DAMAGE_LOOK_SECONDS,
+    FILES_DAMAGE_LOOK_SECONDS,
+    CachedSet,
+    DirectoryCache,
+)
 from agent.pool.hedging import Hedge
 from agent.pool.kept_units import KeptUnits
 from agent.pool.key_turn import GRACE_SECONDS, InForce, KeyTurn, MapAge
@@ -186,6 +191,9 @@ class Volume:
         self.turn: KeyTurn | None = None
         """The rotation that is under way."""
         self._lba_bytes = lba_bytes
+        self._damage_look_seconds: float = (
+            FILES_DAMAGE_LOOK_SECONDS if settings.kind == "files" else DAMAGE_LOOK_SECONDS
+        )
         self._use(secret)
         self._extents = {extent.namespace: extent for extent in settings.extents}
 
@@ -363,6 +371,8 @@ class Volume:
     ) -> Steps[MissCause | None]:
         """Read the directories of `sets`, side by side. The worst that happened, None where all came.
 
+        What came may be in doubt. Whoever writes a directory reads it by agent/pool/writable.py.
+
         Those that did are put into `came`: `fault` says the same, but may be another thread's by then.
         """
         worst: MissCause | None = None
@@ -378,7 +388,11 @@ class Volume:
                 if cause is None:
                     lanes.tally(self.settings.name).directory_reads += 1
                     lanes.tally(self.settings.name).corrupt_entries += cached.accept(
-                        block, lanes.now(), writes, holds_writer=holds_writers
+                        block,
+                        lanes.now(),
+                        writes,
+                        holds_writer=holds_writers,
+                        look_seconds=self._damage_look_seconds,
                     )
                     if came is not None:
                         came.append(cached)

@@ -3,8 +3,8 @@
 A drive that fails one read in three for a while has no bad ranges, and neither has one that answers nothing
 but looks at directories. A process that has just begun has no history to suspect it by. So before anything
 is taken out, other slots of the set are looked at, and directories and slots of other sets of the same
-namespace, CONTROLS in all, and nearly all of them have to be there. A block each is read, and of slots the
-header is opened.
+namespace, CONTROLS in all, and nearly all of them have to be there, and whole. A block each is read, and of
+slots the header is opened.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def is_vouched_for(
     elsewhere: list[tuple[int, int, Entry]] = []
     for other in _other_sets(volume, namespace, offset, chance):
         directory = yield from _directory_at(lanes, namespace, other, controls)
-        if directory is not None:
+        if directory is not None and directory.in_doubt:
+            controls.failed += 1
+        elif directory is not None:
             elsewhere += [(other, *each) for each in _entries(directory)]
     left = CONTROLS - controls.asked - len(chosen)
     chosen += chance.sample(elsewhere, min(left, len(elsewhere)))

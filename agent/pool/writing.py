@@ -27,6 +27,10 @@ from agent.pool.directory import Choice, Directory, Entry
 from agent.pool.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.key_turn import words_for
 from agent.pool.making_room import Room, room_for
+from agent.pool.refusals import IN_DOUBT
+from agent.pool.refusals import BadPut as BadPut
+from agent.pool.refusals import PutRefused as PutRefused
+from agent.pool.refusals import TooLong as TooLong
 from agent.pool.resealing import flags_of
 from agent.pool.reservation import Reservation, best_choice, new_generation
 from agent.pool.slot import HEADER_BYTES
@@ -34,6 +38,7 @@ from agent.pool.steps import Acquire, Lanes, Pending, Steps
 from agent.pool.tally import MissCause
 from agent.pool.unit_buffers import Tail
 from agent.pool.volume import Volume, wait_for
+from agent.pool.writable import prove
 
 PUT_FRESH_SECONDS: Final = 0.02
 """A put right after the lookup that missed does not read the directories again. What another agent wrote
@@ -42,26 +47,6 @@ RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
 TIME_MAX: Final = (1 << 32) - 1
 """Seconds since the epoch, in the 32 bits that header and entry have for it."""
-
-
-class PutRefused(Exception):
-    """The value was not stored. `cause` says whether the enclosures are to blame; None: no room.
-
-    `passes`: there may be room again once an enclosure that is away is back.
-    """
-
-    def __init__(self, why: str, cause: MissCause | None = None, passes: bool = False) -> None:
-        super().__init__(why)
-        self.cause = cause
-        self.passes = passes
-
-
-class BadPut(Exception):
-    """The caller's fault: a length that does not fit, or units out of shape."""
-
-
-class TooLong(BadPut):
-    """The value does not fit the volume's slots, or the length that was announced."""
 
 
 class Writing(BegunPut):
@@ -269,10 +254,14 @@ class Writing(BegunPut):
                     return
                 found.forget()
             takers = volume.takers(self.pseudonym, sets)
-            usable = [cached for cached in takers if cached.directory is not None and cached.fault is None]
+            usable = [cached for cached in takers if _may_take(cached)]
+            if not usable and any(cached.in_doubt for cached in takers):
+                # Each alone would do, and with one enclosure hung the other has to take the value in time.
+                trouble = yield from prove(volume, lanes, takers, lanes.now() + (deadline - lanes.now()) / 2)
+                usable = [cached for cached in takers if _may_take(cached)]
             if not usable:
                 lanes.tally(self.volume.settings.name).puts_refused += 1
-                raise PutRefused("no enclosure that this key belongs to answers", trouble)
+                raise PutRefused("no enclosure that this key belongs to answers", trouble or MissCause.LATE)
             everywhere, room = len(usable) == len(takers), Room.SET_ASIDE
             if volume.quota is not None and volume.quota.limits.of_room:
                 may_evict = everywhere and self._may_evict
@@ -425,6 +414,8 @@ class Writing(BegunPut):
             yield from self._give_up(lanes, PutRefused(words_for(doubt), doubt))
         alone = cached.writer.acquire(blocking=False)
         try:
+            if alone:
+                yield from self._prove(lanes, cached, deadline)
             slot_write = lanes.write(cached.namespace, reservation.offset, parts, more=alone)
             if not alone:
                 cause = yield from wait_for(lanes, slot_write, deadline)
@@ -433,6 +424,7 @@ class Writing(BegunPut):
                 alone = yield Acquire(cached.writer, deadline)
                 if not alone:
                     yield from self._fail(lanes, slot_write, MissCause.LATE)
+                yield from self._prove(lanes, cached, deadline)
             image, entry = self._image(lanes, reservation, length)
             directory_write = lanes.write(cached.namespace, cached.offset, [image.image()])
             for pending in (slot_write, directory_write):
@@ -464,6 +456,14 @@ class Writing(BegunPut):
         if self.volume.bandwidth is not None:
             self.volume.bandwidth.charge(lanes, length)
 
+    def _prove(self, lanes: Lanes, cached: CachedSet, deadline: float) -> Steps[None]:
+        """The set, whose writer is held, may be written; else the put is given up."""
+        if not cached.in_doubt:
+            return
+        doubt = yield from prove(self.volume, lanes, [cached], deadline, holds_writers=True)
+        if doubt is not None:
+            yield from self._give_up(lanes, PutRefused(IN_DOUBT, doubt))
+
     def _image(self, lanes: Lanes, reservation: Reservation, length: int) -> tuple[Directory, Entry]:
         """The directory as it is to be on flash: with the value's entry, the slot's ghost in it, instead of
         any older entry of the key."""
@@ -493,3 +493,8 @@ class Writing(BegunPut):
             if cause is MissCause.CORRUPT:
                 self.volume.damage.refused_a_write(reservation.cached, reservation.slot)
         yield from self._give_up(lanes, PutRefused(f"the enclosure did not take it: {why}", cause))
+
+
+def _may_take(cached: CachedSet) -> bool:
+    """Whether a set's directory was read, and says truly which slots are free."""
+    return cached.directory is not None and cached.fault is None and not cached.in_doubt

@@ -59,7 +59,7 @@ SCRUB_COUNTERS = {
     "slots_stale": "Entries that were removed because their slots held something else.",
     "slots_quarantined": "Slots that were set aside because their medium is bad.",
     "slots_young": "Slots that scrub did not look at, for a put or a get of them was a moment ago.",
-    "slots_left": "Slots of files that are bad, and are left to the agent that serves /fs.",
+    "slots_left": "Slots of files that are bad, and are left to who reads the files.",
     "copies_missing": "Values that scrub met of which no second copy could be made.",
     "sets_skipped": "Sets that scrub left out: away, under suspicion, nothing opened, or errors around.",
     "passes": "Passes over all that is stored.",

@@ -57,9 +57,17 @@ class MemoryBlockStore:
     def places(self, block_id: bytes, capacity: int) -> Collection[int]:
         return {int(self.is_away(block_id))}
 
-    def get(
-        self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
-    ) -> Steps[bool]:
+    def examine(self, block_id: bytes, capacity: int) -> Steps[bytes | None]:
+        yield from ()
+        self._step("get")
+        with self._lock:
+            return None if block_id in self.blocks else b"the test has lost it"
+
+    def give_up(self, block_id: bytes, capacity: int) -> Steps[None]:
+        yield from ()
+        assert block_id not in self.blocks
+
+    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
         yield from ()
         self._step("get")
         self.gets += 1

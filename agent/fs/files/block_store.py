@@ -56,15 +56,23 @@ class BlockStore(Protocol):
         """Where a block of this identifier would be put: any of these, by numbers of the store's own. A pure
         function, for choosing an identifier that leads elsewhere after `StoreUnreached`."""
 
-    def get(
-        self, block_id: bytes, capacity: int, offset: int, into: memoryview, *, final: bool = False
-    ) -> Steps[bool]:
-        """Fill `into` with the block's bytes from `offset` on; False when the block is not there.
+    def get(self, block_id: bytes, capacity: int, offset: int, into: memoryview) -> Steps[bool]:
+        """Fill `into` with the block's bytes from `offset` on; False when the block is not there, or does not
+        prove itself. That is no reason to give it up: see `examine`.
 
-        The range lies within what was put. Raises `StoreUnavailable` when the block may come back. `final`:
-        the caller gives the block up on False, so that is said only where it is certain; and
-        `StoreUnavailable` raised where it is not.
+        The range lies within what was put. Raises `StoreUnavailable` when an enclosure does not answer.
         """
+
+    def examine(self, block_id: bytes, capacity: int) -> Steps[bytes | None]:
+        """Read all of a block from the enclosures. None: it is there, whole. Otherwise what speaks against
+        it, in bytes that are the same only for the very same finding.
+
+        Raises `StoreUnavailable` where nothing can be said, and where what was found says less of the block
+        than of an enclosure, or of this agent.
+        """
+
+    def give_up(self, block_id: bytes, capacity: int) -> Steps[None]:
+        """The block is lost, and no file has it any more: see to its slot, as far as that can be done."""
 
     def delete(self, block_id: bytes, capacity: int) -> Steps[None]:
         """Free the slot. Deleting what is not there is no error.

@@ -6,7 +6,8 @@ A file is cut into blocks of its block size. A block is a hole, or staged (stagi
 Reads take no gate: they copy what is staged under `OpenFiles.state`, ask the database where the rest
 lies, and fetch it straight into the caller's buffer. A block that is overwritten meanwhile can be deleted
 under a reader's hands; the store then says that it is not there, and the reader looks once more, this
-time with the gate held, when nothing can move. Only if the store says then that it is lost, it is.
+time with the gate held, when nothing can move. If the store says so then as well, the reader is told EIO,
+and the block is a suspect (suspects.py): no reader removes anything.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import StagedBlock, Staging, fill_zero
+from agent.fs.files.suspects import Suspects
 from agent.fs.interface import FsError
 from agent.pool.steps import Steps
 
@@ -50,13 +52,19 @@ class Content:
         self._staging = staging
         self._reclaimer = reclaimer
         self._sealer = sealer
+        self.suspects: Final = Suspects(database, store, open_files, reclaimer, self.let_go, reclaimer.clock)
+
+    def collect(self) -> Steps[bool]:
+        """Look into suspects, and delete some doomed blocks; True if more may be deletable."""
+        yield from self.suspects.look()
+        return (yield from self._reclaimer.collect())
 
     # Reading.
 
     def read(self, file: OpenFile, offset: int, into: memoryview) -> Steps[int]:
         """Fill `into` from `offset` on; how many bytes, fewer at the end of the file.
 
-        EIO when a block cannot be had now, and when it is lost; a file that lost one loses its names too.
+        EIO when a block cannot be had now, or does not prove itself.
         """
         size_of_block = file.block_bytes
         elsewhere: list[tuple[int, int, memoryview]] = []
@@ -87,16 +95,13 @@ class Content:
         sealed: SealedBlock | None,
         start: int,
         into: memoryview,
-        *,
-        final: bool = False,
     ) -> Steps[bool]:
-        """Fill `into` from one version of a block; False when the store does not have it, with `final` when
-        it has lost it."""
+        """Fill `into` from one version of a block; False when the store does not have it whole."""
         count = 0 if sealed is None else max(0, min(len(into), sealed.length - start))
         if sealed is not None and count:
             name = block_id(self._database.file_system_id, file.ino, position, sealed.version)
             try:
-                if not (yield from self._store.get(name, sealed.capacity, start, into[:count], final=final)):
+                if not (yield from self._store.get(name, sealed.capacity, start, into[:count])):
                     return False
             except StoreUnavailable as fault:
                 raise FsError(errno.EIO, f"block not read: {fault}") from fault
@@ -112,11 +117,15 @@ class Content:
                     block.read(start, into)
                     return
             sealed = block_rows.sealed_at(self._database, file.ino, position)
-            if not (yield from self._fetch(file, position, sealed, start, into, final=True)):
-                self._reclaimer.lose(file)
-                raise FsError(errno.EIO, "a block of this file is lost")
+            if not (yield from self._fetch(file, position, sealed, start, into)):
+                raise self._suspected(file, position, sealed)
         finally:
             file.gate.release()
+
+    def _suspected(self, file: OpenFile, position: int, sealed: SealedBlock | None) -> FsError:
+        if sealed is not None:
+            self.suspects.note(file, position, sealed)
+        return FsError(errno.EIO, "a block of this file does not prove itself; it is looked into")
 
     # Writing. From here on, methods with an underscore want the gate held.
 
@@ -213,9 +222,8 @@ class Content:
         block = StagedBlock(file.ino, position, memory)
         if sealed is not None and not (start == 0 and end >= kept):
             try:
-                if not (yield from self._fetch(file, position, sealed, 0, memory[:kept], final=True)):
-                    self._reclaimer.lose(file)
-                    raise FsError(errno.EIO, "a block of this file is lost")
+                if not (yield from self._fetch(file, position, sealed, 0, memory[:kept])):
+                    raise self._suspected(file, position, sealed)
             except BaseException:
                 with self._open_files.state:
                     self._staging.memory.give(memory)

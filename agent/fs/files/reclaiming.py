@@ -64,7 +64,7 @@ class Reclaimer:
         self._open_files = open_files
         self._options = options
         self._counters = counters
-        self._clock = clock
+        self.clock = clock
         self._wall_ns = wall_ns
         self._sweep_gate = threading.Lock()
         self._swept_to = 0
@@ -79,7 +79,7 @@ class Reclaimer:
         """Acquire a lock that may be held across waits; EIO when its holder outlasts all patience."""
         if lock.acquire(blocking=False):
             return
-        if not (yield Acquire(lock, self._clock() + self._options.patience_seconds)):
+        if not (yield Acquire(lock, self.clock() + self._options.patience_seconds)):
             raise FsError(errno.EIO, "another operation on this file does not end")
 
     def start(self) -> int:
@@ -179,7 +179,7 @@ class Reclaimer:
     def _next_batch(self, limit: int) -> list[DoomedBlock]:
         """What comes next in this lap, or, where it is over, in the next one if that may begin."""
         batch = block_rows.doomed_after(self._database, self._swept_to, limit)
-        if batch or not self._swept_to or (self._again_at is not None and self._clock() < self._again_at):
+        if batch or not self._swept_to or (self._again_at is not None and self.clock() < self._again_at):
             return batch
         self._begin_lap()
         return block_rows.doomed_after(self._database, 0, limit)
@@ -216,14 +216,14 @@ class Reclaimer:
         gone: list[int] = []
         taken = 0.0
         for block in batch:
-            self._swept_to, begun = block.seq, self._clock()
+            self._swept_to, begun = block.seq, self.clock()
             name = block_id(self._database.file_system_id, block.ino, block.position, block.version)
             try:
                 yield from self._store.delete(name, block.capacity)
             except StoreUnavailable as fault:
                 # It stays doomed, to the next lap.
                 log.debug("a doomed block could not be deleted yet: %s", fault)
-                now = self._clock()
+                now = self.clock()
                 self._kept += 1
                 self._kept_bytes += block.capacity
                 if self._again_at is None:

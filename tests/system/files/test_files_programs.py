@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from agent.fs.door import make_door
+from agent.fs.files import suspects
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.root import RootFileSystem
@@ -328,13 +329,18 @@ def test_full_is_enospc_for_programs_too(mounted: Mounted) -> None:
 
 
 @pytest.mark.expects_log("lost a block")
-def test_a_lost_block_is_eio_once_and_the_file_is_gone(mounted: Mounted) -> None:
+def test_a_lost_block_is_eio_until_that_is_certain_and_then_the_file_is_gone(
+    mounted: Mounted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suspects, "LOOK_SECONDS", 0.0)
     (mounted.path / "file").write_bytes(b"x" * 3 * MIB)
     mounted.restart()
     mounted.store.blocks.clear()
     with pytest.raises(OSError) as refusal:
         (mounted.path / "file").read_bytes()
     assert refusal.value.errno == errno.EIO
+    assert os.listdir(mounted.path) == ["file"]
+    inline_runner(0).run(mounted.face.collect())
     assert os.listdir(mounted.path) == []
     with pytest.raises(FileNotFoundError):
         (mounted.path / "file").read_bytes()

@@ -12,6 +12,7 @@ import pytest
 
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.suspects import LOOK_SECONDS, LOOKS
 from tests.support.files_calls import FaceCalls
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
@@ -60,6 +61,12 @@ class World:
         """Delete everything that is doomed."""
         while self.face.gauges().doomed_blocks:
             assert self.calls.do(self.face.collect)
+
+    def look_into_suspects(self, looks: int = LOOKS) -> None:
+        """So many of the looks that a suspect block is given, with the time between them."""
+        for _ in range(looks):
+            self.later += LOOK_SECONDS + 0.01
+            self.calls.do(self.face.collect)
 
     def close(self) -> None:
         for face in self._faces:

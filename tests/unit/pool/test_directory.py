@@ -17,6 +17,7 @@ from agent.pool.directory import (
     Choice,
     Directory,
     Entry,
+    InDoubt,
     choose_slot,
 )
 
@@ -157,6 +158,9 @@ def test_every_flipped_bit_of_an_entry_frees_it_and_only_it() -> None:
         assert len(found.corrupt_keys) == 1
         if bit >= 128:
             assert pseudonym(17) in found.corrupt_keys
+        with pytest.raises(InDoubt):
+            found.image()
+        found.believe()
         # What is written next is whole again.
         assert not Directory(found.image()).corrupt_keys
 
@@ -174,6 +178,7 @@ def test_any_block_is_a_directory(piece: bytes, rest: int) -> None:
     directory = Directory(block)
     for slot, found in directory:
         assert found.encode() == bytes(directory.raw[slot * 64 : slot * 64 + 64])
+    directory.believe()
     assert not Directory(directory.image()).corrupt_keys
     choose_slot(directory, set(), NOW)
 

@@ -10,6 +10,7 @@ import pytest
 
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.suspects import LOOK_SECONDS, LOOKS
 from agent.fs.pool_store import PoolBlockStore
 from agent.keeping import Keeping
 from agent.key_rotation import LEFTOVERS_SECONDS
@@ -155,10 +156,14 @@ def test_what_the_newest_map_does_not_open_is_lost_once_all_namespaces_were_aske
     shelf.namespaces[1 - place[0]].down = True
     codes = {name: _errno(agent, name) for name in sorted(agent.files.listdir(""))}
     assert set(codes.values()) <= {0, errno.EIO}
+    agent.pass_time((LOOKS + 1) * LOOK_SECONDS)
     assert len(agent.files.listdir("")) == 20, "whether there is a newer map cannot be told"
     shelf.namespaces[1 - place[0]].down = False
     codes = {name: _errno(agent, name) for name in codes}
     assert sorted(codes.values()) == [0] * 19 + [errno.EIO]
+    agent.pass_time((LOOKS + 1) * LOOK_SECONDS)
+    codes = {name: _errno(agent, name) for name in codes}
+    assert sorted(codes.values()) == [0] * 19 + [errno.ENOENT]
     assert agent.face.counters.files_lost == 1
 
 

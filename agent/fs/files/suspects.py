@@ -1,0 +1,159 @@
+"""Blocks of files that did not prove themselves to a reader: looked into later, and only then given up.
+
+A reader that meets such a block is told EIO, and nothing is removed: a read that was damaged on its way, or
+an enclosure that damages all it brings, looks the same to it as a medium that has lost the block. The block
+is noted here. Whoever cleans up behind the files (`FilesFace.collect`) has the store examine it again, LOOKS
+times and LOOK_SECONDS apart. It is lost if each look found the very same thing against it, and the store
+vouched each time for the enclosures that said so. A look of which nothing can be said begins the count anew.
+UNDECIDED_MAX of those, or one that finds the block whole or something else, end the suspicion, and the next
+reader who meets it begins a new one.
+
+A lost block takes its file: its names go, and reading it is ENOENT from then on. What was written over, cut
+off or removed meanwhile is no suspect any more. All is in memory and bounded; after a restart readers find
+again what is bad.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final
+
+from agent.fs.files import block_rows
+from agent.fs.files.block_rows import SealedBlock
+from agent.fs.files.block_store import BlockStore, StoreUnavailable, block_id
+from agent.fs.files.open_files import OpenFile, OpenFiles
+from agent.fs.files.reclaiming import Reclaimer
+from agent.fs.files.schema import Database
+from agent.fs.interface import FsError
+from agent.pool.steps import Steps
+
+log = logging.getLogger(__name__)
+
+SUSPECTS_MAX: Final = 4096
+"""One more is not noted: its next reader brings it again."""
+LOOKS: Final = 4
+LOOK_SECONDS: Final = 5.0
+"""Before each of them. An enclosure whose trouble is over by then costs no file."""
+UNDECIDED_MAX: Final = 4
+"""Looks of which nothing can be said; then the next reader has to bring the block again."""
+TURN_SECONDS: Final = 0.5
+"""A turn of who cleans up begins no further look after that; one look takes the store's deadlines at most."""
+
+
+class _Suspicion:
+    __slots__ = ("against", "block", "due", "looks", "undecided")
+
+    def __init__(self, block: SealedBlock, due: float) -> None:
+        self.block = block
+        self.due = due
+        self.looks = self.undecided = 0
+        self.against: bytes | None = None
+
+
+class Suspects:
+    """The suspects of one face. Safe from any thread; one at a time looks into them."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: BlockStore,
+        open_files: OpenFiles,
+        reclaimer: Reclaimer,
+        let_go: Callable[[OpenFile], Steps[None]],
+        clock: Callable[[], float],
+    ) -> None:
+        """`let_go` undoes a pin of a file. `clock` in seconds."""
+        self._database = database
+        self._store = store
+        self._open_files = open_files
+        self._reclaimer = reclaimer
+        self._let_go = let_go
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._found: OrderedDict[tuple[int, int], _Suspicion] = OrderedDict()
+        """By inode and position in the file; the one that is due first comes first."""
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def note(self, file: OpenFile, position: int, block: SealedBlock) -> None:
+        """A reader has met a block that does not prove itself, or is not there."""
+        if file.lost:
+            return
+        at = (file.ino, position)
+        with self._lock:
+            known = self._found.get(at)
+            if known is not None and known.block.version == block.version:
+                return
+            if known is None and len(self._found) >= SUSPECTS_MAX:
+                return
+            self._found.pop(at, None)
+            self._found[at] = _Suspicion(block, self._clock() + LOOK_SECONDS)
+        log.info("a block of the file with inode %d does not prove itself; it is looked into", file.ino)
+
+    def look(self) -> Steps[None]:
+        """Have those examined that are due, for TURN_SECONDS."""
+        end = self._clock() + TURN_SECONDS
+        while self._clock() < end:
+            with self._lock:
+                at, suspicion = next(iter(self._found.items()), (None, None))
+                if at is None or suspicion is None or suspicion.due > self._clock():
+                    return
+                # Its next turn is behind all others; `due` keeps a second thread from it.
+                self._found.move_to_end(at)
+                suspicion.due = self._clock() + LOOK_SECONDS
+            if not (yield from self._goes_on(*at, suspicion)):
+                with self._lock:
+                    if self._found.get(at) is suspicion:
+                        del self._found[at]
+
+    def _goes_on(self, ino: int, position: int, suspicion: _Suspicion) -> Steps[bool]:
+        """One look; whether others are to follow."""
+        block = suspicion.block
+        if not self._is_current(ino, position, block):
+            return False
+        name = block_id(self._database.file_system_id, ino, position, block.version)
+        try:
+            against = yield from self._store.examine(name, block.capacity)
+        except StoreUnavailable as undecided:
+            log.info("a suspect block of the file with inode %d is left: %s", ino, undecided)
+            suspicion.undecided += 1
+            suspicion.looks, suspicion.against = 0, None
+            suspicion.due = self._clock() + LOOK_SECONDS
+            return suspicion.undecided < UNDECIDED_MAX
+        if against is None or (suspicion.against is not None and against != suspicion.against):
+            return False
+        suspicion.against = against
+        suspicion.looks += 1
+        suspicion.due = self._clock() + LOOK_SECONDS
+        if suspicion.looks < LOOKS:
+            return True
+        with contextlib.suppress(FsError):
+            if (yield from self._give_up(ino, position, block)):
+                yield from self._store.give_up(name, block.capacity)
+        return False
+
+    def _is_current(self, ino: int, position: int, block: SealedBlock) -> bool:
+        now = block_rows.sealed_at(self._database, ino, position)
+        return now is not None and now.version == block.version
+
+    def _give_up(self, ino: int, position: int, block: SealedBlock) -> Steps[bool]:
+        """The block is lost, and so is the file that has it, if it has it still. Raises FsError."""
+        file = self._open_files.pin(ino)
+        try:
+            yield from self._reclaimer.hold(file.gate)
+            try:
+                with self._open_files.state:
+                    is_staged = position in file.staged
+                if is_staged or not self._is_current(ino, position, block):
+                    return False
+                self._reclaimer.lose(file)
+                return True
+            finally:
+                file.gate.release()
+        finally:
+            yield from self._let_go(file)
