@@ -9,8 +9,9 @@ A get is one write that names the key and one read that lands in the caller's bu
 where the buffer has up to 64 KiB; many gets are one write more than values.
 Nothing about the state of the pool is an exception: a block that is not
 there, an enclosure that is down, an agent that is being restarted and a mount that is gone are all
-misses, and a put that did not happen is False. What raises is wrong use: a key that is no key, a
-volume that the pool doesn't have, a value that no slot can hold, a buffer that does not hold the value.
+misses, and a put that did not happen is False. So it is with a volume that was there until its tenant was
+erased: Outcome.WRONG_KEY. What raises is wrong use: a key that is no key, a volume that the pool did not have
+when this process first asked, a value that no slot can hold, a buffer that does not hold the value.
 
 Threads: everything here may be called from any thread. Each call borrows one of at most
 `sessions` control sessions for itself. After a fork the child opens its own.
@@ -96,6 +97,8 @@ class Pool:
         path = os.path.join(self.mount, SESSION_PATH)
         self._lender = SessionLender(path, files or RealFiles(), sessions, self._memory)
         self._parallel = parallel
+        self._known: set[str] = set()
+        """Volumes that the agent has served to this process; no more than there are."""
         self._lock = threading.Lock()
         self._runner: JobRunner | None = None
         _pools.add(self)
@@ -209,8 +212,10 @@ class Volume:
         try:
             length = session.read_at_once(self.name, key, view)
             if length is not None:
+                self._pool._known.add(self.name)
                 return length or None
             session.bind_reads(self.name, (key,))
+            self._pool._known.add(self.name)
             length = session.read(0, view)
             if ONE_REQUEST_BYTES < length < len(view) and session.outcomes(1) != [Outcome.HIT]:
                 return None  # it broke off in the middle
@@ -225,7 +230,8 @@ class Volume:
                 except SessionDead:
                     return None
                 raise too_small from None
-            raise wrong_use(refused, self.name) from None
+            self._raise_wrong_use(refused)
+            return None
         finally:
             lender.give_back(session)
         return length or None
@@ -249,6 +255,7 @@ class Volume:
                 return None
             try:
                 session.bind_reads(self.name, [key])
+                self._pool._known.add(self.name)
                 first = new_memory(GET_BYTES_FIRST)
                 length = session.read(0, first)
                 parts = [first[:length]]
@@ -262,7 +269,8 @@ class Volume:
             except SessionDead:
                 return None
             except OSError as refused:
-                raise wrong_use(refused, self.name) from None
+                self._raise_wrong_use(refused)
+                return None
 
     def get_many(self, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> list[int | None]:
         """Read values into the buffers of the same index; their lengths, None where there is a hole.
@@ -296,6 +304,7 @@ class Volume:
             broken: SessionDead | None = None
             try:
                 session.bind_reads(self.name, keys)
+                self._pool._known.add(self.name)
                 self._pool._share(read, len(keys))
                 for index, (key, view) in enumerate(zip(keys, views, strict=True)):
                     if lengths[index] == len(view):
@@ -307,7 +316,7 @@ class Volume:
                     if lengths[index] == len(view) < room:
                         lengths[index] = 0  # nobody is there to say whether that was all of it
             except OSError as refused:
-                raise wrong_use(refused, self.name) from None
+                return [Fetched(None, self._raise_wrong_use(refused))] * len(keys)
             # A long read that came back short is either a short value or broke off in the middle.
             doubtful = any(
                 ONE_REQUEST_BYTES < length < len(view) for length, view in zip(lengths, views, strict=True)
@@ -358,14 +367,15 @@ class Volume:
 
             try:
                 if len(keys) == 1 and session.write_at_once(self.name, keys[0], views[0], seconds):
+                    self._pool._known.add(self.name)
                     return [True]
                 session.bind_writes(self.name, keys, [len(view) for view in views], seconds)
+                self._pool._known.add(self.name)
                 self._pool._share(write, len(keys))
             except SessionDead:
                 return stored
             except OSError as refused:
-                if refused.errno not in _REFUSALS:
-                    raise wrong_use(refused, self.name) from None
+                self._raise_wrong_use(refused)
         return stored
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
@@ -416,12 +426,12 @@ class Volume:
         return [one is Outcome.HIT for one in self._ask_each(Operation.DELETE, keys)]
 
     def stats(self) -> dict[str, Any]:
-        """The agent's counters of this volume; empty while there is no agent."""
+        """The agent's counters of this volume; empty while there is no agent, and where it was erased."""
         found = self._pool.stats()
         for one in found.get("volumes", ()):
             if one["name"] == self.name:
                 return dict(one)
-        if found:
+        if found and self.name not in self._pool._known:
             raise UnknownVolume(f"the pool has no volume {self.name!r}")
         return {}
 
@@ -444,11 +454,20 @@ class Volume:
                 return [None] * len(keys)
             try:
                 body = session.ask(operation, self.name, keys, ttl_seconds)
+                self._pool._known.add(self.name)
                 return session.outcomes_in(body, len(keys))
             except SessionDead:
                 return [None] * len(keys)
             except OSError as refused:
-                raise wrong_use(refused, self.name) from None
+                return [self._raise_wrong_use(refused)] * len(keys)
+
+    def _raise_wrong_use(self, refused: OSError) -> Outcome | None:
+        """What of the pool's state an errno of the agent tells; raises where it tells of the caller's use."""
+        if refused.errno == errno.ENOENT and self.name in self._pool._known:
+            return Outcome.WRONG_KEY  # as the agent counts it: the tenant's keys are gone
+        if refused.errno in _REFUSALS:
+            return None
+        raise wrong_use(refused, self.name) from None
 
 
 def _same_count(keys: Sequence[bytes], buffers: Sequence[object]) -> None:

@@ -19,7 +19,9 @@ from agent.agent import serve
 from agent.cli.trio_run import run_unwrapped
 from agent.config import Configuration, load_configuration
 from agent.errors import ConfigError
+from agent.pool.begun_puts import BEGUN_BYTES
 from agent.private_memory import keep_memory_private
+from agent.process_limits import check_limits
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/reference/configuration.md.")]
 
@@ -69,6 +71,7 @@ def run(configuration: Configuration, ready_file: Path | None) -> None:
     """Serve, with signals as the way to stop it. Raises G35Error where it cannot start."""
 
     def ready() -> None:
+        check_limits(promised_bytes(configuration))
         if ready_file is not None:
             announce(ready_file)
         systemd_notify.notify(systemd_notify.READY, f"STATUS=serving {served(configuration)}")
@@ -79,6 +82,15 @@ def run(configuration: Configuration, ready_file: Path | None) -> None:
     finally:
         if ready_file is not None:
             ready_file.unlink(missing_ok=True)
+
+
+def promised_bytes(configuration: Configuration) -> int:
+    """Memory that the agent takes while it serves, at the most. Registered memory is not in it: it is refused
+    to clients where there is no room (agent/fs/registered_memory.py)."""
+    staging = configuration.files.staging + (configuration.s3.staging if configuration.s3.listen else 0)
+    waiting = sum(each.write_back_memory for each in configuration.policies if each.write == "back")
+    kept = configuration.agent.directory_cache + configuration.prestage.memory
+    return BEGUN_BYTES + kept + staging + waiting
 
 
 def served(configuration: Configuration) -> str:

@@ -26,6 +26,7 @@ try:
 
     from agent.errors import Fault, G35Error, UserError
     from agent.private_memory import keep_memory_private
+    from agent.process_limits import explained
 except KeyboardInterrupt:
     # These take a while, and who presses Ctrl-C meanwhile need not see where we were.
     sys.exit(EXIT_INTERRUPTED)
@@ -91,18 +92,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except G35Error as error:
         return _explain(error)
-    except OSError as error:
+    except (MemoryError, RuntimeError, ImportError, OSError) as error:
+        known = explained(error)
+        if known is not None:
+            return _explain(known)
+        if not isinstance(error, OSError):
+            return _explain(_bug(error))
         where = f"{error.filename}: " if error.filename else ""
         return _explain(G35Error(f"{where}{error.strerror or error}"))
     except Exception as error:
-        return _explain(
-            G35Error(
-                f"{type(error).__name__}: {error}",
-                "this is a bug of g35; run it again with G35_DEBUG=1 and report what it prints",
-                fault=Fault.BUG,
-            )
-        )
+        return _explain(_bug(error))
     return 0
+
+
+def _bug(error: Exception) -> G35Error:
+    return G35Error(
+        f"{type(error).__name__}: {error}",
+        "this is a bug of g35; run it again with G35_DEBUG=1 and report what it prints",
+        fault=Fault.BUG,
+    )
 
 
 def _application(chosen: str) -> typer.Typer:

@@ -21,12 +21,14 @@ from agent.fs.control_transfers import Transfers
 from agent.fs.interface import (
     FACE_CONTROL,
     FACE_SHIFT,
+    NOBODY,
     ROOT_INODE,
     Attributes,
     Caller,
     DirectoryEntry,
     Entry,
     FsError,
+    Holder,
     Opened,
     RefusesAll,
     SetAttributes,
@@ -221,7 +223,9 @@ class ControlFace(RefusesAll):
         into[: len(answer)] = answer
         return len(answer)
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Settled[int]:
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Settled[int]:
         session = self._sessions.get(handle)
         if session is None:
             raise FsError(errno.EBADF)

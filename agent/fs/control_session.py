@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.fs.interface import FsError
-from agent.fs.kv_face import errno_of
 from agent.fs.registered_memory import Region
+from agent.fs.value_writer import errno_of
 from agent.pool.continuing import Continuer, Trail
 from agent.pool.operations import AnyReading, AnyVolume, AnyWriting, new_reading
 from agent.pool.prestage import PrestageCache

@@ -61,6 +61,7 @@ from agent.fs.interface import (
     Entry,
     FileSystem,
     FsError,
+    Holder,
     Opened,
     SetAttributes,
 )
@@ -315,8 +316,7 @@ class FuseOperations:
     def _mknod(self, request: Request) -> Body:
         asked = MknodIn.decode_untrusted(request.arguments)
         name = request.name(MknodIn.LAYOUT.size)
-        caller = request.caller(asked.umask)
-        made = self._filesystem.mknod(caller, request.node, name, asked.mode, asked.rdev)
+        made = self._filesystem.mknod(request.caller(asked.umask), request.node, name, asked.mode, asked.rdev)
         return self._entry(request.settle(made))
 
     def _mkdir(self, request: Request) -> Body:
@@ -334,8 +334,8 @@ class FuseOperations:
         return b""
 
     def _rename(self, request: Request) -> Body:
-        new_parent = RenameIn.decode_untrusted(request.arguments).new_parent
-        return self._move(request, RenameIn.LAYOUT.size, new_parent, 0)
+        asked = RenameIn.decode_untrusted(request.arguments)
+        return self._move(request, RenameIn.LAYOUT.size, asked.new_parent, 0)
 
     def _rename2(self, request: Request) -> Body:
         asked = Rename2In.decode_untrusted(request.arguments)
@@ -373,13 +373,13 @@ class FuseOperations:
         return self._entry(entry) + encode_opened(opened)
 
     def _flush(self, request: Request) -> Body:
-        handle = FlushIn.decode_untrusted(request.arguments).handle
-        request.settle(self._filesystem.flush(request.node, handle))
+        asked = FlushIn.decode_untrusted(request.arguments)
+        request.settle(self._filesystem.flush(request.node, asked.handle, Holder(asked.owner, request.pid)))
         return b""
 
     def _release(self, request: Request) -> Body:
-        handle = ReleaseIn.decode_untrusted(request.arguments).handle
-        request.settle(self._filesystem.release(request.node, handle))
+        asked = ReleaseIn.decode_untrusted(request.arguments)
+        request.settle(self._filesystem.release(request.node, asked.handle))
         return b""
 
     def _fsync(self, request: Request) -> Body:

@@ -34,6 +34,7 @@ from agent.fs.fuse_abi import (
     MINOR_LEAST,
     PAGE_BYTES,
     WRITE_KILL_SUIDGID,
+    WRITE_LOCKOWNER,
     FuseFormatError,
     InHeader,
     InitFlag,
@@ -45,7 +46,7 @@ from agent.fs.fuse_abi import (
 from agent.fs.fuse_operations import OFFSET_MAX, FuseOperations, Request
 from agent.fs.fuse_replies import AttrOfFile, EntryOut, OpenOut, WriteOut, looked_up_in
 from agent.fs.fuse_requests import ReadIn, WriteIn
-from agent.fs.interface import FileSystem, FsError
+from agent.fs.interface import FileSystem, FsError, Holder
 from agent.inline.scatter import Target
 from agent.pool.steps import Runner, settle
 
@@ -99,6 +100,7 @@ _GETXATTR: Final[int] = Opcode.GETXATTR.value
 _INIT: Final[int] = Opcode.INIT.value
 _DESTROY: Final[int] = Opcode.DESTROY.value
 _KILL_SUIDGID: Final[int] = WRITE_KILL_SUIDGID
+_LOCKOWNER: Final[int] = WRITE_LOCKOWNER
 ENTRY_BYTES: Final = EntryOut.LAYOUT.size + AttrOfFile.LAYOUT.size
 
 
@@ -213,7 +215,7 @@ class FuseSession:
             if opcode == _READ:
                 return self._read(request, received, node, unique, room, runner)
             if opcode == _WRITE:
-                return self._write(request, received, node, unique, data, runner)
+                return self._write(request, received, node, unique, pid, data, runner)
             if opcode == _INIT:
                 body: bytes | memoryview = self._init(request[IN_HEADER_BYTES:received], runner)
             elif opcode == _DESTROY:
@@ -274,7 +276,14 @@ class FuseSession:
         return [header, place if got == size else place[:got]]
 
     def _write(
-        self, request: memoryview, received: int, node: int, unique: int, data: memoryview, runner: Runner
+        self,
+        request: memoryview,
+        received: int,
+        node: int,
+        unique: int,
+        pid: int,
+        data: memoryview,
+        runner: Runner,
     ) -> Reply:
         if received < WRITE_HEAD_BYTES or len(request) < WRITE_HEAD_BYTES:
             raise FuseFormatError("WRITE is truncated")
@@ -282,7 +291,7 @@ class FuseSession:
         offset: int
         size: int
         flags: int
-        handle, offset, size, flags = _WRITE_IN.unpack_from(request, IN_HEADER_BYTES)
+        handle, offset, size, flags, owner = _WRITE_IN.unpack_from(request, IN_HEADER_BYTES)
         if size > received - WRITE_HEAD_BYTES or size > len(data):
             raise FuseFormatError("WRITE has less data than it says")
         if size > self.transfer_bytes:
@@ -291,7 +300,8 @@ class FuseSession:
             raise FsError(errno.EFBIG)
         if flags & _KILL_SUIDGID and node in self._operations.set_id_nodes:
             self._operations.clear_set_id(node, handle, runner)
-        outcome = self._filesystem.write(node, handle, offset, data[:size])
+        holder = Holder(owner if flags & _LOCKOWNER else 0, pid)
+        outcome = self._filesystem.write(node, handle, offset, data[:size], holder)
         taken = settle(outcome, runner)
         if not 0 <= taken <= size:
             raise ValueError(f"write took {taken} of {size} bytes")

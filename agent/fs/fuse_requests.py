@@ -2,8 +2,8 @@
 
 One record for each structure of `include/uapi/linux/fuse.h` that has a file system's operation behind it.
 Behind the arguments come, as the opcode has it, one or two names that each end in a NUL byte, the value of
-an extended attribute, or the data of a WRITE. Fields that we don't need (lock owners, the open flags of a
-READ) are skipped as padding where they stand.
+an extended attribute, or the data of a WRITE. Fields that we don't need (lock owner and open flags of
+a READ) are skipped as padding where they stand.
 """
 
 from __future__ import annotations
@@ -157,14 +157,16 @@ class ReadIn(WireRecord):
 
 @dataclass(frozen=True, slots=True)
 class WriteIn(WireRecord):
-    """fuse_write_in; `size` bytes of data follow. `flags` has WRITE_KILL_SUIDGID."""
+    """fuse_write_in; `size` bytes of data follow. `flags` has WRITE_KILL_SUIDGID, and WRITE_LOCKOWNER where
+    `owner` counts."""
 
-    LAYOUT = struct.Struct("=QQII16x")
+    LAYOUT = struct.Struct("=QQIIQ8x")
 
     handle: int
     offset: int
     size: int
     flags: int
+    owner: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +182,12 @@ class ReleaseIn(WireRecord):
 
 @dataclass(frozen=True, slots=True)
 class FlushIn(WireRecord):
-    """fuse_flush_in."""
+    """fuse_flush_in; `owner` is the lock owner: one number for each table of open files."""
 
-    LAYOUT = struct.Struct("=Q16x")
+    LAYOUT = struct.Struct("=Q8xQ")
 
     handle: int
+    owner: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,20 @@ class Caller:
         self.umask: Final = umask
 
 
+class Holder:
+    """Who has a file open: a table of open files, as FUSE's lock owner names it, and the thread that asks."""
+
+    __slots__ = ("owner", "pid")
+
+    def __init__(self, owner: int = 0, pid: int = 0) -> None:
+        self.owner: Final = owner
+        self.pid: Final = pid
+
+
+NOBODY: Final = Holder()
+"""Where a door is not told."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attributes:
     """What stat(2) shows. Times are nanoseconds since the epoch; `blocks` counts 512 bytes each."""
@@ -174,9 +188,11 @@ class FileSystem(Protocol):
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
         """Fill `into` from its start; how many bytes were there. Fewer than asked for is the end."""
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]: ...
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Outcome[int]: ...
 
-    def flush(self, ino: int, handle: int) -> Outcome[None]: ...
+    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]: ...
 
     def release(self, ino: int, handle: int) -> Outcome[None]: ...
 
@@ -266,10 +282,12 @@ class RefusesAll:
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
         raise FsError(errno_codes.EISDIR)
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Outcome[int]:
         raise FsError(errno_codes.EISDIR)
 
-    def flush(self, ino: int, handle: int) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
         return None
 
     def release(self, ino: int, handle: int) -> Outcome[None]:

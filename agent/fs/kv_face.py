@@ -1,9 +1,12 @@
 """The key-value face: `/kv/<volume>/<name>` is the value stored under that name.
 
 A name of 32 hex digits is the key itself; any other name is hashed to one (control_wire.key_of_name).
-Values are immutable: a file that exists is not opened for writing (EEXIST), a new one is complete when
-it is first closed, and whoever writes on after that gets EIO and the value is removed again, so that
-half a value is never served. An empty file stores nothing.
+Values are immutable: a file that exists is not opened for writing (EEXIST), and value_writer.py says when a
+new one is complete. A program that writes on gets EIO and the value is removed again. An empty file
+stores nothing.
+
+An inode is a key and a length, so that what stat(2) shows of an open file is the length of what it reads:
+where a value of another length was stored meanwhile, the file reads as a miss.
 
 What lookup says is a hint from the directories, and costs no round trip while they are remembered; the
 read proves the value. A value that went in between reads as an empty file: a miss, never an error. One
@@ -22,36 +25,40 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
+from agent.fs.closing import how_closed
 from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
+    NOBODY,
     ROOT_INODE,
     Attributes,
     Caller,
     DirectoryEntry,
     Entry,
     FsError,
+    Holder,
     Opened,
     RefusesAll,
     SetAttributes,
     StatFs,
 )
+from agent.fs.value_writer import Judge, ValueWriter
 from agent.pool.continuing import INACTIVE, Continuer, Trail
 from agent.pool.operations import (
     AnyReading,
     AnyVolume,
-    AnyWriting,
     delete_value,
     find_length,
     new_reading,
     new_writing,
 )
 from agent.pool.prestage import PrestageCache
-from agent.pool.steps import Acquire, Lanes, Outcome, Steps
-from agent.pool.writing import BadPut, PutRefused, TooLong
+from agent.pool.steps import Lanes, Outcome, Steps
+from agent.pool.tally import MissCause
+from agent.pool.writing import PutRefused
 from host_shim.control_wire import key_of_name
 
 KV_ROOT: Final = FACE_KV << FACE_SHIFT | 1
@@ -68,34 +75,30 @@ READ_BYTES_HINT: Final = 1 << 20
 """st_blksize of a value. A program that reads in small pieces would open the same unit over and over."""
 
 
-def errno_of(refused: PutRefused) -> int:
-    """A refused put as an errno: no room is ENOSPC, an enclosure that failed is EIO."""
-    return errno.ENOSPC if refused.cause is None else errno.EIO
-
-
-def _errno_of_either(refused: BadPut | PutRefused) -> int:
-    if isinstance(refused, PutRefused):
-        return errno_of(refused)
-    return errno.EFBIG if isinstance(refused, TooLong) else errno.EINVAL
-
-
 @dataclass(slots=True)
 class _Value:
-    """An inode: a key that the kernel holds a reference to."""
+    """An inode: a value of one length that the kernel holds a reference to."""
 
     volume: AnyVolume
     key: bytes
     lookups: int = 1
     length: int = 0
+    """Of a value that is being written: what came so far. From then on it stays."""
+
+    def place(self) -> tuple[bytes, bytes, int]:
+        return self.volume.settings.volume_id, self.key, self.length
 
 
-@dataclass(slots=True)
-class _Writer:
-    writing: AnyWriting
-    failed: int = 0
-    """The errno of a write that was refused: from then on there is no value to be had from this file."""
-    spoilt: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
+class _Reader:
+    """A value that is open for reading, and the length that stat(2) shows of it."""
+
+    __slots__ = ("is_another", "length", "reading")
+
+    def __init__(self, reading: AnyReading, length: int) -> None:
+        self.reading = reading
+        self.length = length
+        self.is_another = False
+        """What lies under the key now is not what was looked up: a miss."""
 
 
 class KvFace(RefusesAll):
@@ -112,19 +115,22 @@ class KvFace(RefusesAll):
         owner: tuple[int, int] = (0, 0),
         epoch: int = 0,
         continuer: Continuer = INACTIVE,
+        judge: Judge = how_closed,
     ) -> None:
-        """`epoch`: values have other numbers in each, for a guest that outlives the agent."""
+        """`epoch`: values have other numbers in each, for a guest that outlives the agent. `judge` tells
+        how a file was closed."""
+        self._judge = judge
         self._volumes = {_VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
         self._volume_inodes = {volume.settings.name.encode(): ino for ino, volume in self._volumes.items()}
         self._lanes = lanes
         self._prestage = prestage
         self._owner = owner
         self._values: dict[int, _Value] = {}
-        self._inode_of: dict[tuple[bytes, bytes], int] = {}
+        self._inode_of: dict[tuple[bytes, bytes, int], int] = {}
         self._continuer = continuer
         self._trails: OrderedDict[int, Trail] = OrderedDict()
-        self._readers: dict[int, AnyReading] = {}
-        self._writers: dict[int, _Writer] = {}
+        self._readers: dict[int, _Reader] = {}
+        self._writers: dict[int, ValueWriter] = {}
         self._numbers = itertools.count(_VALUES_FROM + (epoch << 32))
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
@@ -150,18 +156,23 @@ class KvFace(RefusesAll):
         return Entry(self._file(ino, length), 0.0, 1.0)
 
     def _remember(self, volume: AnyVolume, key: bytes, length: int) -> int:
-        place = (volume.settings.volume_id, key)
+        place = (volume.settings.volume_id, key, length)
         with self._lock:
             ino = self._inode_of.get(place)
             if ino is not None:
-                value = self._values[ino]
-                value.lookups += 1
-                value.length = length
+                self._values[ino].lookups += 1
                 return ino
-            ino = next(self._numbers)
-            self._inode_of[place] = ino
+            ino = self._inode_of[place] = next(self._numbers)
             self._values[ino] = _Value(volume, key, 1, length)
             return ino
+
+    def _complete(self, ino: int, length: int) -> None:
+        """What was written is a value now, and the kernel has an inode of it already."""
+        with self._lock:
+            value = self._values.get(ino)
+            if value is not None:
+                value.length = length
+                self._inode_of.setdefault(value.place(), ino)
 
     def forget(self, ino: int, lookups: int) -> None:
         with self._lock:
@@ -171,7 +182,8 @@ class KvFace(RefusesAll):
             value.lookups -= lookups
             if value.lookups <= 0:
                 del self._values[ino]
-                self._inode_of.pop((value.volume.settings.volume_id, value.key), None)
+                if self._inode_of.get(value.place()) == ino:
+                    del self._inode_of[value.place()]
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
         return self._unlink(self._volume(parent), _key(name))
@@ -202,9 +214,14 @@ class KvFace(RefusesAll):
     ) -> Outcome[Attributes]:
         if ino not in self._values:
             raise FsError(errno.EPERM)
-        length = self._value(ino).length
+        value = self._value(ino)
+        length = value.length
         if changes.size is not None and changes.size != length:
-            raise FsError(errno.EPERM, "a value is immutable")
+            writer = None if handle is None else self._writers.get(handle)
+            if writer is None:
+                raise FsError(errno.EPERM, "a value is immutable")
+            writer.declare(changes.size)
+            length = value.length = changes.size
         # Modes, owners and times are not kept: a key-value has no metadata beyond its slot.
         return self._file(ino, length)
 
@@ -272,7 +289,8 @@ class KvFace(RefusesAll):
         with self._lock:
             if len(self._readers) >= OPEN_VALUES_MAX:
                 raise FsError(errno.ENFILE)
-            self._readers[handle] = new_reading(value.volume, value.key, self._prestage)
+            reading = new_reading(value.volume, value.key, self._prestage)
+            self._readers[handle] = _Reader(reading, value.length)
             trail = self._trail(caller.pid) if self._continuer.active else None
         if trail is not None:
             self._continuer.chain(value.volume, (value.key,), trail)
@@ -297,101 +315,92 @@ class KvFace(RefusesAll):
         with self._lock:
             if len(self._writers) >= WRITERS_MAX:
                 raise FsError(errno.ENFILE)
-            self._writers[handle] = _Writer(new_writing(volume, key))
-        ino = self._remember(volume, key, 0)
+            # Its own inode: what others have looked up under this name is another value.
+            ino = next(self._numbers)
+            self._values[ino] = _Value(volume, key)
+            writing = new_writing(volume, key)
+            self._writers[handle] = ValueWriter(writing, name, ino, caller.pid, self._judge)
         return Entry(self._file(ino, 0)), Opened(handle, direct_io=True)
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
-        reading = self._readers.get(handle)
-        if reading is None:
+        reader = self._readers.get(handle)
+        if reader is None:
             raise FsError(errno.EBADF, "a value being written is read after it is closed")
-        return self._read(reading, offset, into)
+        return self._read(reader, offset, into)
 
-    def _read(self, reading: AnyReading, offset: int, into: memoryview) -> Steps[int]:
-        lanes = self._lanes()
+    def _read(self, reader: _Reader, offset: int, into: memoryview) -> Steps[int]:
+        reading, lanes = reader.reading, self._lanes()
+        if reader.is_another:
+            return 0
         deadline = lanes.now() + reading.volume.timing.read_deadline
         count = yield from reading.read(lanes, offset, into, deadline)
+        if reading.length is not None and reading.length != reader.length:
+            # stat(2) has shown the length of the value that was there before.
+            reading.give_up(lanes, MissCause.EVICTED)
+            reader.is_another = True
+            return 0
         if reading.cause is not None and reading.length is not None:
             raise FsError(errno.EIO, f"the value was lost while it was read: {reading.cause.name.lower()}")
         return count
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
-        writer = self._writers.get(handle)
-        if writer is None:
-            raise FsError(errno.EBADF)
-        return self._write(writer, ino, offset, data)
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Outcome[int]:
+        return self._write(self._writer(handle), ino, offset, data, by)
 
-    def _write(self, writer: _Writer, ino: int, offset: int, data: memoryview) -> Steps[int]:
-        writing, lanes = writer.writing, self._lanes()
-        deadline = lanes.now() + writing.volume.timing.write_deadline
-        if not (yield Acquire(writer.lock, deadline)):
-            raise FsError(errno.EIO)
-        try:
-            if writer.failed:
-                raise FsError(writer.failed, "an earlier write was refused")
-            if writing.finished:
-                yield from self._spoil(writer, lanes, deadline)
-            try:
-                yield from writing.write(lanes, offset, data, deadline)
-            except (BadPut, PutRefused) as refused:
-                writer.failed = _errno_of_either(refused)
-                # What came before must not be sealed as if it were all there is.
-                yield from writing.drop(lanes)
-                raise FsError(writer.failed, str(refused)) from None
-        finally:
-            writer.lock.release()
-        value = self._values.get(ino)
-        if value is not None:
-            value.length = writing.received
+    def _write(
+        self, writer: ValueWriter, ino: int, offset: int, data: memoryview, holder: Holder
+    ) -> Steps[int]:
+        yield from writer.write(self._lanes(), offset, data, holder)
+        self._show(writer, ino)
         return len(data)
 
-    def _spoil(self, writer: _Writer, lanes: Lanes, deadline: float) -> Steps[None]:
-        """Bytes after the close that completed the value: half of it must not stay behind."""
-        # What this writer did not store, because it failed or came second, is not its to delete.
-        if writer.writing.stored and not writer.spoilt:
-            writer.spoilt = True
-            try:
-                yield from delete_value(writer.writing.volume, lanes, writer.writing.key, deadline)
-            except PutRefused:
-                # It may stay for as long as its enclosure is away; the writer is told EIO either way.
-                writer.spoilt = False
-        raise FsError(errno.EIO, "the value was complete at its first close")
-
-    def flush(self, ino: int, handle: int) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
         writer = self._writers.get(handle)
         if writer is None or not writer.writing.received:
             return None
-        return self._finish(writer)
+        return self._flush(writer, ino, by)
 
-    def _finish(self, writer: _Writer) -> Steps[None]:
-        writing, lanes = writer.writing, self._lanes()
-        deadline = lanes.now() + writing.volume.timing.write_deadline
-        if not (yield Acquire(writer.lock, deadline)):
-            raise FsError(errno.EIO)
-        try:
-            if writer.failed:
-                raise FsError(writer.failed, "a write was refused, so nothing is stored")
-            first_close = not writing.finished
-            yield from writing.finish(lanes, deadline)
-        except (BadPut, PutRefused) as refused:
-            raise FsError(_errno_of_either(refused), str(refused)) from None
-        finally:
-            writer.lock.release()
-        if first_close and writing.already_there:
-            raise FsError(errno.EEXIST, "the key was stored meanwhile; the first write stays")
+    def _flush(self, writer: ValueWriter, ino: int, holder: Holder) -> Steps[None]:
+        yield from writer.close(self._lanes(), holder)
+        self._show(writer, ino)
+
+    def _show(self, writer: ValueWriter, ino: int) -> None:
+        """What stat(2) shows of a file that is written."""
+        if writer.writing.stored:
+            self._complete(ino, writer.writing.received)
+            return
+        value = self._values.get(ino)
+        if value is not None:
+            value.length = writer.length
+
+    def _writer(self, handle: int) -> ValueWriter:
+        writer = self._writers.get(handle)
+        if writer is None:
+            raise FsError(errno.EBADF)
+        return writer
+
+    def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
+        writer = self._writers.get(handle)
+        if writer is not None:
+            writer.sync()
+        return None
+
+    def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]:
+        if mode or offset:
+            raise FsError(errno.EOPNOTSUPP)
+        writer = self._writer(handle)
+        writer.declare(length)
+        self._show(writer, ino)
+        return None
 
     def release(self, ino: int, handle: int) -> Outcome[None]:
         with self._lock:
-            reading = self._readers.pop(handle, None)
+            reader = self._readers.pop(handle, None)
             writer = self._writers.pop(handle, None)
-        if reading is not None:
-            reading.close()
-        if writer is None or writer.writing.finished:
-            return None
-        return self._drop(writer)
-
-    def _drop(self, writer: _Writer) -> Steps[None]:
-        yield from writer.writing.drop(self._lanes())
+        if reader is not None:
+            reader.reading.close()
+        return None if writer is None else writer.end(self._lanes())
 
 
 def _key(name: bytes) -> bytes:

@@ -29,6 +29,7 @@ from typing import Final
 from agent.fs.interface import FsError
 from agent.host_os.foreign_descriptors import ForeignRefused, MemoryFetcher, close_descriptor
 from agent.host_os.foreign_memory import ForeignMemoryRefused, checked_memory, map_foreign_memory
+from agent.process_limits import has_room_for
 from host_shim.transfer_wire import SET_LOCK, encode_lock
 
 REGIONS_MAX: Final = 64
@@ -117,7 +118,7 @@ class RegisteredMemory:
                 if mapped is None:
                     if len(self._mapped) >= MAPPED_MAX:
                         raise FsError(errno.ENOSPC, f"{MAPPED_MAX} pieces of memory are registered already")
-                    if self.mapped_bytes() + size > self._limit:
+                    if self.mapped_bytes() + size > self._limit or not has_room_for(size):
                         raise FsError(errno.ENOSPC, "more memory than may be registered")
                     mapped = self._mapped[identity] = _map(ours, identity, size)
                 elif mapped.size < size:

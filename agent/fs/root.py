@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from agent.fs.interface import (
     FACE_SHIFT,
+    NOBODY,
     ROOT_INODE,
     Attributes,
     Caller,
@@ -19,6 +20,7 @@ from agent.fs.interface import (
     Entry,
     FileSystem,
     FsError,
+    Holder,
     Opened,
     RefusesAll,
     SetAttributes,
@@ -143,11 +145,13 @@ class RootFileSystem:
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
         return self._face(ino).read(ino, handle, offset, into)
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
-        return self._face(ino).write(ino, handle, offset, data)
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Outcome[int]:
+        return self._face(ino).write(ino, handle, offset, data, by)
 
-    def flush(self, ino: int, handle: int) -> Outcome[None]:
-        return self._face(ino).flush(ino, handle)
+    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
+        return self._face(ino).flush(ino, handle, by)
 
     def release(self, ino: int, handle: int) -> Outcome[None]:
         return self._face(ino).release(ino, handle)

@@ -77,6 +77,10 @@ class KvReading:
             return served
         return (yield from self._range(lanes, offset, into, deadline))
 
+    def give_up(self, lanes: Lanes, cause: MissCause) -> None:
+        """It does not serve its reader after all: a miss, and no hit. What is stored is as good as before."""
+        self._count_lost(lanes, cause)
+
     def find_length(self, lanes: Lanes, deadline: float) -> Steps[int | None]:
         """The length of the value, from its header alone; None where there is none. It is no get."""
         header = lanes.receive_buffer(HEADER_BYTES)
@@ -95,15 +99,18 @@ class KvReading:
 
     def _lost(self, lanes: Lanes, cause: MissCause) -> int:
         """The value as a whole is a miss: counted once, and no longer as a hit if its first range was."""
+        self._count_lost(lanes, cause)
+        if cause in _DAMAGED:
+            self.volume.disproven.note(self.pseudonym, 1)
+        return 0
+
+    def _count_lost(self, lanes: Lanes, cause: MissCause) -> None:
         tally = lanes.tally(self.volume.settings.name)
         with self._counting:
             if self.cause is None:
                 self.cause = cause
                 tally.gets_hit -= self._hit
                 tally.miss(cause)
-        if cause in _DAMAGED:
-            self.volume.disproven.note(self.pseudonym, 1)
-        return 0
 
     def _served(self, lanes: Lanes, count: int) -> int:
         tally = lanes.tally(self.volume.settings.name)

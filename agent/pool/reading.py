@@ -135,6 +135,10 @@ class Reading:
                 tally.miss(cause)
         return 0
 
+    def give_up(self, lanes: Lanes, cause: MissCause) -> None:
+        """It does not serve its reader after all: a miss, and no hit."""
+        self._lost(lanes, cause)
+
     def _continue(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
         opened = self._open
         if opened is None or offset >= opened.length:

@@ -370,6 +370,15 @@ class BackReading:
     def close(self) -> None:
         """Nothing is kept for it."""
 
+    def give_up(self, lanes: Lanes, cause: MissCause) -> None:
+        """It does not serve its reader after all: a miss, and no hit."""
+        tally = lanes.tally(self.volume.settings.name)
+        with self._counting:
+            if self.cause is None:
+                self.cause = cause
+                tally.gets_hit -= self._hit
+                tally.miss(cause)
+
     def read(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
         """Fill `into` from `offset` of the value; how many bytes were there."""
         yield from ()  # steps, of which there are none

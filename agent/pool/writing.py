@@ -155,8 +155,9 @@ class Writing(BegunPut):
         reservation = self._reservation
         assert reservation is not None
         length = self._end
-        if not self._complete(length):
-            yield from self._give_up(lanes, BadPut(f"a value of {length} bytes with a hole in it"))
+        if not self._complete(length) or (self._length or length) != length:
+            wanted = self._length or length
+            yield from self._give_up(lanes, BadPut(f"a value of {wanted} bytes with a hole in it"))
         whole = len(self._tail) == length
         if self._tail and not whole:
             yield from self._send_tail(lanes, deadline)

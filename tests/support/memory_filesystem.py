@@ -18,12 +18,14 @@ from typing import Any
 
 from agent.fs.interface import (
     NAME_BYTES_MAX,
+    NOBODY,
     ROOT_INODE,
     Attributes,
     Caller,
     DirectoryEntry,
     Entry,
     FsError,
+    Holder,
     Opened,
     SetAttributes,
     StatFs,
@@ -370,20 +372,19 @@ class MemoryFileSystem:
             done = 0
             while done < count:
                 index, start = divmod(offset + done, PAGE)
-                step = min(PAGE - start, count - done)
-                page = node.pages.get(index)
+                step, page = min(PAGE - start, count - done), node.pages.get(index)
                 into[done : done + step] = page[start : start + step] if page else bytes(step)
                 done += step
             return count
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Outcome[int]:
         with self._lock:
-            node = self._node(ino)
-            done = 0
+            node, done = self._node(ino), 0
             while done < len(data):
                 index, start = divmod(offset + done, PAGE)
-                step = min(PAGE - start, len(data) - done)
-                page = node.pages.get(index)
+                step, page = min(PAGE - start, len(data) - done), node.pages.get(index)
                 if page is None:
                     if not self._pages_free:
                         break
@@ -397,7 +398,7 @@ class MemoryFileSystem:
             self._touch(node)
             return done
 
-    def flush(self, ino: int, handle: int) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
         return None
 
     def release(self, ino: int, handle: int) -> Outcome[None]:

@@ -67,6 +67,10 @@ class ScriptedAgent:
         self._lock = threading.Lock()
         self._fail_next: deque[int] = deque()
 
+    def serve(self, volumes: tuple[str, ...]) -> None:
+        """From now on these volumes, and no others."""
+        self._volumes = volumes
+
     def fail(self, *errnos: int) -> None:
         """The next system calls fail with these."""
         self._fail_next.extend(errnos)

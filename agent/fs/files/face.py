@@ -60,11 +60,13 @@ from agent.fs.files.schema import Database, MetadataUnusable
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import Staging, StagingMemory
 from agent.fs.interface import (
+    NOBODY,
     Attributes,
     Caller,
     DirectoryEntry,
     Entry,
     FsError,
+    Holder,
     Opened,
     RefusesAll,
     SetAttributes,
@@ -410,28 +412,26 @@ class FilesFace(RefusesAll):
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
         used = self._open_files.handle(local_ino(ino), handle)
-        if not used.readable:
-            raise FsError(errno.EBADF)
-        if offset < 0:
-            raise FsError(errno.EINVAL)
+        if not used.readable or offset < 0:
+            raise FsError(errno.EINVAL if used.readable else errno.EBADF)
         used.was_read = True
         return self._content.read(used.file, offset, into)
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
-        file = self._writable(ino, handle)
-        if offset < 0:
-            raise FsError(errno.EINVAL)
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Outcome[int]:
+        file = self._writable(ino, handle, offset)
         return self._content.write(file, offset, data, self._wall_ns())
 
-    def _writable(self, ino: int, handle: int) -> OpenFile:
+    def _writable(self, ino: int, handle: int, offset: int) -> OpenFile:
         used = self._open_files.handle(local_ino(ino), handle)
-        if not used.writable:
-            raise FsError(errno.EBADF)
+        if not used.writable or offset < 0:
+            raise FsError(errno.EINVAL if used.writable else errno.EBADF)
         return used.file
 
     def fallocate(self, ino: int, handle: int, mode: int, offset: int, length: int) -> Outcome[None]:
-        file = self._writable(ino, handle)
-        if offset < 0 or length <= 0:
+        file = self._writable(ino, handle, offset)
+        if length <= 0:
             raise FsError(errno.EINVAL)
         keep_size = bool(mode & FALLOC_KEEP_SIZE)
         now_ns = self._wall_ns()
@@ -451,7 +451,7 @@ class FilesFace(RefusesAll):
         yield from self._content.punch(file, offset, length, now_ns)
         yield from self._content.reserve(file, offset, length, keep_size, now_ns)
 
-    def flush(self, ino: int, handle: int) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
         return self._content.flush(self._open_files.handle(local_ino(ino), handle).file)
 
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:

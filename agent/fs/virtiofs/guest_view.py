@@ -29,6 +29,7 @@ from typing import Final, TypeVar, cast
 from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
+    NOBODY,
     ROOT_INODE,
     Attributes,
     Caller,
@@ -36,6 +37,7 @@ from agent.fs.interface import (
     Entry,
     FileSystem,
     FsError,
+    Holder,
     Opened,
     SetAttributes,
     StatFs,
@@ -266,9 +268,12 @@ class GuestView:
             return self._tree.read(place[0], place[1], offset, into)
         return self._with(ino, handle, lambda node, inner: self._left.read(node, inner, offset, into))
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Outcome[int]:
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Outcome[int]:
         self.books.wrote(ino, handle)
-        done = self._with(ino, handle, lambda node, inner: self._tree.write(node, inner, offset, data))
+        there = Holder(by.owner)  # its process numbers are not this machine's
+        done = self._with(ino, handle, lambda node, inner: self._tree.write(node, inner, offset, data, there))
         return then(done, self._wrote(ino, handle))
 
     def _wrote(self, ino: int, handle: int) -> Callable[[T], T]:
@@ -288,8 +293,9 @@ class GuestView:
         done = self._with(ino, handle, operation)
         return then(done, lambda nothing: self.books.settled(ino, handle, writes))
 
-    def flush(self, ino: int, handle: int) -> Outcome[None]:
-        return self._settles(ino, handle, self._tree.flush)
+    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
+        there = Holder(by.owner)
+        return self._settles(ino, handle, lambda node, inner: self._tree.flush(node, inner, there))
 
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:
         return self._settles(ino, handle, lambda node, inner: self._tree.fsync(node, inner, data_only))

@@ -12,6 +12,7 @@ from agent.inline.secrets import Purpose, SecretKey, WrongKey
 from agent.inline.suites import Place
 from agent.pool.pool_map import PoolMap
 from agent.pool.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
+from host_shim.control_wire import Outcome
 from host_shim.pool import Pool, UnknownVolume
 from tests.support.two_tenants import KEYS, TENANTS, TwoTenants, value_of
 from tests.support.waiting import wait_until
@@ -101,11 +102,20 @@ def test_erase_under_a_serving_agent(two_tenants: TwoTenants) -> None:
 
 
 def erased(pool: Pool) -> bool:
-    try:
-        pool.volume("blue").exists(KEYS[:1])
-    except UnknownVolume:
-        return True
-    return False
+    """As a client sees it to which the volume was served: a miss, with its cause, by every call."""
+    blue, buffer = pool.volume("blue"), bytearray(1 << 16)
+    if blue.lookup(KEYS[:1]) != [Outcome.WRONG_KEY]:
+        return False
+    assert [blue.get(key) for key in KEYS[:2]] == [None, None]
+    assert blue.get_into(KEYS[0], buffer) is blue.get_into(KEYS[0], bytearray(1 << 20)) is None
+    (fetched,) = blue.fetch(KEYS[:1], [buffer])
+    assert (fetched.length, fetched.outcome) == (None, Outcome.WRONG_KEY)
+    assert not any(
+        [*blue.exists(KEYS), *blue.put_many(KEYS[:2], [b"new", b"newer"]), blue.put(KEYS[0], b"new")]
+    )
+    assert not any([*blue.prestage(KEYS), *blue.pin(KEYS), *blue.delete(KEYS), blue.longest_prefix(KEYS)])
+    assert blue.stats() == {}
+    return True
 
 
 def test_an_enclosure_that_is_away_is_named_and_the_mount_is_one_tenants(two_tenants: TwoTenants) -> None:

@@ -164,6 +164,7 @@ def test_an_orderly_stop_stores_no_half_of_a_value(pool_up: PoolUp, machine: Mac
     assert client.write_from(file.number, handle, 0, room) == 1 << 16
     whole, storing = client.create(volume, b"whole")
     assert client.write_from(whole.number, storing, 0, room) == 1 << 16
+    client.start(Opcode.FSYNC, whole.number, struct.pack("<QII", storing, 0, 0), 0).finish()
     client.start(Opcode.FLUSH, whole.number, struct.pack("<QIIQ", storing, 0, 0, 0), 0).finish()
     client.release(whole.number, storing)
     pool_up.down()

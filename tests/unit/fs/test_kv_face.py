@@ -1,4 +1,4 @@
-"""`/kv` over a pool in memory: whose value a writer may take away again, and how a lost value reads."""
+"""`/kv` over a pool in memory: when a value is complete, who may take it away, and how a lost one reads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import random
 
 import pytest
 
-from agent.fs.interface import Caller, FsError
+from agent.fs.closing import Closing
+from agent.fs.interface import NOBODY, Caller, FsError, Holder, SetAttributes
 from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.fs.value_writer import HOLDERS_MAX
+from agent.pool.operations import delete_value
 from agent.pool.steps import settle
 from tests.support.memory_pool import MemoryPool, PoolAgent
 
 CALLER = Caller(0, 0, 1)
+MAKER = Holder(11, CALLER.pid)
+CHILD = Holder(22, 2)
 NAME = b"a" * 32
 KEY = bytes.fromhex(NAME.decode())
 VALUE = random.Random(6).randbytes(200_000)
@@ -24,12 +29,13 @@ class Files:
 
     def __init__(self, pool: MemoryPool) -> None:
         self.agent: PoolAgent = pool.agent()
-        self.face = KvFace([self.agent.volume], lambda: self.agent.lanes)
+        self.closing = Closing.MEANT
+        self.face = KvFace([self.agent.volume], lambda: self.agent.lanes, judge=lambda *_: self.closing)
         self.folder = settle(self.face.lookup(CALLER, KV_ROOT, b"v"), self.agent.lanes).attributes.ino
 
-    def create(self) -> tuple[int, int]:
+    def create(self, maker: Caller = CALLER) -> tuple[int, int]:
         entry, opened = settle(
-            self.face.create(CALLER, self.folder, NAME, 0o644, os.O_WRONLY), self.agent.lanes
+            self.face.create(maker, self.folder, NAME, 0o644, os.O_WRONLY), self.agent.lanes
         )
         return entry.attributes.ino, opened.handle
 
@@ -38,11 +44,18 @@ class Files:
         ino = entry.attributes.ino
         return ino, settle(self.face.open(CALLER, ino, os.O_RDONLY), self.agent.lanes).handle
 
-    def write(self, file: tuple[int, int], offset: int, data: bytes) -> None:
-        assert settle(self.face.write(*file, offset, memoryview(data)), self.agent.lanes) == len(data)
+    def write(self, file: tuple[int, int], offset: int, data: bytes, holder: Holder = MAKER) -> None:
+        assert settle(self.face.write(*file, offset, memoryview(data), holder), self.agent.lanes) == len(data)
 
-    def flush(self, file: tuple[int, int]) -> None:
-        settle(self.face.flush(*file), self.agent.lanes)
+    def flush(self, file: tuple[int, int], holder: Holder = MAKER, how: Closing = Closing.MEANT) -> None:
+        self.closing = how
+        settle(self.face.flush(*file, holder), self.agent.lanes)
+
+    def release(self, file: tuple[int, int]) -> None:
+        settle(self.face.release(*file), self.agent.lanes)
+
+    def size(self, ino: int) -> int:
+        return settle(self.face.getattr(CALLER, ino, None), self.agent.lanes).size
 
     def read(self, file: tuple[int, int], offset: int, size: int) -> bytes:
         into = bytearray(size)
@@ -123,3 +136,159 @@ def test_a_value_lost_before_its_first_range_is_an_empty_file(pool: MemoryPool) 
     pool.namespaces[0].down = True
     assert files.read(file, 0, 65_536) == b""
     assert files.read(file, 65_536, 65_536) == b""
+
+
+@pytest.mark.parametrize("how", [Closing.DYING, Closing.UNTOLD])
+def test_a_value_whose_writer_does_not_close_it_is_dropped_and_its_slot_is_free(
+    pool: MemoryPool, how: Closing
+) -> None:
+    files = Files(pool)
+    slots, taken = files.agent.volume.usage()
+    file = files.create()
+    files.write(file, 0, VALUE[:70_000])
+    if how is Closing.DYING:
+        files.flush(file, how=how)
+    else:
+        expect(errno.EOPNOTSUPP, files.flush, file, MAKER, how)
+    number = errno.EIO if how is Closing.DYING else errno.EOPNOTSUPP
+    expect(number, files.write, file, 70_000, VALUE[70_000:])
+    expect(number, files.flush, file)
+    files.release(file)
+    assert not isinstance(files.agent.get(KEY), bytes)
+    assert files.agent.volume.usage() == (slots, taken)
+    assert not any(cached.reserved for cached in files.agent.volume.cache.snapshot())
+    assert not len(files.agent.volume.begun)
+    assert files.agent.put(KEY, VALUE).stored
+    assert files.agent.get(KEY) == VALUE
+
+
+def test_an_fsync_says_that_a_value_is_whole_where_nobody_tells_how_it_was_closed(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    files.write(file, 0, VALUE[:70_000], NOBODY)
+    settle(files.face.fsync(*file, False), files.agent.lanes)
+    assert not isinstance(files.agent.get(KEY), bytes), "a program may write on after it"
+    files.write(file, 70_000, VALUE[70_000:], NOBODY)
+    settle(files.face.fsync(*file, False), files.agent.lanes)
+    files.flush(file, NOBODY, Closing.UNTOLD)
+    assert files.agent.get(KEY) == VALUE
+    # And one that goes on after its fsync has not said it.
+    assert files.agent.lanes.run(files.face._unlink(files.agent.volume, KEY)) is None
+    file = files.create()
+    files.write(file, 0, VALUE[:70_000], NOBODY)
+    settle(files.face.fsync(*file, False), files.agent.lanes)
+    files.write(file, 70_000, VALUE[70_000:100_000], NOBODY)
+    expect(errno.EOPNOTSUPP, files.flush, file, NOBODY, Closing.UNTOLD)
+    assert not isinstance(files.agent.get(KEY), bytes)
+
+
+def test_a_child_that_never_wrote_completes_nothing_and_spoils_nothing(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    files.write(file, 0, VALUE[:70_000])
+    for how in Closing:
+        files.flush(file, CHILD, how)
+        assert not isinstance(files.agent.get(KEY), bytes)
+    files.write(file, 70_000, VALUE[70_000:])
+    files.flush(file)
+    assert files.agent.get(KEY) == VALUE
+
+
+def test_a_value_waits_for_all_who_wrote_and_for_its_maker(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    files.write(file, 0, VALUE[:70_000], CHILD)
+    files.flush(file, CHILD, Closing.KEPT)
+    files.flush(file, CHILD)
+    assert not isinstance(files.agent.get(KEY), bytes)
+    files.write(file, 70_000, VALUE[70_000:], Holder(33, 3))
+    files.flush(file, MAKER, Closing.ONE)
+    files.flush(file, MAKER)
+    assert not isinstance(files.agent.get(KEY), bytes), "the second writer has it open"
+    files.flush(file, Holder(33, 3))
+    assert files.agent.get(KEY) == VALUE
+
+
+def test_a_value_is_complete_at_the_last_close_of_those_who_may_not_be_looked_at(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    files.write(file, 0, VALUE, CHILD)
+    files.flush(file, CHILD, Closing.ONE)
+    files.flush(file, MAKER, Closing.ONE)
+    assert not isinstance(files.agent.get(KEY), bytes)
+    files.release(file)
+    assert files.agent.get(KEY) == VALUE
+
+
+def test_a_file_that_nobody_closed_stores_nothing(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    files.write(file, 0, VALUE)
+    files.release(file)
+    assert not isinstance(files.agent.get(KEY), bytes)
+
+
+def test_a_declared_length_completes_a_value_with_its_last_byte(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    settle(files.face.setattr(CALLER, file[0], SetAttributes(size=len(VALUE)), file[1]), files.agent.lanes)
+    assert files.size(file[0]) == len(VALUE)
+    files.write(file, 0, VALUE[:70_000])
+    expect(errno.EINVAL, files.flush, file)
+    files.release(file)
+    assert not isinstance(files.agent.get(KEY), bytes)
+    file = files.create()
+    files.face.fallocate(*file, 0, 0, len(VALUE))
+    files.write(file, 0, VALUE[:70_000])
+    files.write(file, 70_000, VALUE[70_000:])
+    assert files.agent.get(KEY) == VALUE
+    files.flush(file, how=Closing.DYING)
+    assert files.agent.get(KEY) == VALUE
+    second = files.create()
+    files.face.fallocate(*second, 0, 0, 5)
+    files.write(second, 0, b"other")
+    expect(errno.EEXIST, files.flush, second)
+    for length in (0, 6, 1 << 40):
+        change = SetAttributes(size=length)
+        expect(errno.EPERM, files.face.setattr, CALLER, second[0], change, second[1])
+    expect(errno.EFBIG, files.face.fallocate, *files.create(), 0, 0, 1 << 40)
+
+
+def test_no_more_processes_than_are_remembered_write_one_value(pool: MemoryPool) -> None:
+    files = Files(pool)
+    file = files.create()
+    for number in range(HOLDERS_MAX):
+        files.write(file, number, b"x", Holder(100 + number, 100 + number))
+    expect(errno.EMFILE, files.write, file, HOLDERS_MAX, b"x", Holder(99, 99))
+
+
+@pytest.mark.parametrize("length", [5, 199_999])
+def test_a_file_shows_the_length_of_what_it_reads_or_is_a_miss(pool: MemoryPool, length: int) -> None:
+    """A value is removed, and another of another length stored, between the look-up and the read."""
+    files = Files(pool)
+    other = pool.agent()
+    assert files.agent.put(KEY, VALUE).stored
+    ino, handle = files.open()
+    assert other.lanes.run(delete_value(other.volume, other.lanes, KEY, other.deadline()))
+    assert other.put(KEY, VALUE[:length]).stored
+    assert files.read((ino, handle), 0, 262_144) == b""
+    assert files.read((ino, handle), 0, 262_144) == b"", "for good: a reader may go on"
+    assert files.size(ino) == len(VALUE)
+    tally = files.agent.tally
+    assert (tally.gets_hit, tally.gets_missed) == (0, 1)
+    again = files.open()
+    assert again[0] != ino
+    assert files.size(again[0]) == length
+    assert files.read(again, 0, 262_144) == VALUE[:length]
+    assert files.size(ino) == len(VALUE)
+
+
+def test_what_is_written_anew_changes_nothing_of_an_open_value(pool: MemoryPool) -> None:
+    files = Files(pool)
+    assert files.agent.put(KEY, VALUE).stored
+    reader = files.open()
+    writer = files.create()
+    assert writer[0] != reader[0]
+    files.write(writer, 0, b"short")
+    assert (files.size(reader[0]), files.size(writer[0])) == (len(VALUE), 5)
+    assert files.read(reader, 0, 262_144) == VALUE

@@ -360,6 +360,47 @@ def test_a_volume_that_is_not_there(pool: Pool) -> None:
             call()
 
 
+@pytest.mark.parametrize("first", ["put", "get_into", "get", "fetch", "exists"])
+def test_a_volume_that_is_there_no_more_is_a_miss(agent: ScriptedAgent, pool: Pool, first: str) -> None:
+    """Its tenant was erased: that is the pool's state, and no wrong use."""
+    kv, room = pool.volume("kv"), bytearray(8192)
+    {
+        "put": lambda: kv.put(KEY, b"v"),
+        "get_into": lambda: kv.get_into(KEY, room),
+        "get": lambda: kv.get(KEY),
+        "fetch": lambda: kv.fetch([KEY], [room]),
+        "exists": lambda: kv.exists([KEY]),
+    }[first]()
+    agent.serve(())
+    again = pool.volume("kv")
+    assert again.get_into(KEY, room) is again.get_into(KEY, bytearray(1 << 20)) is again.get(KEY) is None
+    assert [each.outcome for each in again.fetch([KEY, OTHER], [room, bytearray(9)])] == [
+        Outcome.WRONG_KEY
+    ] * 2
+    assert again.get_many([KEY], [room]) == [None]
+    assert again.put_many([KEY, OTHER], [b"v", b"w"]) == [again.put(KEY, b"v")] * 2 == [False] * 2
+    assert again.lookup([KEY]) == [Outcome.WRONG_KEY]
+    assert again.exists([KEY]) == again.prestage([KEY]) == again.pin([KEY]) == again.delete([KEY]) == [False]
+    assert (again.longest_prefix([KEY]), again.stats()) == (0, {})
+    agent.serve(("kv",))
+    assert again.put(KEY, b"v")
+
+
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EAGAIN, errno.EINTR])
+def test_a_get_for_which_the_kernel_has_no_room_is_a_miss(
+    agent: ScriptedAgent, volume: Volume, code: int
+) -> None:
+    volume.put(KEY, b"v")
+    for get in (
+        lambda: volume.get(KEY),
+        lambda: volume.get_into(KEY, bytearray(1 << 20)),
+        lambda: volume.fetch([KEY], [bytearray(9)])[0].length,
+    ):
+        _fail_at(agent, 1, code)
+        assert get() is None
+        assert get() is not None
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO])
 def test_a_put_that_is_refused_is_false(agent: ScriptedAgent, volume: Volume, code: int) -> None:
     volume.exists([])

@@ -17,11 +17,13 @@ from agent.fs.interface import (
     FACE_FILES,
     FACE_KV,
     FACE_SHIFT,
+    NOBODY,
     Attributes,
     Caller,
     Entry,
     FileSystem,
     FsError,
+    Holder,
     Opened,
     RefusesAll,
 )
@@ -152,7 +154,7 @@ class SlowFlush:
         self._inner = inner
         self.flushed: list[int] = []
 
-    def flush(self, ino: int, handle: int) -> Generator[str, None, None]:
+    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Generator[str, None, None]:
         yield "sealing"
         self.flushed.append(ino)
 
@@ -163,7 +165,9 @@ class SlowFlush:
 class SlowWrite(SlowFlush):
     """Whose writes wait, too, before their data are where a flush finds them."""
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview) -> Generator[str, None, int]:
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+    ) -> Generator[str, None, int]:
         yield "waiting for a block"
         return len(data)
 

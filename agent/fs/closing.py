@@ -1,0 +1,124 @@
+"""How a file was closed: by a process that goes on, or by Linux because its process died.
+
+FUSE tells the two apart by nothing: a FLUSH at the end of a process looks like that of a close(2). Linux does
+tell them apart on the machine where the process runs. It sends the FLUSH from the very thread that ends, and
+that thread waits for our answer: PF_EXITING and the exit code are set before it closes its files (`do_exit`
+in kernel/exit.c), and `/proc/<thread>/stat` shows both (proc_pid_stat(5), fields 9 and 52).
+
+What is untold is untold: a process of a guest, one outside of our PID name space (FUSE then says 0), and all
+processes where /proc hides them (hidepid=) or is another name space's.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import os
+from typing import Final
+
+from agent.fs.interface import Holder
+
+PF_EXITING: Final = 0x4
+PF_SIGNALED: Final = 0x400
+"""The thread ends because of a signal. So do those that another thread's exit(2) ends amid their work."""
+_FLAGS_FIELD: Final = 9 - 3
+_EXIT_CODE_FIELD: Final = 52 - 3
+"""The fields are counted from 1, and we count from 0 behind the second one, the name in brackets."""
+STAT_BYTES_MAX: Final = 4096
+DESCRIPTORS_MAX: Final = 128
+"""A process with more of them is not looked at: an engine would wait for that at each put."""
+
+
+class Closing(enum.Enum):
+    """Who closed a file."""
+
+    MEANT = "a process that has it open no more, or one that has ended by exit(0)"
+    KEPT = "a process that has it open by another descriptor"
+    ONE = "a process that goes on, and may have it open by another descriptor: that was not looked at"
+    DYING = "a process that a signal has ended, or that says it has failed"
+    UNTOLD = "nobody says"
+
+
+def how_closed(holder: Holder, last_writer: int, name: bytes, ino: int) -> Closing:
+    """How the thread that asks for a FLUSH comes to close file `name`, of inode `ino`.
+
+    Call it before the FLUSH is answered. `last_writer`: the thread that wrote last by the same table of
+    files; 0 where none did. A thread that another one's exit(2) ended may have been amid a write(2), so an
+    exit counts only where that thread itself has called it.
+    """
+    if holder.pid <= 0 or not _sees_processes(os.getpid()):
+        return Closing.UNTOLD
+    try:
+        fields = _stat(holder.pid)
+        flags, exit_code = int(fields[_FLAGS_FIELD]), int(fields[_EXIT_CODE_FIELD])
+    except (OSError, ValueError, IndexError):
+        return Closing.UNTOLD
+    if not flags & PF_EXITING:
+        has_open = _has_open(holder.pid, name, ino)
+        if has_open is None:
+            return Closing.ONE
+        return Closing.KEPT if has_open else Closing.MEANT
+    if flags & PF_SIGNALED or exit_code or last_writer not in (0, holder.pid):
+        return Closing.DYING
+    try:
+        # To those who may not trace the process, stat shows 0 for the exit code of any.
+        os.readlink(f"/proc/{holder.pid}/ns/user")
+    except OSError:
+        return Closing.DYING
+    return Closing.MEANT
+
+
+def same_process(thread: int, other: int) -> bool:
+    """Whether two threads are known to be of one process; `thread` is there, `other` may have ended."""
+    return thread == other or (thread > 0 < other and os.path.exists(f"/proc/{thread}/task/{other}"))
+
+
+@functools.cache
+def _sees_processes(own: int) -> bool:
+    """Whether the /proc that is mounted here numbers processes as we do. `own`: our number."""
+    try:
+        return os.readlink("/proc/self") == str(own)
+    except OSError:
+        return False
+
+
+def _has_open(thread: int, name: bytes, ino: int) -> bool | None:
+    """Whether a thread has the file open; None where it has too many, or we may not trace it.
+
+    It asks the file itself nothing, whose answer would be ours to give.
+    """
+    folder = b"/proc/%d/fd/" % thread
+    try:
+        if os.stat(folder).st_size > DESCRIPTORS_MAX:  # since Linux 6.2; 0 before
+            return None
+        numbers = os.listdir(folder)
+        if len(numbers) > DESCRIPTORS_MAX:
+            return None
+        for number in numbers:
+            try:
+                if name in os.readlink(folder + number) and _ino_of(thread, number) == ino:
+                    return True
+            except FileNotFoundError:
+                continue  # closed meanwhile by another thread
+    except OSError:
+        return None
+    return False
+
+
+def _ino_of(thread: int, number: bytes) -> int:
+    """The inode of a descriptor (proc_pid_fdinfo(5)); -1 from a kernel that does not say (before 5.14)."""
+    descriptor = os.open(b"/proc/%d/fdinfo/%s" % (thread, number), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        lines = os.read(descriptor, STAT_BYTES_MAX).splitlines()
+    finally:
+        os.close(descriptor)
+    return next((int(line[4:]) for line in lines if line.startswith(b"ino:")), -1)
+
+
+def _stat(thread: int) -> list[bytes]:
+    """The fields of /proc/<thread>/stat behind the name, which may have spaces and brackets in it."""
+    descriptor = os.open(f"/proc/{thread}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, STAT_BYTES_MAX).rpartition(b")")[2].split()
+    finally:
+        os.close(descriptor)

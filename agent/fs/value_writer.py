@@ -1,0 +1,205 @@
+"""A value written by path: when it is complete, and when it never will be. Absent or whole is the rule.
+
+The bytes themselves do not say that they are all. These events do (docs/decisions/0041-whole-by-path.md):
+
+| event | the value |
+| --- | --- |
+| all that wrote have closed it, and so has its maker (closing.py: MEANT) | is complete |
+| nobody has it open any more, and all that wrote have closed it | is complete |
+| the last byte comes of a length that was declared (ftruncate, fallocate) | is complete |
+| a process that wrote closes it after an fsync that no write followed (UNTOLD) | is complete |
+| it closes it without one (UNTOLD) | is dropped, EOPNOTSUPP |
+| a process that wrote dies with it open, or its maker does (DYING) | is dropped, later calls get EIO |
+| a process closes a copy that neither made it nor wrote (after a fork) | stays as it is |
+
+A value that is dropped leaves its slot at once. Processes are told apart by the lock owner of WRITE and
+FLUSH, which is one number for each table of open files: a child has another one after a fork, in a guest as
+well.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from agent.fs.closing import Closing, how_closed, same_process
+from agent.fs.interface import FsError, Holder
+from agent.pool.operations import AnyWriting, delete_value, new_writing
+from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.writing import BadPut, PutRefused, TooLong
+
+Judge: TypeAlias = Callable[[Holder, int, bytes, int], Closing]
+"""As `how_closed`."""
+
+HOLDERS_MAX: Final = 64
+"""Tables of open files by which one value is written; each is remembered until its file is closed by all."""
+
+
+def errno_of(refused: PutRefused) -> int:
+    """A refused put as an errno: no room is ENOSPC, an enclosure that failed is EIO."""
+    return errno.ENOSPC if refused.cause is None else errno.EIO
+
+
+def _errno_of_either(refused: BadPut | PutRefused) -> int:
+    if isinstance(refused, PutRefused):
+        return errno_of(refused)
+    return errno.EFBIG if isinstance(refused, TooLong) else errno.EINVAL
+
+
+class ValueWriter:
+    """One value on its way in through a file. Safe from any thread."""
+
+    def __init__(
+        self, writing: AnyWriting, name: bytes, ino: int, maker: int, judge: Judge = how_closed
+    ) -> None:
+        """`maker`: the thread that created the file."""
+        self._name = name
+        self._ino = ino
+        self.writing = writing
+        self._maker = maker
+        self._maker_closed = False
+        self._judge = judge
+        self._declared = 0
+        self._failed = 0
+        """The errno of what was refused: from then on there is no value to be had from this file."""
+        self._spoilt = False
+        self._synced = False
+        self._second_told = False
+        self._wrote: dict[int, int] = {}
+        """The thread that wrote last, by table of open files."""
+        self._unclosed: set[int] = set()
+        """Tables that wrote and have not closed the file since."""
+        self._lock = threading.Lock()
+
+    @property
+    def length(self) -> int:
+        """What was declared, or what came so far."""
+        return max(self._declared, self.writing.received)
+
+    def declare(self, length: int) -> None:
+        """The value will have so many bytes. Raises FsError, also once bytes have come."""
+        if length == self.writing.received:
+            return
+        if self.writing.received or self._failed:
+            raise FsError(errno.EPERM, "a value is immutable")
+        before = self.writing
+        try:
+            self.writing = new_writing(before.volume, before.key, length=length)
+        except BadPut as bad:
+            raise FsError(_errno_of_either(bad), str(bad)) from None
+        self._declared = length
+
+    def write(self, lanes: Lanes, offset: int, data: memoryview, holder: Holder) -> Steps[None]:
+        """Take bytes. Raises FsError; after a refusal for good."""
+        writing = self.writing
+        deadline = lanes.now() + writing.volume.timing.write_deadline
+        if not (yield Acquire(self._lock, deadline)):
+            raise FsError(errno.EIO)
+        try:
+            if self._failed:
+                raise FsError(self._failed, "the value was given up before")
+            if writing.finished:
+                yield from self._spoil(lanes, deadline)
+            self._note(holder)
+            try:
+                yield from writing.write(lanes, offset, data, deadline)
+            except (BadPut, PutRefused) as refused:
+                # What came before must not be sealed as if it were all there is.
+                yield from self._give_up(lanes, _errno_of_either(refused))
+                raise FsError(self._failed, str(refused)) from None
+        finally:
+            self._lock.release()
+
+    def sync(self) -> None:
+        """Somebody asked for an fsync. It stores nothing by itself: a program may write on after it."""
+        if self._failed:
+            raise FsError(self._failed, "a write was refused, so nothing is stored")
+        self._synced = True
+
+    def close(self, lanes: Lanes, holder: Holder) -> Steps[None]:
+        """A descriptor was closed (FLUSH). Raises FsError where the value should be complete and is not."""
+        if not self.writing.received:
+            return
+        deadline = lanes.now() + self.writing.volume.timing.write_deadline
+        if not (yield Acquire(self._lock, deadline)):
+            raise FsError(errno.EIO)
+        try:
+            if self._failed:
+                raise FsError(self._failed, "a write was refused, or a writer died: nothing is stored")
+            if self.writing.finished or (yield from self._completes(lanes, holder)):
+                yield from self._finish(lanes, deadline)
+        finally:
+            self._lock.release()
+
+    def end(self, lanes: Lanes) -> Steps[None]:
+        """Nobody has the file open any more (RELEASE). Nobody hears of an error either."""
+        deadline = lanes.now() + self.writing.volume.timing.write_deadline
+        if not (yield Acquire(self._lock, deadline)):
+            return  # an operation of the file is still under way, and the kernel has given it up
+        try:
+            if self.writing.finished:
+                return
+            if self._failed or self._unclosed or not self.writing.received:
+                yield from self.writing.drop(lanes)
+                return
+            try:
+                yield from self.writing.finish(lanes, deadline)
+            except (BadPut, PutRefused):
+                return  # it is counted as refused, and has given up its slot
+        finally:
+            self._lock.release()
+
+    # -- how it is done -------------------------------------------------------------------------
+
+    def _note(self, holder: Holder) -> None:
+        if holder.owner not in self._wrote and len(self._wrote) >= HOLDERS_MAX:
+            raise FsError(errno.EMFILE, "too many processes write one value")
+        self._wrote[holder.owner] = holder.pid
+        self._unclosed.add(holder.owner)
+        self._synced = False
+
+    def _completes(self, lanes: Lanes, holder: Holder) -> Steps[bool]:
+        """Whether this close says that what came is all. Raises FsError where nobody can say."""
+        made = same_process(holder.pid, self._maker)
+        wrote = holder.owner in self._wrote
+        if not (made or wrote):
+            return False
+        how = self._judge(holder, self._wrote.get(holder.owner, 0), self._name, self._ino)
+        if how is Closing.UNTOLD and not self._synced:
+            yield from self._give_up(lanes, errno.EOPNOTSUPP)
+            raise FsError(errno.EOPNOTSUPP, "nobody can say whether the value is whole: fsync it first")
+        if how is Closing.DYING:
+            yield from self._give_up(lanes, errno.EIO)
+            return False
+        if how is Closing.KEPT or (how is Closing.ONE and not wrote):
+            return False
+        self._unclosed.discard(holder.owner)
+        self._maker_closed = self._maker_closed or made
+        return how is Closing.UNTOLD or (self._maker_closed and not self._unclosed)
+
+    def _finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        try:
+            yield from self.writing.finish(lanes, deadline)
+        except (BadPut, PutRefused) as refused:
+            raise FsError(_errno_of_either(refused), str(refused)) from None
+        if self.writing.already_there and not self._second_told:
+            self._second_told = True
+            raise FsError(errno.EEXIST, "the key was stored meanwhile; the first write stays")
+
+    def _give_up(self, lanes: Lanes, number: int) -> Steps[None]:
+        self._failed = number
+        yield from self.writing.drop(lanes)
+
+    def _spoil(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        """Bytes after the value was complete: half of it must not stay behind."""
+        # What this writer did not store, because it failed or came second, is not its to delete.
+        if self.writing.stored and not self._spoilt:
+            self._spoilt = True
+            try:
+                yield from delete_value(self.writing.volume, lanes, self.writing.key, deadline)
+            except PutRefused:
+                # It may stay for as long as its enclosure is away; the writer is told EIO either way.
+                self._spoilt = False
+        raise FsError(errno.EIO, "the value was complete before")
