@@ -47,6 +47,7 @@ class VerbsError(Exception):
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"{message} ({errno.errorcode.get(number, str(number))}: {os.strerror(number)})")
         self.errno = number
+        self.reason = message
 
 
 # --- enumerations -----------------------------------------------------------------------------------------

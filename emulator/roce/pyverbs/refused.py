@@ -8,5 +8,5 @@ from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 
 
 def not_here(what: str) -> PyverbsRDMAError:
-    """The error of a device that does not do this: EOPNOTSUPP, as with a kernel device without the feature."""
+    """The error of a device that does not do this: EOPNOTSUPP, as a kernel device without it says."""
     return PyverbsRDMAError(f"Failed to create {what}", errno.EOPNOTSUPP)

@@ -90,7 +90,7 @@ class Spec(PyverbsObject):
 
     @abstractmethod
     def __init__(self) -> None:
-        raise NotImplementedError("This class is abstract.")
+        raise RuntimeError("This class is abstract.")
 
     def _begin(self, spec_type: int, is_inner: object, **given: Any) -> None:
         """Take values and masks as the caller gave them; a mask without a value does not count."""
