@@ -29,12 +29,14 @@ from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
 from emulator.roce.nic.requests import atomic_packet, message_packet, prepare, read_packet
 from emulator.roce.nic.retry import Due, RetryClock
-from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendRequest, WcStatus
+from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, SendRequest, WcStatus
 from emulator.roce.nic.work import (
     ATOMIC_BYTES,
     ATOMICS,
     MESSAGES,
     NAK_STATUS,
+    SHAPES,
+    Shape,
     Work,
     extended_psn,
 )
@@ -55,8 +57,9 @@ SMALL_BYTES: Final = 128
 class Requester:
     """See the module's docstring. Belongs to one queue pair."""
 
-    def __init__(self, qp: QueuePair) -> None:
+    def __init__(self, qp: QueuePair, shapes: dict[SendOpcode, Shape] = SHAPES) -> None:
         self._qp = qp
+        self._shapes = shapes
         self._share = Share()
         self._wake = qp.schedule
         self._waiting: deque[SendRequest] = deque()
@@ -119,7 +122,8 @@ class Requester:
             if int(request.flags) & _FENCE and self._first_unanswered() is not None:
                 return False
             self._waiting.popleft()
-            work = Work(request, qp.signal_all or int(request.flags) & _SIGNALED != 0, self._next)
+            signaled = qp.signal_all or int(request.flags) & _SIGNALED != 0
+            work = Work(request, signaled, self._next, self._shapes.get(request.opcode))
             try:
                 prepare(qp, work)
             except ProtectionFault:

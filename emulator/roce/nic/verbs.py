@@ -57,6 +57,7 @@ class QpType(IntEnum):
     """enum ibv_qp_type, those that exist here."""
 
     RC = 2
+    UC = 3
     UD = 4
 
 

@@ -39,7 +39,18 @@ _GRANTED_BY: Final[dict[SendOpcode, int]] = {
     SendOpcode.SEND_WITH_INV: ops.IBV_QP_EX_WITH_SEND_WITH_INV,
 }
 _UD_OPS: Final = ops.IBV_QP_EX_WITH_SEND | ops.IBV_QP_EX_WITH_SEND_WITH_IMM
-_SUPPORTED: Final = {QpType.RC: sum(_GRANTED_BY.values()), QpType.UD: int(_UD_OPS)}
+_UC_OPS: Final = (
+    _UD_OPS
+    | ops.IBV_QP_EX_WITH_RDMA_WRITE
+    | ops.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | ops.IBV_QP_EX_WITH_LOCAL_INV
+    | ops.IBV_QP_EX_WITH_BIND_MW
+)
+_SUPPORTED: Final = {
+    QpType.RC: sum(_GRANTED_BY.values()),
+    QpType.UC: int(_UC_OPS),
+    QpType.UD: int(_UD_OPS),
+}
 
 
 class QPEx(QP):
