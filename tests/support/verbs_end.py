@@ -22,7 +22,9 @@ SECONDS: Final = 60.0
 class VerbsEnd:
     """A queue pair with `size` bytes of registered memory. `close` it, or use it in a `with`."""
 
-    def __init__(self, package: str, device: str, address: str, size: int, kind: str = "RC") -> None:
+    def __init__(
+        self, package: str, device: str, address: str, size: int, kind: str = "RC", *, send_ops: int = 0
+    ) -> None:
         load_verbs(package)  # Debian's is found where it lies
         p = self._p = SimpleNamespace(
             **{name: importlib.import_module(f"{package}.{name}") for name in MODULES}
@@ -39,6 +41,7 @@ class VerbsEnd:
         self._completions = p.cq.CQ(self._context, 4 * OPERATIONS_AT_ONCE)
         self._access = access
         self._kind = getattr(e, f"IBV_QPT_{kind}")
+        self._send_ops = send_ops
         self.pair: Any = None
         self.renew()
 
@@ -67,6 +70,14 @@ class VerbsEnd:
         room = OPERATIONS_AT_ONCE
         qp = self._p.qp
         cap = qp.QPCap(max_send_wr=room, max_recv_wr=room, max_send_sge=1, max_recv_sge=1)
+        if self._send_ops:
+            masks = self.e.IBV_QP_INIT_ATTR_PD | self.e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+            extended = qp.QPInitAttrEx(
+                qp_type=self._kind, scq=self._completions, rcq=self._completions, cap=cap, sq_sig_all=1,
+                pd=self._domain, comp_mask=masks, send_ops_flags=self._send_ops,
+            )  # fmt: skip
+            self.pair = qp.QPEx(self._context, extended)
+            return
         self.pair = qp.QP(
             self._domain,
             qp.QPInitAttr(

@@ -300,7 +300,10 @@ class QueuePair:
                 length += sge[1]
         if length > MAX_MESSAGE:
             raise VerbsError(errno.EINVAL, f"a message of {length} bytes is too long")
-        if int(request.flags) & _INLINE:
+        if opcode is SendOpcode.ATOMIC_WRITE:
+            if length != ATOMIC_BYTES or request.remote_address % ATOMIC_BYTES:
+                raise VerbsError(errno.EINVAL, "an atomic write is 8 bytes at a multiple of 8")
+        elif int(request.flags) & _INLINE:
             if opcode not in _MAY_BE_INLINE or length > self.capabilities.max_inline_data:
                 raise VerbsError(errno.EINVAL, f"{length} bytes of {opcode.name} cannot be inline")
         elif request.inline is not None:

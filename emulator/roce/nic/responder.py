@@ -47,6 +47,7 @@ _NEEDED: Final = {
     Operation.WRITE: _REMOTE_WRITE,
     Operation.READ_REQUEST: _REMOTE_READ,
     Operation.ATOMIC: _REMOTE_ATOMIC,
+    Operation.ATOMIC_WRITE: _REMOTE_WRITE,
 }
 _64_BITS: Final = (1 << 64) - 1
 
@@ -164,6 +165,8 @@ class Responder:
             self._read(packet)
         elif operation is Operation.ATOMIC:
             self._atomic(packet)
+        elif operation is Operation.ATOMIC_WRITE:
+            self._atomic_write(packet)
         elif operation is Operation.SEND:
             self._send(packet, known)
         else:
@@ -310,6 +313,25 @@ class Responder:
         self._messages += 1
         self.responses.answer(AtomicAnswer(psn, original, self._messages))
 
+    def _atomic_write(self, packet: Packet) -> None:
+        """Eight aligned bytes at once, after everything before (IBTA annex A19). The answer is that of a
+        READ of nothing."""
+        assert packet.reth is not None
+        address, rkey, length = packet.reth
+        payload = memoryview(packet.payload)
+        if address % ATOMIC_BYTES or length != ATOMIC_BYTES or len(payload) != ATOMIC_BYTES:
+            raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+        spans = self._remote(rkey, address, length, _REMOTE_WRITE)
+        psn = self.expected
+        self._remember(_Resource(psn, psn + 1, address, rkey, length, 0))
+        try:
+            spans.place(0, payload)
+        except ProtectionFault as fault:
+            raise self._access_error() from fault
+        self.expected += 1
+        self._messages += 1
+        self.responses.answer(ReadAnswer(psn, psn + 1, EMPTY, 0, 0, self._messages))
+
     # --- duplicates ---------------------------------------------------------------------------------------
 
     def _duplicate(self, packet: Packet, psn: int, known: OpcodeClass) -> None:
@@ -321,7 +343,10 @@ class Responder:
         if resource is None:
             self._count(Count.NO_RESOURCE)
             return
-        if packet.reth is not None:
+        if known.operation is Operation.ATOMIC_WRITE:
+            # Carried out once; only its answer is said again.
+            self.responses.answer(ReadAnswer(psn, psn + 1, EMPTY, 0, 0, self._messages, again=True))
+        elif packet.reth is not None:
             self._read_again(packet, psn, resource)
         elif resource.original is not None:
             self.responses.answer(AtomicAnswer(psn, resource.original, self._messages))

@@ -67,6 +67,7 @@ SHAPES: Final[dict[SendOpcode, Shape]] = {
     _S.RDMA_READ: Shape(WcOpcode.RDMA_READ, *(_O.READ_REQUEST,) * 4, answered=True),
     _S.ATOMIC_CMP_AND_SWP: Shape(WcOpcode.COMP_SWAP, *(_O.COMPARE_SWAP,) * 4, answered=True),
     _S.ATOMIC_FETCH_AND_ADD: Shape(WcOpcode.FETCH_ADD, *(_O.FETCH_ADD,) * 4, answered=True),
+    _S.ATOMIC_WRITE: Shape(WcOpcode.ATOMIC_WRITE, *(_O.ATOMIC_WRITE,) * 4, answered=True),
 }
 
 
@@ -99,6 +100,9 @@ NAK_STATUS: Final = {
 """What a refusal is called in the completion."""
 
 ATOMICS: Final = frozenset({_S.ATOMIC_CMP_AND_SWP, _S.ATOMIC_FETCH_AND_ADD})
+ONE_PACKET: Final = ATOMICS | {_S.ATOMIC_WRITE}
+"""Answered requests of one packet, whatever their length."""
+
 ATOMIC_BYTES: Final = 8
 
 

@@ -47,6 +47,7 @@ class Opcode(IntEnum):
     FETCH_ADD = 0x14
     SEND_LAST_WITH_INVALIDATE = 0x16
     SEND_ONLY_WITH_INVALIDATE = 0x17
+    ATOMIC_WRITE = 0x1D
     UC_SEND_FIRST = 0x20
     UC_SEND_MIDDLE = 0x21
     UC_SEND_LAST = 0x22
@@ -73,6 +74,7 @@ class Operation(IntEnum):
     ACKNOWLEDGE = 4
     ATOMIC_ACKNOWLEDGE = 5
     ATOMIC = 6
+    ATOMIC_WRITE = 7
 
 
 BTH_BYTES: Final = 12
@@ -151,6 +153,7 @@ _TABLE: Final[dict[Opcode, tuple[Operation, tuple[bool, bool], str]]] = {
     _O.FETCH_ADD: (_P.ATOMIC, _ONLY, "atomic"),
     _O.SEND_LAST_WITH_INVALIDATE: (_P.SEND, _LAST, "invalidate"),
     _O.SEND_ONLY_WITH_INVALIDATE: (_P.SEND, _ONLY, "invalidate"),
+    _O.ATOMIC_WRITE: (_P.ATOMIC_WRITE, _ONLY, "reth"),
     _O.UC_SEND_FIRST: (_P.SEND, _FIRST, ""),
     _O.UC_SEND_MIDDLE: (_P.SEND, _MIDDLE, ""),
     _O.UC_SEND_LAST: (_P.SEND, _LAST, ""),
@@ -169,7 +172,9 @@ _TABLE: Final[dict[Opcode, tuple[Operation, tuple[bool, bool], str]]] = {
 assert len(_TABLE) == len(Opcode)
 
 _ANSWERS: Final = (Operation.READ_RESPONSE, Operation.ACKNOWLEDGE, Operation.ATOMIC_ACKNOWLEDGE)
-_WITH_PAYLOAD: Final = (Operation.SEND, Operation.WRITE, Operation.READ_RESPONSE)
+_WITH_PAYLOAD: Final = (
+    Operation.SEND, Operation.WRITE, Operation.READ_RESPONSE, Operation.ATOMIC_WRITE,
+)  # fmt: skip
 
 
 def _class_of(opcode: Opcode) -> OpcodeClass:

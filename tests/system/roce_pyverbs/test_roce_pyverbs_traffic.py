@@ -109,6 +109,27 @@ def test_atomics() -> None:
         assert int.from_bytes(right.mr.read(8, 0), "little") == 7
 
 
+def test_atomic_writes() -> None:
+    with two_sides(extended=True) as (left, right):
+        assert isinstance(left.qp, QPEx)
+        left.qp.wr_start()
+        left.qp.wr_atomic_write(right.mr.rkey, right.mr.buf + 64, b"8 bytes!")
+        left.qp.wr_complete()
+        wait_until(lambda: right.mr.read(8, 64) == b"8 bytes!")
+        left.qp.wr_start()
+        left.qp.wr_atomic_write(right.mr.rkey, right.mr.buf + 4, b"8 bytes!")
+        with pytest.raises(PyverbsRDMAError) as refused:
+            left.qp.wr_complete()
+        assert refused.value.error_code == errno.EINVAL
+    with two_sides() as (left, right):
+        left.mr.write(b"by a WR.", 8, 0)
+        request = left.request(e.IBV_WR_ATOMIC_WRITE, 0, 8)
+        request.set_wr_rdma(right.mr.rkey, right.mr.buf + 8)
+        left.qp.post_send(request)
+        assert left.completion().opcode == e.IBV_WC_ATOMIC_WRITE
+        assert right.mr.read(16, 0) == bytes(8) + b"by a WR."
+
+
 def test_requests_in_a_chain_are_posted_in_order_up_to_the_bad_one() -> None:
     with two_sides() as (left, right):
         right.receive(wr_id=1)
