@@ -20,6 +20,11 @@ GRH = 40
 SECONDS = 60.0
 
 
+def _descriptors() -> set[int]:
+    """Those of this process, without the one that looks."""
+    return {int(fd) for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+
+
 class Side:
     """rdma_cm of one package, at one address, with a channel whose descriptor is found as a new one."""
 
@@ -30,13 +35,9 @@ class Side:
                for name in ("addr", "cmid", "cm_enums", "enums", "qp")}
         )  # fmt: skip
         self.address = address
-        before = set(os.listdir("/proc/self/fd"))
+        before = _descriptors()
         self.channel = self.m.cmid.CMEventChannel()
-        (new,) = [
-            int(fd)
-            for fd in set(os.listdir("/proc/self/fd")) - before
-            if os.path.exists(f"/proc/self/fd/{fd}")
-        ]
+        (new,) = _descriptors() - before
         self.fd = new
 
     def cmid(self) -> Any:
