@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 MODULES = (
-    "addr", "base", "cm_enums", "cmid", "cq", "device", "enums", "fork", "mem_alloc", "mr", "pd",
-    "pyverbs_error", "qp", "srq", "utils", "wr",
+    "addr", "base", "cm_enums", "cmid", "cq", "device", "enums", "flow", "fork", "mem_alloc", "mr", "pd",
+    "pyverbs_error", "qp", "spec", "srq", "utils", "wq", "wr", "xrcd",
 )  # fmt: skip
-"""Those that are more than names of what is refused."""
+"""All but `dmabuf`, of which nothing can be made here."""
 
 RECORDS = (
-    "AHAttr", "AsyncEvent", "CQModerationCaps", "ConnParam", "CqInitAttrEx", "DeviceAttr", "ECE", "GID",
-    "GIDEntry", "OpsWr", "PCIAtomicCaps", "PacketPacingCaps", "PollCqAttr", "PortAttr", "QPAttr",
-    "QPCap", "QPInitAttr", "QPInitAttrEx", "RSSCaps", "SrqAttr", "SrqInitAttr", "SrqInitAttrEx",
-    "TMCaps", "TSOCaps", "WC", "WcTmInfo",
+    "AHAttr", "AsyncEvent", "CQModerationCaps", "ConnParam", "CqInitAttrEx", "DeviceAttr", "ECE", "EthSpec",
+    "FlowAttr", "GID", "GIDEntry", "Ipv4ExtSpec", "OpsWr", "PCIAtomicCaps", "PacketPacingCaps", "PollCqAttr",
+    "PortAttr", "QPAttr", "QPCap", "QPInitAttr", "QPInitAttrEx", "RSSCaps", "RxHashConf", "SrqAttr",
+    "SrqInitAttr", "SrqInitAttrEx", "TMCaps", "TSOCaps", "WC", "WQAttr", "WQInitAttr", "WcTmInfo",
 )  # fmt: skip
 """Classes that are nothing but values, and can be made without any."""
 

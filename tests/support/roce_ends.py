@@ -12,6 +12,7 @@ from emulator.roce.nic.memory import MemoryRegion, ProtectionDomain
 from emulator.roce.nic.nic import WINDOW_BYTES, Nic
 from emulator.roce.nic.queue_pair import QueuePair
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
+from emulator.roce.nic.states import MOVES
 from emulator.roce.nic.verbs import (
     Access,
     AddressVector,
@@ -153,9 +154,12 @@ def attributes_for(end: End, peer: End, **changes: object) -> QpAttributes:
 
 def move_up(end: End, attributes: QpAttributes, to: QpState = QpState.RTS) -> None:
     """From RESET towards RTS."""
-    for state, mask in ((QpState.INIT, TO_INIT), (QpState.RTR, TO_RTR), (QpState.RTS, TO_RTS)):
+    steps = MOVES[end.qp.type]
+    previous = QpState.RESET
+    for state in (QpState.INIT, QpState.RTR, QpState.RTS):
         attributes.state = state
-        end.qp.modify(attributes, mask)
+        end.qp.modify(attributes, QpAttr.STATE | steps[previous, state].required)
+        previous = state
         if state is to:
             return
 

@@ -1,4 +1,4 @@
-"""One end of a reliable connection without a connection manager, on any package with pyverbs' names.
+"""One end of a connection (RC, or UC) without a connection manager, on any package with pyverbs' names.
 
 The text is the same for Debian's pyverbs on the kernel's rxe and for the emulator's: what differs is the
 package that is named.
@@ -22,7 +22,9 @@ SECONDS: Final = 60.0
 class VerbsEnd:
     """A queue pair with `size` bytes of registered memory. `close` it, or use it in a `with`."""
 
-    def __init__(self, package: str, device: str, address: str, size: int) -> None:
+    def __init__(
+        self, package: str, device: str, address: str, size: int, kind: str = "RC", *, send_ops: int = 0
+    ) -> None:
         load_verbs(package)  # Debian's is found where it lies
         p = self._p = SimpleNamespace(
             **{name: importlib.import_module(f"{package}.{name}") for name in MODULES}
@@ -38,6 +40,8 @@ class VerbsEnd:
         self.memory = p.mr.MR(self._domain, size, access)
         self._completions = p.cq.CQ(self._context, 4 * OPERATIONS_AT_ONCE)
         self._access = access
+        self._kind = getattr(e, f"IBV_QPT_{kind}")
+        self._send_ops = send_ops
         self.pair: Any = None
         self.renew()
 
@@ -66,10 +70,18 @@ class VerbsEnd:
         room = OPERATIONS_AT_ONCE
         qp = self._p.qp
         cap = qp.QPCap(max_send_wr=room, max_recv_wr=room, max_send_sge=1, max_recv_sge=1)
+        if self._send_ops:
+            masks = self.e.IBV_QP_INIT_ATTR_PD | self.e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS
+            extended = qp.QPInitAttrEx(
+                qp_type=self._kind, scq=self._completions, rcq=self._completions, cap=cap, sq_sig_all=1,
+                pd=self._domain, comp_mask=masks, send_ops_flags=self._send_ops,
+            )  # fmt: skip
+            self.pair = qp.QPEx(self._context, extended)
+            return
         self.pair = qp.QP(
             self._domain,
             qp.QPInitAttr(
-                qp_type=self.e.IBV_QPT_RC, scq=self._completions, rcq=self._completions, cap=cap, sq_sig_all=1
+                qp_type=self._kind, scq=self._completions, rcq=self._completions, cap=cap, sq_sig_all=1
             ),
         )
 

@@ -30,8 +30,15 @@ EVERYTHING = (
     | e.IBV_ACCESS_REMOTE_ATOMIC | e.IBV_ACCESS_MW_BIND
 )  # fmt: skip
 
-ALL_SEND_OPS = (1 << 10) - 1
-"""From IBV_QP_EX_WITH_RDMA_WRITE to IBV_QP_EX_WITH_SEND_WITH_INV."""
+ALL_SEND_OPS = (1 << 10) - 1 | e.IBV_QP_EX_WITH_ATOMIC_WRITE
+"""From IBV_QP_EX_WITH_RDMA_WRITE to IBV_QP_EX_WITH_SEND_WITH_INV, and the atomic write."""
+
+_SENDS = e.IBV_QP_EX_WITH_SEND | e.IBV_QP_EX_WITH_SEND_WITH_IMM
+SEND_OPS = {
+    e.IBV_QPT_RC: ALL_SEND_OPS,
+    e.IBV_QPT_UC: _SENDS | e.IBV_QP_EX_WITH_RDMA_WRITE | e.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM,
+    e.IBV_QPT_UD: _SENDS,
+}
 
 
 def addresses(count: int) -> list[str]:
@@ -89,15 +96,12 @@ class Side:
             self.srq = SRQ(self.pd, SrqInitAttr(SrqAttr(32, 4)))
         if self.extended:
             self.cq_ex = CQEX(self.context, CqInitAttrEx(64, self.channel, wc_flags=e.IBV_WC_STANDARD_FLAGS))
-            ud = self.kind == e.IBV_QPT_UD
             self.qp = QPEx(
                 self.context,
                 QPInitAttrEx(
                     self.kind, None, self.cq_ex, self.cq_ex, self.srq, cap, 1,
                     comp_mask=e.IBV_QP_INIT_ATTR_PD | e.IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, pd=self.pd,
-                    send_ops_flags=(
-                        e.IBV_QP_EX_WITH_SEND | e.IBV_QP_EX_WITH_SEND_WITH_IMM if ud else ALL_SEND_OPS
-                    ),
+                    send_ops_flags=SEND_OPS[self.kind],
                 ),
             )  # fmt: skip
         else:

@@ -11,6 +11,7 @@ import errno
 from typing import Final
 
 from emulator.roce.cm.connection import Connection
+from emulator.roce.cm.service_resolution import UDP_QKEY, ServiceResolution
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.verbs import Access, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
 
@@ -25,6 +26,8 @@ _AGREED = {
 
 def queue_pair_attributes(connection: Connection, state: QpState) -> tuple[QpAttributes, QpAttr]:
     """Attributes and mask for `modify`. EINVAL where the connection does not know enough yet."""
+    if isinstance(connection, ServiceResolution):
+        return _datagram_attributes(connection, state)
     agreed = connection.state in _AGREED
     match state:
         case QpState.INIT:
@@ -67,6 +70,19 @@ def queue_pair_attributes(connection: Connection, state: QpState) -> tuple[QpAtt
             )  # fmt: skip
             return attributes, mask
     raise _unknown(connection, state)
+
+
+def _datagram_attributes(service: ServiceResolution, state: QpState) -> tuple[QpAttributes, QpAttr]:
+    """A datagram queue pair needs nothing of its peers, so it may go all the way at once."""
+    attributes = QpAttributes(state=state, pkey_index=0, port_num=1, qkey=UDP_QKEY, sq_psn=service.rq_psn)
+    match state:
+        case QpState.INIT:
+            return attributes, QpAttr.STATE | QpAttr.PKEY_INDEX | QpAttr.PORT | QpAttr.QKEY
+        case QpState.RTR:
+            return attributes, QpAttr.STATE
+        case QpState.RTS:
+            return attributes, QpAttr.STATE | QpAttr.SQ_PSN
+    raise _unknown(service, state)
 
 
 def _unknown(connection: Connection, state: QpState) -> VerbsError:

@@ -48,6 +48,8 @@ class ConnectionParameters:
     retry_count: int = 7
     rnr_retry_count: int = 7
     srq: bool = False
+    qkey: int = 0
+    """Of a datagram service, with ESTABLISHED; `qp_num` is its queue pair then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,9 @@ class CmEvent:
     """struct rdma_cm_event.
 
     `status`: the reason of a REJ with REJECTED; a negative errno with UNREACHABLE, CONNECT_ERROR and with a
-    DISCONNECTED that the peer never confirmed; else 0. `parameters` come with CONNECT_REQUEST and
-    CONNECT_RESPONSE; `listener` with CONNECT_REQUEST, whose `connection` is new.
+    DISCONNECTED that the peer never confirmed; with UNREACHABLE of a datagram service the status of SIDR;
+    else 0. `parameters` come with CONNECT_REQUEST and CONNECT_RESPONSE, and with ESTABLISHED of a datagram
+    service; `listener` with CONNECT_REQUEST, whose `connection` is new.
     """
 
     type: CmEventType

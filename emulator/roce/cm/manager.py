@@ -28,6 +28,7 @@ from emulator.roce.cm.limits import (
     MAX_OUTPUT,
     CmTimes,
 )
+from emulator.roce.cm.service_resolution import ServiceResolution
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.verbs import PSN_MASK, Mtu, VerbsError
@@ -115,11 +116,12 @@ class ConnectionManager:
 
     # --- what users do -------------------------------------------------------------
 
-    def create(self, sink: EventSink) -> Connection:
-        """A connection that does nothing yet. ENOMEM where there are too many."""
+    def create(self, sink: EventSink, port_space: PortSpace = PortSpace.TCP) -> Connection:
+        """A connection, or a datagram service, that does nothing yet. ENOMEM where there are too many."""
         if len(self._connections) >= MAX_CONNECTIONS:
             raise VerbsError(errno.ENOMEM, f"{MAX_CONNECTIONS} connections exist")
-        connection = Connection(self, sink, self._unused_id())
+        kind = ServiceResolution if port_space is PortSpace.UDP else Connection
+        connection = kind(self, sink, self._unused_id())
         self._connections[connection.local_id] = connection
         return connection
 
@@ -201,7 +203,7 @@ class ConnectionManager:
             case ServiceRequest():
                 self._service_request(message, transaction, ip)
             case ServiceReply():
-                self.counters["unasked"] += 1
+                self._service_reply(message, ip)
             case _:
                 self._for_connection(message, transaction, ip, now)
 
@@ -271,7 +273,8 @@ class ConnectionManager:
             return
         refusal = self._refusal(request)
         port = port_of(request.service_id)
-        listener = None if port is None else self._listeners.get(port)
+        # A service of datagrams takes no connections.
+        listener = None if port is None or port[0] is not PortSpace.TCP else self._listeners.get(port)
         if refusal is None and listener is None:
             refusal = RejectReason.INVALID_SERVICE_ID
         stale = self._by_queue_pair.get((request.ca_guid, request.queue_pair))
@@ -336,11 +339,45 @@ class ConnectionManager:
         return connection.reply_received(reply, transaction)
 
     def _service_request(self, request: ServiceRequest, transaction: int, ip: str) -> None:
-        """Datagram services are resolved by SIDR; there is none here, and the peer is told so."""
-        answer = ServiceReply(
-            request.request_id, SidrStatus.UNSUPPORTED_SERVICE_ID, service_id=request.service_id
-        )
-        self.send(encode_cm(answer, transaction), ip)
+        known = self._by_request.get((ip, request.request_id))
+        if known is not None:
+            known.repeated_request()
+            return
+        port = port_of(request.service_id)
+        listener = None if port is None or port[0] is not PortSpace.UDP else self._listeners.get(port)
+        status = SidrStatus.UNSUPPORTED_SERVICE_ID if listener is None else SidrStatus.VALID
+        try:
+            header = decode_ip_cm_untrusted(request.private_data)
+            addresses = (header.source, header.destination)
+            if listener is not None and addresses != (packed_address(ip), packed_address(self.ip)):
+                status = SidrStatus.REJECTED
+        except MalformedPacket as error:
+            self.counters[error.cause] += 1
+            status = status or SidrStatus.REJECTED
+        if len(self._connections) >= MAX_CONNECTIONS:
+            status = status or SidrStatus.NO_QUEUE_PAIR
+        if status is not SidrStatus.VALID or listener is None:
+            self.counters["refused"] += 1
+            answer = ServiceReply(request.request_id, status, service_id=request.service_id)
+            self.send(encode_cm(answer, transaction), ip)
+            return
+        if listener.waiting >= listener.backlog:
+            self.counters["backlog full"] += 1
+            return
+        listener.waiting += 1
+        service = ServiceResolution(self, listener.sink, self._unused_id())
+        self._connections[service.local_id] = service
+        self._by_request[ip, request.request_id] = service
+        service.begin_service(request, transaction, ip, listener)
+
+    def _service_reply(self, reply: ServiceReply, ip: str) -> None:
+        service = self._connections.get(reply.request_id)
+        if not isinstance(service, ServiceResolution) or not service.active:
+            self.counters["unasked"] += 1
+        elif service.remote_ip != ip:
+            self.counters["wrong address"] += 1
+        elif not service.reply_to_service(reply):
+            self.counters["out of state"] += 1
 
     def _reject(
         self,

@@ -19,17 +19,21 @@ class CmState(Enum):
     REP_SENT = "REP sent"
     ESTABLISHED = "established"
     DREQ_SENT = "DREQ sent"
+    SIDR_SENT = "SIDR_REQ sent"
+    SIDR_RECEIVED = "SIDR_REQ received"
+    RESOLVED = "resolved"
     TIME_WAIT = "time-wait"
     CLOSED = "closed"
 
 
 _IDLE, _REQ_SENT, _REP_RECEIVED = CmState.IDLE, CmState.REQ_SENT, CmState.REP_RECEIVED
 _REQ_RECEIVED, _REP_SENT, _ESTABLISHED = CmState.REQ_RECEIVED, CmState.REP_SENT, CmState.ESTABLISHED
+_SIDR_SENT, _SIDR_RECEIVED, _RESOLVED = CmState.SIDR_SENT, CmState.SIDR_RECEIVED, CmState.RESOLVED
 _DREQ_SENT, _TIME_WAIT, _CLOSED = CmState.DREQ_SENT, CmState.TIME_WAIT, CmState.CLOSED
 
 LEGAL: dict[CmState, frozenset[CmState]] = {
     # The active side begins with `connect`, the passive side with a REQ.
-    _IDLE: frozenset({_REQ_SENT, _REQ_RECEIVED, _CLOSED}),
+    _IDLE: frozenset({_REQ_SENT, _REQ_RECEIVED, _SIDR_SENT, _SIDR_RECEIVED, _CLOSED}),
     # Answered; rejected, or given up.
     _REQ_SENT: frozenset({_REP_RECEIVED, _TIME_WAIT, _CLOSED}),
     # `establish`; `disconnect` or DREQ before it; rejected by either side.
@@ -40,6 +44,10 @@ LEGAL: dict[CmState, frozenset[CmState]] = {
     _REP_SENT: frozenset({_ESTABLISHED, _DREQ_SENT, _TIME_WAIT, _CLOSED}),
     _ESTABLISHED: frozenset({_DREQ_SENT, _TIME_WAIT}),
     _DREQ_SENT: frozenset({_TIME_WAIT}),
+    # A datagram service (12.11): answered; refused, given up or destroyed.
+    _SIDR_SENT: frozenset({_RESOLVED, _CLOSED}),
+    _SIDR_RECEIVED: frozenset({_RESOLVED, _CLOSED}),
+    _RESOLVED: frozenset({_CLOSED}),
     _TIME_WAIT: frozenset({_CLOSED}),
     _CLOSED: frozenset(),
 }

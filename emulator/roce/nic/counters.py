@@ -29,6 +29,8 @@ class Count(StrEnum):
     WRONG_QKEY = "wrong q_key"
     MTU = "longer than the path mtu"
     NO_RECEIVE = "no receive posted"
+    MESSAGE_LOST = "unreliable message lost"
+    """A packet of an unreliable connection that is part of no message that can be received whole."""
     BUFFER_TOO_SMALL = "receive buffer too small"
     DUPLICATE = "duplicate request"
     OUT_OF_SEQUENCE = "request out of sequence"

@@ -29,7 +29,7 @@ from emulator.roce.nic.verbs import Address, Burst, Limits
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
 from emulator.roce.wire.flow import Flow
 from emulator.roce.wire.malformed import Cause, MalformedPacket
-from emulator.roce.wire.opcodes import ICRC_BYTES, Opcode, Service, class_of
+from emulator.roce.wire.opcodes import ICRC_BYTES, SERVICE_SHIFT, Opcode, Service, class_of
 from emulator.roce.wire.packet import decode_transport_untrusted
 
 WINDOW_BYTES: Final = 320 << 10
@@ -46,7 +46,15 @@ one by the receiver (`UdpLink`)."""
 
 MAX_PATHS: Final = 4096
 
-_ROW_OPCODES: Final = frozenset({Opcode.SEND_MIDDLE, Opcode.WRITE_MIDDLE, Opcode.READ_RESPONSE_MIDDLE})
+_ROW_OPCODES: Final = frozenset(
+    {
+        Opcode.SEND_MIDDLE,
+        Opcode.WRITE_MIDDLE,
+        Opcode.READ_RESPONSE_MIDDLE,
+        Opcode.UC_SEND_MIDDLE,
+        Opcode.UC_WRITE_MIDDLE,
+    }
+)
 _NO_FLAGS: Final = ~MIGRATION_REQUEST & 0xFF
 
 _ACKNOWLEDGEMENT: Final = struct.Struct(">BBHIII")
@@ -215,7 +223,9 @@ class Nic(Objects):
         if opcode not in _ROW_OPCODES or flags & _NO_FLAGS or p_key != DEFAULT_P_KEY:
             return 0
         qp = self._qps.get(queue_pair)
-        if qp is None or qp.datagrams is not None or not qp.receiving or qp.mtu != mtu or qp.path.ip != ip:
+        if qp is None or opcode >> SERVICE_SHIFT != qp.service or not qp.receiving:
+            return 0
+        if qp.mtu != mtu or qp.path.ip != ip:
             return 0
         answer = opcode == Opcode.READ_RESPONSE_MIDDLE
         psn = sequence & LOW_24_BITS
@@ -239,7 +249,7 @@ class Nic(Objects):
         if opcode != Opcode.ACKNOWLEDGE or flags & _NO_FLAGS or p_key != DEFAULT_P_KEY or word >> 29:
             return False
         qp = self._qps.get(queue_pair)
-        if qp is None or qp.datagrams is not None or not qp.receiving or qp.path.ip != ip:
+        if qp is None or qp.service is not Service.RC or not qp.receiving or qp.path.ip != ip:
             return False
         if identification_of(datagram, flow, index, self.solve_identification) is None:
             return False
@@ -261,7 +271,7 @@ class Nic(Objects):
         qp = self._qps.get(packet.queue_pair)
         if qp is None:
             counters[Count.NO_QUEUE_PAIR] += 1
-        elif (known.service is Service.UD) != (qp.datagrams is not None):
+        elif known.service is not qp.service:
             counters[Count.WRONG_SERVICE] += 1
         elif not qp.receiving:
             counters[Count.NOT_READY] += 1

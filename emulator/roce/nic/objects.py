@@ -26,7 +26,7 @@ from emulator.roce.nic.memory import (
     ProtectionDomain,
 )
 from emulator.roce.nic.path import incoming_flow
-from emulator.roce.nic.queue_pair import QueuePair
+from emulator.roce.nic.queue_pair import SERVICES, QueuePair
 from emulator.roce.nic.retry import RetryClock
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
 from emulator.roce.nic.verbs import (
@@ -264,7 +264,7 @@ class Objects(ABC):
         self._known(recv_cq, self._cqs, "completion queue")
         if srq is not None:
             self._known(srq, self._srqs, "shared receive queue")
-        if kind not in (QpType.RC, QpType.UD):
+        if kind not in SERVICES:
             raise VerbsError(errno.EOPNOTSUPP, f"no queue pairs of type {int(kind)}")
         limits = self.limits
         wanted = capabilities

@@ -1,7 +1,8 @@
 """A queue pair as the verbs see it: states, posting, and the services behind it (IBTA 10.3, 11.2.5, 11.4).
 
-`RcService` and `DatagramService` do the talking; what is common to both is here. A request that was posted is
-completed exactly once, if it asked for it or fails, unless the queue pair is reset or destroyed before.
+`Requester` and `Responder` (`unreliable.py` has those of UC) and `DatagramService` do the talking; what is
+common to all is here. A request that was posted is completed exactly once, if it asked for it or fails,
+unless the queue pair is reset or destroyed before.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from emulator.roce.nic.requester import Requester
 from emulator.roce.nic.responder import Responder
 from emulator.roce.nic.shared_receive import ReceiveQueue, SharedReceiveQueue
 from emulator.roce.nic.states import MAY_POST_RECEIVE, MAY_POST_SEND, RECEIVING, next_state
+from emulator.roce.nic.unreliable import UnreliableRequester, UnreliableResponder
 from emulator.roce.nic.verbs import (
     MAX_MESSAGE,
     AsyncEvent,
@@ -38,17 +40,24 @@ from emulator.roce.nic.verbs import (
     WcStatus,
     WorkCompletion,
 )
-from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, completion_opcode
+from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, UNRELIABLE_SHAPES, completion_opcode
 from emulator.roce.wire.bth import LOW_24_BITS
+from emulator.roce.wire.opcodes import Service
 
 if TYPE_CHECKING:
     from emulator.roce.nic.memory import KeyTable
     from emulator.roce.nic.nic import Nic
 
+SERVICES: Final = {QpType.RC: Service.RC, QpType.UC: Service.UC, QpType.UD: Service.UD}
+"""The transport service of a queue pair, which all packets to it have."""
+
 _INLINE: Final = int(SendFlags.INLINE)
 
 _OPCODES: Final[dict[QpType, dict[int, SendOpcode]]] = {
     QpType.RC: {int(opcode): opcode for opcode in SendOpcode},
+    QpType.UC: {
+        int(opcode): opcode for opcode in (*UNRELIABLE_SHAPES, SendOpcode.LOCAL_INV, SendOpcode.BIND_MW)
+    },
     QpType.UD: {int(opcode): opcode for opcode in (SendOpcode.SEND, SendOpcode.SEND_WITH_IMM)},
 }
 _MAY_BE_INLINE: Final = frozenset(
@@ -130,8 +139,10 @@ class QueuePair:
         self._own_receives = ReceiveQueue(capabilities.max_recv_wr, capabilities.max_recv_sge)
         self.receives: ReceiveQueue = srq if srq is not None else self._own_receives
         self.datagrams = DatagramService(self) if kind is QpType.UD else None
-        self.requester = Requester(self)
-        self.responder = Responder(self)
+        self.service = SERVICES[kind]
+        connected = kind is not QpType.UC
+        self.requester = Requester(self) if connected else UnreliableRequester(self)
+        self.responder = Responder(self) if connected else UnreliableResponder(self)
 
     # --- states -------------------------------------------------------------------------------------------
 
@@ -241,10 +252,10 @@ class QueuePair:
             self.tell(EventType.QP_LAST_WQE_REACHED)
 
     def send_queue_failed(self) -> None:
-        """A datagram could not be sent: sends end, receives go on (SQE, IBTA 10.3.1.6)."""
+        """An unreliable request could not be sent: sends end, receives go on (SQE, IBTA 10.3.1.6)."""
         self.state = QpState.SQE
-        assert self.datagrams is not None
-        self.datagrams.flush()
+        sender = self.requester if self.datagrams is None else self.datagrams
+        sender.flush()
 
     def send_queue_drained(self) -> None:
         """In SQD: all that had begun is complete."""
@@ -289,7 +300,10 @@ class QueuePair:
                 length += sge[1]
         if length > MAX_MESSAGE:
             raise VerbsError(errno.EINVAL, f"a message of {length} bytes is too long")
-        if int(request.flags) & _INLINE:
+        if opcode is SendOpcode.ATOMIC_WRITE:
+            if length != ATOMIC_BYTES or request.remote_address % ATOMIC_BYTES:
+                raise VerbsError(errno.EINVAL, "an atomic write is 8 bytes at a multiple of 8")
+        elif int(request.flags) & _INLINE:
             if opcode not in _MAY_BE_INLINE or length > self.capabilities.max_inline_data:
                 raise VerbsError(errno.EINVAL, f"{length} bytes of {opcode.name} cannot be inline")
         elif request.inline is not None:

@@ -27,17 +27,20 @@ from emulator.roce.nic.memory import Bytes, ProtectionFault
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
-from emulator.roce.nic.requests import atomic_packet, message_packet, prepare, read_packet
+from emulator.roce.nic.requests import answered_packet, message_packet, prepare
 from emulator.roce.nic.retry import Due, RetryClock
-from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendRequest, WcStatus
+from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, SendRequest, WcStatus
 from emulator.roce.nic.work import (
     ATOMIC_BYTES,
     ATOMICS,
     MESSAGES,
     NAK_STATUS,
+    ONE_PACKET,
+    SHAPES,
+    Shape,
     Work,
     extended_psn,
-)
+)  # fmt: skip
 from emulator.roce.wire.extended import AethKind, NakCode
 from emulator.roce.wire.opcodes import Operation, class_of
 from emulator.roce.wire.packet import Packet
@@ -55,8 +58,9 @@ SMALL_BYTES: Final = 128
 class Requester:
     """See the module's docstring. Belongs to one queue pair."""
 
-    def __init__(self, qp: QueuePair) -> None:
+    def __init__(self, qp: QueuePair, shapes: dict[SendOpcode, Shape] = SHAPES) -> None:
         self._qp = qp
+        self._shapes = shapes
         self._share = Share()
         self._wake = qp.schedule
         self._waiting: deque[SendRequest] = deque()
@@ -119,7 +123,8 @@ class Requester:
             if int(request.flags) & _FENCE and self._first_unanswered() is not None:
                 return False
             self._waiting.popleft()
-            work = Work(request, qp.signal_all or int(request.flags) & _SIGNALED != 0, self._next)
+            signaled = qp.signal_all or int(request.flags) & _SIGNALED != 0
+            work = Work(request, signaled, self._next, self._shapes.get(request.opcode))
             try:
                 prepare(qp, work)
             except ProtectionFault:
@@ -259,8 +264,7 @@ class Requester:
         if len(self._pieces) >= qp.attributes.max_rd_atomic:
             return None
         psn, end = self._cursor, work.end
-        atomic = work.request.opcode in ATOMICS
-        if not atomic:
+        if work.request.opcode not in ONE_PACKET:
             end = self._piece_end(work, psn)
             if end - psn > room and psn != self.unacked:
                 return None
@@ -268,7 +272,7 @@ class Requester:
         work.spans.contiguous(0, 1)
         self._cursor, self._unasked = end, 0
         self._pieces.append(end)
-        return atomic_packet(qp, work, psn) if atomic else read_packet(qp, work, psn, end)
+        return answered_packet(qp, work, psn, end)
 
     def _piece_end(self, work: Work, psn: int) -> int:
         """Where the piece of a READ ends that `psn` is part of."""
@@ -367,7 +371,10 @@ class Requester:
             ends = psn + 1 == self._piece_end(work, psn)
             data = memoryview(packet.payload)
             mtu = self._qp.mtu
-            if ends != class_of(packet.opcode).last or len(data) != min(mtu, work.length - position * mtu):
+            expected = min(mtu, work.length - position * mtu)
+            if work.request.opcode is SendOpcode.ATOMIC_WRITE:
+                expected = 0
+            if ends != class_of(packet.opcode).last or len(data) != expected:
                 self._fail(work, WcStatus.BAD_RESP_ERR)
                 return
         try:
@@ -381,7 +388,7 @@ class Requester:
         """Where a row of middle packets of a READ response would go that begins with `psn`: the most packets
         that it can have, and the memory. None if it is not what comes next."""
         work = self._first_unanswered()
-        if work is None or work.request.opcode in ATOMICS or self.unacked >= self._sent:
+        if work is None or work.request.opcode in ONE_PACKET or self.unacked >= self._sent:
             return None
         expected = max(self.unacked, work.first)
         if extended_psn(psn, self.unacked) != expected:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.memory import ProtectionFault
 from emulator.roce.nic.verbs import Burst, SendFlags, SendOpcode, SendRequest, WcStatus
-from emulator.roce.nic.work import ATOMICS, LOCAL_COMPLETION, Work
+from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, LOCAL_COMPLETION, ONE_PACKET, Work
 from emulator.roce.wire.extended import ATOMIC_ETH, IMM_DT, RETH, read_packets
 from emulator.roce.wire.opcodes import Opcode, class_of
 
@@ -32,8 +32,9 @@ def prepare(qp: QueuePair, work: Work) -> None:
     if work.shape.answered and not qp.attributes.max_rd_atomic:
         work.failure = WcStatus.LOC_QP_OP_ERR
         return
-    spans = qp.payload_of(request, write=work.shape.answered)
-    packets = 1 if request.opcode in ATOMICS else read_packets(spans.length, qp.mtu)
+    writes = work.shape.answered and request.opcode is not SendOpcode.ATOMIC_WRITE
+    spans = qp.payload_of(request, write=writes)
+    packets = 1 if request.opcode in ONE_PACKET else read_packets(spans.length, qp.mtu)
     work.take_psns(spans, packets)
 
 
@@ -78,6 +79,15 @@ def message_packet(qp: QueuePair, work: Work, psn: int, *, acknowledge: bool) ->
     )
 
 
+def answered_packet(qp: QueuePair, work: Work, psn: int, end: int) -> Burst:
+    """The request for the answer with the PSNs `psn` to `end` - 1."""
+    if work.request.opcode is SendOpcode.ATOMIC_WRITE:
+        return atomic_write_packet(qp, work, psn)
+    if work.request.opcode in ATOMICS:
+        return atomic_packet(qp, work, psn)
+    return read_packet(qp, work, psn, end)
+
+
 def atomic_packet(qp: QueuePair, work: Work, psn: int) -> Burst:
     """The request of an atomic."""
     request = work.request
@@ -90,6 +100,21 @@ def atomic_packet(qp: QueuePair, work: Work, psn: int) -> Burst:
     )
     opcode = Opcode.FETCH_ADD if adding else Opcode.COMPARE_SWAP
     return qp.device.writer.single(qp.path, opcode, qp.attributes.dest_qpn, psn, extended, acknowledge=True)
+
+
+def atomic_write_packet(qp: QueuePair, work: Work, psn: int) -> Burst:
+    """The request of an atomic write (IBTA annex A19): its eight bytes travel in it."""
+    extended = RETH.pack(work.request.remote_address, work.request.rkey, ATOMIC_BYTES)
+    return qp.device.writer.single(
+        qp.path,
+        Opcode.ATOMIC_WRITE,
+        qp.attributes.dest_qpn,
+        psn,
+        extended,
+        acknowledge=True,
+        spans=work.spans,
+        length=ATOMIC_BYTES,
+    )
 
 
 def read_packet(qp: QueuePair, work: Work, psn: int, end: int) -> Burst:

@@ -47,11 +47,12 @@ _NEEDED: Final = {
     Operation.WRITE: _REMOTE_WRITE,
     Operation.READ_REQUEST: _REMOTE_READ,
     Operation.ATOMIC: _REMOTE_ATOMIC,
+    Operation.ATOMIC_WRITE: _REMOTE_WRITE,
 }
 _64_BITS: Final = (1 << 64) - 1
 
 
-class _Refusal(Exception):
+class Refusal(Exception):
     """The request cannot be carried out. `status` is what the receive request that it took completes with,
     `event` what the program is told."""
 
@@ -64,7 +65,7 @@ class _Refusal(Exception):
         self.event = event
 
 
-class _NotReady(Exception):
+class NotReady(Exception):
     """No receive is posted."""
 
 
@@ -134,18 +135,18 @@ class Responder:
         self._nak_sent = False
         try:
             self._carry_out(packet, known)
-        except _NotReady:
+        except NotReady:
             self._count(Count.RNR_NAK_SENT)
             syndrome = rnr_syndrome(self._qp.attributes.min_rnr_timer)
             self.responses.acknowledge(self.expected, self._messages, syndrome)
-        except _Refusal as refusal:
+        except Refusal as refusal:
             self._refuse(refusal)
 
     def _nak(self, code: NakCode) -> None:
         self._count(Count.NAK_SENT)
         self.responses.acknowledge(self.expected, self._messages, nak_syndrome(code))
 
-    def _refuse(self, refusal: _Refusal) -> None:
+    def _refuse(self, refusal: Refusal) -> None:
         self._nak(refusal.code)
         if self._receive is not None:
             self._complete(refusal.status)
@@ -157,13 +158,15 @@ class Responder:
         operation, qp = known.operation, self._qp
         starts = known.first
         if starts != (self._operation is None) or (not starts and operation is not self._operation):
-            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+            raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         if _NEEDED[operation] & ~int(qp.attributes.access):
-            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+            raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         if operation is Operation.READ_REQUEST:
             self._read(packet)
         elif operation is Operation.ATOMIC:
             self._atomic(packet)
+        elif operation is Operation.ATOMIC_WRITE:
+            self._atomic_write(packet)
         elif operation is Operation.SEND:
             self._send(packet, known)
         else:
@@ -174,14 +177,14 @@ class Responder:
     def _take_receive(self) -> ReceiveRequest:
         request = self._qp.take_receive()
         if request is None:
-            raise _NotReady
+            raise NotReady
         self._receive = request
         return request
 
     def _check_size(self, known: OpcodeClass, size: int) -> None:
         mtu = self._qp.mtu
         if size > mtu or (not known.last and size != mtu) or (known.last and not known.first and not size):
-            raise _Refusal(NakCode.INVALID_REQUEST, WcStatus.LOC_LEN_ERR, EventType.QP_REQ_ERR)
+            raise Refusal(NakCode.INVALID_REQUEST, WcStatus.LOC_LEN_ERR, EventType.QP_REQ_ERR)
 
     def _send(self, packet: Packet, known: OpcodeClass) -> None:
         payload = memoryview(packet.payload)
@@ -190,20 +193,20 @@ class Responder:
             try:
                 self._spans = self._qp.scatter_of(request)
             except ProtectionFault as fault:
-                raise _Refusal(NakCode.REMOTE_OPERATIONAL_ERROR, WcStatus.LOC_PROT_ERR) from fault
+                raise Refusal(NakCode.REMOTE_OPERATIONAL_ERROR, WcStatus.LOC_PROT_ERR) from fault
         self._check_size(known, len(payload))
         if self._offset + len(payload) > min(self._spans.length, MAX_MESSAGE):
-            raise _Refusal(NakCode.INVALID_REQUEST, WcStatus.LOC_LEN_ERR)
+            raise Refusal(NakCode.INVALID_REQUEST, WcStatus.LOC_LEN_ERR)
         try:
             self._spans.place(self._offset, payload)
         except ProtectionFault as fault:
-            raise _Refusal(NakCode.REMOTE_OPERATIONAL_ERROR, WcStatus.LOC_PROT_ERR) from fault
+            raise Refusal(NakCode.REMOTE_OPERATIONAL_ERROR, WcStatus.LOC_PROT_ERR) from fault
         flags, imm = NO_WC_FLAGS, 0
         if packet.invalidate is not None:
             try:
                 self._qp.keys.invalidate(self._qp.pd, self._qp.number, packet.invalidate)
             except ProtectionFault as fault:
-                raise _Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.REM_INV_REQ_ERR) from fault
+                raise Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.REM_INV_REQ_ERR) from fault
             flags, imm = WcFlags.WITH_INV, packet.invalidate
         elif packet.immediate is not None:
             flags, imm = WcFlags.WITH_IMM, packet.immediate
@@ -224,12 +227,12 @@ class Responder:
             address, rkey, total = packet.reth
             offset = 0
             if total > MAX_MESSAGE:
-                raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+                raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
             spans = self._remote(rkey, address, total, _REMOTE_WRITE)
         self._check_size(known, len(payload))
         left = total - offset - len(payload)
         if left < 0 or (left > 0) == known.last:
-            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+            raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         if packet.immediate is not None:
             self._take_receive()
         try:
@@ -252,8 +255,8 @@ class Responder:
                     solicited=packet.solicited,
                 )
 
-    def _access_error(self) -> _Refusal:
-        return _Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR, EventType.QP_ACCESS_ERR)
+    def _access_error(self) -> Refusal:
+        return Refusal(NakCode.REMOTE_ACCESS_ERROR, WcStatus.LOC_ACCESS_ERR, EventType.QP_ACCESS_ERR)
 
     def _remote(self, rkey: int, address: int, length: int, need: int) -> SpanList:
         if not length:
@@ -267,7 +270,7 @@ class Responder:
     def _remember(self, resource: _Resource) -> None:
         most = self._qp.attributes.max_dest_rd_atomic
         if not most:
-            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+            raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         if len(self._resources) >= most:
             self._resources.popleft()
         self._resources.append(resource)
@@ -276,7 +279,7 @@ class Responder:
         assert packet.reth is not None
         address, rkey, length = packet.reth
         if length > MAX_MESSAGE:
-            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+            raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         spans = self._remote(rkey, address, length, _REMOTE_READ)
         first, end = self.expected, self.expected + read_packets(length, self._qp.mtu)
         self._remember(_Resource(first, end, address, rkey, length))
@@ -288,7 +291,7 @@ class Responder:
         assert packet.atomic is not None
         address, rkey, swap_or_add, compare = packet.atomic
         if address % ATOMIC_BYTES:
-            raise _Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+            raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
         spans = self._remote(rkey, address, ATOMIC_BYTES, _REMOTE_ATOMIC)
         before = bytearray(ATOMIC_BYTES)
         psn = self.expected
@@ -310,6 +313,25 @@ class Responder:
         self._messages += 1
         self.responses.answer(AtomicAnswer(psn, original, self._messages))
 
+    def _atomic_write(self, packet: Packet) -> None:
+        """Eight aligned bytes at once, after everything before (IBTA annex A19). The answer is that of a
+        READ of nothing."""
+        assert packet.reth is not None
+        address, rkey, length = packet.reth
+        payload = memoryview(packet.payload)
+        if address % ATOMIC_BYTES or length != ATOMIC_BYTES or len(payload) != ATOMIC_BYTES:
+            raise Refusal(NakCode.INVALID_REQUEST, event=EventType.QP_REQ_ERR)
+        spans = self._remote(rkey, address, length, _REMOTE_WRITE)
+        psn = self.expected
+        self._remember(_Resource(psn, psn + 1, address, rkey, length, 0))
+        try:
+            spans.place(0, payload)
+        except ProtectionFault as fault:
+            raise self._access_error() from fault
+        self.expected += 1
+        self._messages += 1
+        self.responses.answer(ReadAnswer(psn, psn + 1, EMPTY, 0, 0, self._messages))
+
     # --- duplicates ---------------------------------------------------------------------------------------
 
     def _duplicate(self, packet: Packet, psn: int, known: OpcodeClass) -> None:
@@ -321,7 +343,10 @@ class Responder:
         if resource is None:
             self._count(Count.NO_RESOURCE)
             return
-        if packet.reth is not None:
+        if known.operation is Operation.ATOMIC_WRITE:
+            # Carried out once; only its answer is said again.
+            self.responses.answer(ReadAnswer(psn, psn + 1, EMPTY, 0, 0, self._messages, again=True))
+        elif packet.reth is not None:
             self._read_again(packet, psn, resource)
         elif resource.original is not None:
             self.responses.answer(AtomicAnswer(psn, resource.original, self._messages))
@@ -342,7 +367,7 @@ class Responder:
             return
         try:
             spans = self._remote(rkey, address, length, _REMOTE_READ)
-        except _Refusal:
+        except Refusal:
             self._count(Count.NO_RESOURCE)
             return
         self.responses.answer(ReadAnswer(psn, end, spans, 0, length, self._messages, again=True))
@@ -352,7 +377,7 @@ class Responder:
     def row_target(self, opcode: int, psn: int, most: int) -> tuple[int, Bytes] | None:
         """Where a row of middle packets would go that begins with `psn`: the most packets that it can have,
         and the memory. None if such packets are not what comes next."""
-        operation = Operation.SEND if opcode == Opcode.SEND_MIDDLE else Operation.WRITE
+        operation = class_of(Opcode(opcode)).operation
         if operation is not self._operation or extended_psn(psn, self.expected) != self.expected:
             return None
         if operation is Operation.WRITE:

@@ -3,6 +3,11 @@
 The local ACK time-out and its retry counter decide about failure. Besides, what is unanswered is sent again
 much earlier: the time-out has to suit the slowest network and is seconds where the connection manager chooses
 it, which is long to wait for one lost datagram. These early repeats count as nothing, and become rarer.
+
+The peer is a process, and so are we: either may get no processor for a while, which is no failure. Two rules
+follow (decision 48). No time-out is shorter than `LEAST_TIMEOUT_S`, whatever the program asks for; adapters
+have such a least value too. And a time-out that this device finds late does not count, once in a row: the
+device was absent itself, so it knows nothing of the peer's silence.
 """
 
 from __future__ import annotations
@@ -12,13 +17,32 @@ from collections.abc import Callable
 from typing import Final
 
 from emulator.roce.nic.verbs import QpAttributes
-from emulator.roce.wire.extended import RNR_TIMERS, ack_timeout_seconds
+from emulator.roce.wire.extended import RNR_TIMERS, ack_timeout_seconds, exponential_seconds
 
 PROBE_S: Final = 0.02
 """Without an answer for so long, the first early repeat; then after twice the time, and so on."""
 
+LEAST_TIMEOUT_S: Final = exponential_seconds(17)
+"""The shortest ACK time-out of this device: 0.54 s. With seven retries a silent peer is given up after 4.3 s.
+A ConnectX-2 has the same limit; IBTA 9.7.6.1.3 lets a device take up to four times the coded value anyway."""
+
+LATE_S: Final = 0.02
+"""A time-out that is found so much after its time is one that the device slept through."""
+
 FOREVER: Final = 7
 """rnr_retry that never ends (IBTA 11.2.5.2)."""
+
+
+def timeout_seconds(code: int) -> float | None:
+    """The ACK time-out that this device takes for a code, in seconds; None for code 0: wait for ever."""
+    coded = ack_timeout_seconds(code)
+    return None if coded is None else max(coded, LEAST_TIMEOUT_S)
+
+
+def seconds_to_give_up(code: int, retry_count: int) -> float | None:
+    """How long a peer is silent, in seconds, before its queue pair fails: the first try and each retry."""
+    timeout = timeout_seconds(code)
+    return None if timeout is None else (1 + retry_count) * timeout
 
 
 class Due(enum.Enum):
@@ -38,8 +62,8 @@ class RetryClock:
     """
 
     __slots__ = (
-        "_attributes", "_call", "_probe_wait", "_retries", "_rnr_retries", "_running", "_since", "_timer",
-        "rnr_until",
+        "_attributes", "_call", "_excused", "_probe_wait", "_retries", "_rnr_retries", "_running", "_since",
+        "_timer", "rnr_until",
     )  # fmt: skip
 
     def __init__(
@@ -53,13 +77,17 @@ class RetryClock:
         self._call = call
         self._since = self._probe_wait = 0.0
         self._timer: float | None = None
+        self._excused = False
         self.rnr_until: float | None = None
         self.forget_failures()
 
     def forget_failures(self) -> None:
         """Something was answered: the counters are full again."""
-        self._retries = self._attributes.retry_count
+        self._peer_is_there()
         self._rnr_retries = self._attributes.rnr_retry
+
+    def _peer_is_there(self) -> None:
+        self._retries = self._attributes.retry_count
 
     @property
     def deadline(self) -> float | None:
@@ -84,7 +112,7 @@ class RetryClock:
         self._running.pop(self, None)
 
     def _set(self, now: float) -> None:
-        timeout = ack_timeout_seconds(self._attributes.timeout)
+        timeout = timeout_seconds(self._attributes.timeout)
         probe = now + self._probe_wait
         self._timer = probe if timeout is None else min(probe, self._since + timeout)
         self._running[self] = self._call
@@ -97,10 +125,12 @@ class RetryClock:
         if self.rnr_until is not None:
             self.stop()
             return Due.RECEIVER_READY
-        timeout = ack_timeout_seconds(self._attributes.timeout)
+        timeout = timeout_seconds(self._attributes.timeout)
         if timeout is not None and now >= self._since + timeout:
             self._since = now
-            due = Due.TIMEOUT
+            # Once in a row, so that a device which is always late gives up as well, after twice the time.
+            self._excused = not self._excused and now - deadline > LATE_S
+            due = Due.PROBE if self._excused else Due.TIMEOUT
         else:
             self._probe_wait *= 2
             due = Due.PROBE
@@ -113,7 +143,9 @@ class RetryClock:
         return self._retries >= 0
 
     def wait_for_receiver(self, timer: int, now: float) -> bool:
-        """The receiver asks to wait, `timer` is its code; False if it has done so too often."""
+        """The receiver asks to wait, `timer` is its code; False if it has done so too often. It has answered,
+        so the time-outs before are forgotten; its own counter goes on."""
+        self._peer_is_there()
         if self._attributes.rnr_retry != FOREVER:
             self._rnr_retries -= 1
             if self._rnr_retries < 0:

@@ -21,11 +21,13 @@ class Move(NamedTuple):
 
 _NONE: Final = Move()
 _RC: Final = QpType.RC
+_UC: Final = QpType.UC
 _UD: Final = QpType.UD
 _S: Final = QpState
 _A: Final = QpAttr
 
 _RC_RTS_OPTIONAL: Final = _A.CUR_STATE | _A.ACCESS_FLAGS | _A.ALT_PATH | _A.PATH_MIG_STATE | _A.MIN_RNR_TIMER
+_UC_RTS_OPTIONAL: Final = _A.CUR_STATE | _A.ACCESS_FLAGS | _A.ALT_PATH | _A.PATH_MIG_STATE
 
 MOVES: Final[dict[QpType, dict[tuple[QpState, QpState], Move]]] = {
     _RC: {
@@ -57,6 +59,22 @@ MOVES: Final[dict[QpType, dict[tuple[QpState, QpState], Move]]] = {
             | _A.MIN_RNR_TIMER
             | _A.PATH_MIG_STATE,
         ),
+    },
+    _UC: {
+        (_S.RESET, _S.RESET): _NONE,
+        (_S.RESET, _S.INIT): Move(_A.PKEY_INDEX | _A.PORT | _A.ACCESS_FLAGS),
+        (_S.INIT, _S.INIT): Move(_A(0), _A.PKEY_INDEX | _A.PORT | _A.ACCESS_FLAGS),
+        (_S.INIT, _S.RTR): Move(
+            _A.AV | _A.PATH_MTU | _A.DEST_QPN | _A.RQ_PSN, _A.ALT_PATH | _A.ACCESS_FLAGS | _A.PKEY_INDEX
+        ),
+        (_S.RTR, _S.RTS): Move(_A.SQ_PSN, _UC_RTS_OPTIONAL),
+        (_S.RTS, _S.RTS): Move(_A(0), _UC_RTS_OPTIONAL),
+        (_S.RTS, _S.SQD): Move(_A(0), _A.EN_SQD_ASYNC_NOTIFY),
+        (_S.SQD, _S.RTS): Move(_A(0), _UC_RTS_OPTIONAL),
+        (_S.SQD, _S.SQD): Move(
+            _A(0), _A.AV | _A.ALT_PATH | _A.ACCESS_FLAGS | _A.PKEY_INDEX | _A.PATH_MIG_STATE
+        ),
+        (_S.SQE, _S.RTS): Move(_A(0), _A.CUR_STATE | _A.ACCESS_FLAGS),
     },
     _UD: {
         (_S.RESET, _S.RESET): _NONE,

@@ -47,6 +47,7 @@ class VerbsError(Exception):
     def __init__(self, number: int, message: str) -> None:
         super().__init__(f"{message} ({errno.errorcode.get(number, str(number))}: {os.strerror(number)})")
         self.errno = number
+        self.reason = message
 
 
 # --- enumerations -----------------------------------------------------------------------------------------
@@ -56,6 +57,7 @@ class QpType(IntEnum):
     """enum ibv_qp_type, those that exist here."""
 
     RC = 2
+    UC = 3
     UD = 4
 
 
@@ -118,6 +120,7 @@ class SendOpcode(IntEnum):
     LOCAL_INV = 7
     BIND_MW = 8
     SEND_WITH_INV = 9
+    ATOMIC_WRITE = 15
 
 
 class SendFlags(IntFlag):
@@ -166,6 +169,7 @@ class WcOpcode(IntEnum):
     FETCH_ADD = 4
     BIND_MW = 5
     LOCAL_INV = 6
+    ATOMIC_WRITE = 9
     RECV = 128
     RECV_RDMA_WITH_IMM = 129
 
@@ -295,7 +299,8 @@ class SendRequest:
     """struct ibv_send_wr. What an opcode does not use is left at its default.
 
     With `SendFlags.INLINE` the payload is `inline` where that is given, else it is read from the SGEs'
-    regions while `post_send` runs. Atomics: `compare_add` is the value compared or added, `swap` the other.
+    regions while `post_send` runs; an atomic write needs no flag for its eight bytes. Atomics: `compare_add`
+    is the value compared or added, `swap` the other.
     """
 
     wr_id: int = 0

@@ -12,7 +12,7 @@ from emulator.roce.nic.memory import EMPTY, SpanList
 from emulator.roce.nic.verbs import SendOpcode, SendRequest, WcOpcode, WcStatus
 from emulator.roce.wire.bth import LOW_24_BITS, psn_difference
 from emulator.roce.wire.extended import NakCode
-from emulator.roce.wire.opcodes import Opcode
+from emulator.roce.wire.opcodes import SERVICE_SHIFT, Opcode, Service
 
 _O: Final = Opcode
 _S: Final = SendOpcode
@@ -67,7 +67,23 @@ SHAPES: Final[dict[SendOpcode, Shape]] = {
     _S.RDMA_READ: Shape(WcOpcode.RDMA_READ, *(_O.READ_REQUEST,) * 4, answered=True),
     _S.ATOMIC_CMP_AND_SWP: Shape(WcOpcode.COMP_SWAP, *(_O.COMPARE_SWAP,) * 4, answered=True),
     _S.ATOMIC_FETCH_AND_ADD: Shape(WcOpcode.FETCH_ADD, *(_O.FETCH_ADD,) * 4, answered=True),
+    _S.ATOMIC_WRITE: Shape(WcOpcode.ATOMIC_WRITE, *(_O.ATOMIC_WRITE,) * 4, answered=True),
 }
+
+
+def _unreliable(shape: Shape) -> Shape:
+    first, middle, last, only = (
+        Opcode(code | Service.UC << SERVICE_SHIFT)
+        for code in (shape.first, shape.middle, shape.last, shape.only)
+    )
+    return shape._replace(first=first, middle=middle, last=last, only=only)
+
+
+UNRELIABLE_SHAPES: Final[dict[SendOpcode, Shape]] = {
+    opcode: _unreliable(SHAPES[opcode])
+    for opcode in (_S.SEND, _S.SEND_WITH_IMM, _S.RDMA_WRITE, _S.RDMA_WRITE_WITH_IMM)
+}
+"""The same over an unreliable connection, as far as there are opcodes for it (IBTA table 38)."""
 
 LOCAL_COMPLETION: Final = {_S.LOCAL_INV: WcOpcode.LOCAL_INV, _S.BIND_MW: WcOpcode.BIND_MW}
 """Requests that send nothing."""
@@ -84,6 +100,9 @@ NAK_STATUS: Final = {
 """What a refusal is called in the completion."""
 
 ATOMICS: Final = frozenset({_S.ATOMIC_CMP_AND_SWP, _S.ATOMIC_FETCH_AND_ADD})
+ONE_PACKET: Final = ATOMICS | {_S.ATOMIC_WRITE}
+"""Answered requests of one packet, whatever their length."""
+
 ATOMIC_BYTES: Final = 8
 
 
@@ -104,10 +123,10 @@ class Work:
 
     __slots__ = ("end", "failure", "first", "length", "packets", "request", "shape", "signaled", "spans")
 
-    def __init__(self, request: SendRequest, signaled: bool, first: int) -> None:
+    def __init__(self, request: SendRequest, signaled: bool, first: int, shape: Shape | None) -> None:
         self.request = request
         self.signaled = signaled
-        self.shape = SHAPES.get(request.opcode)
+        self.shape = shape
         self.first = self.end = first
         self.packets = 0
         self.length = 0

@@ -7,6 +7,7 @@ are closed by whoever is closed above them, and an object that nobody holds any 
 from __future__ import annotations
 
 import ctypes
+import errno
 import logging
 import weakref
 from collections import deque
@@ -123,7 +124,10 @@ def PyverbsRDMAErrno(msg: str) -> PyverbsRDMAError:
 
 
 def refusal(message: str, error: VerbsError | OSError) -> PyverbsRDMAError:
-    """The error that the caller sees, with the errno of what the device said."""
+    """The error that the caller sees, with the errno of what the device said. Without a device it also says
+    how devices are named; else the words are pyverbs'."""
+    if isinstance(error, VerbsError) and error.errno == errno.ENODEV:
+        message = f"{message}: {error.reason}"
     return PyverbsRDMAError(message, error.errno if error.errno is not None else -1)
 
 

@@ -36,8 +36,9 @@ def is_any(address: Address | None) -> bool:
 
 def opened_at(ip: str) -> Device:
     """The device with this address. VerbsError(ENODEV) where there is none, or it cannot be opened."""
-    if ip not in [entry.ip for entry in registry.devices()]:
-        raise VerbsError(errno.ENODEV, f"no device has the address {ip}")
+    entries = registry.devices()
+    if ip not in [entry.ip for entry in entries]:
+        raise VerbsError(errno.ENODEV, f"no device has the address {ip}; {registry.known_devices(entries)}")
     try:
         return registry.open_device(ip)
     except CannotOpen as error:
@@ -68,7 +69,8 @@ def opened_all() -> list[Device]:
         except CannotOpen:
             continue
     if not devices:
-        raise VerbsError(errno.ENODEV, "there is no device")
+        known = registry.known_devices(registry.devices())
+        raise VerbsError(errno.ENODEV, f"no device can be opened; {known}")
     return devices
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, NoReturn
 
-from emulator.roce.pyverbs.cm_enums import RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT
+from emulator.roce.pyverbs.cm_enums import RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, rdma_port_space
 from emulator.roce.pyverbs.cm_queue_pair import QueuePairOfId
 from emulator.roce.pyverbs.cm_records import AddrInfo, JoinMCAttrEx
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp import ECE
+from emulator.roce.wire.cm_ip import PortSpace
 
 if TYPE_CHECKING:
     from emulator.roce.cm.connection import Connection
@@ -18,10 +19,21 @@ if TYPE_CHECKING:
 class OptionsOfId(QueuePairOfId):
     """The part of a `CMID` that is said and hardly ever changes anything."""
 
-    __slots__ = ("_ack_timeout", "_connection")
+    __slots__ = ("_ack_timeout", "_connection", "_port_space")
 
     _ack_timeout: int | None
     _connection: Connection | None
+    _port_space: PortSpace
+
+    def _take_port_space(self, port_space: int) -> None:
+        if port_space not in (rdma_port_space.RDMA_PS_TCP, rdma_port_space.RDMA_PS_UDP):
+            raise PyverbsRDMAError("Failed to create CM ID", errno.EOPNOTSUPP)
+        self._port_space = PortSpace(port_space)
+
+    @property
+    def datagrams(self) -> bool:
+        """Whether its port space is RDMA_PS_UDP. Not in pyverbs."""
+        return self._port_space is PortSpace.UDP
 
     def set_option(self, level: int, optname: int, optval: int, optlen: int) -> None:
         """RDMA_OPTION_ID_ACK_TIMEOUT: the exponent of the local ACK time-out, up to 31."""

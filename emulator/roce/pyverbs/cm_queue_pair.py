@@ -6,6 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from emulator.roce.cm.attributes import queue_pair_attributes
+from emulator.roce.cm.service_resolution import UDP_QKEY
 from emulator.roce.nic.verbs import QpState, VerbsError
 from emulator.roce.pyverbs.base import PyverbsCM
 from emulator.roce.pyverbs.cq import CQ
@@ -36,17 +37,20 @@ class QueuePairOfId(PyverbsCM):
 
     if TYPE_CHECKING:
 
+        @property
+        def datagrams(self) -> bool: ...
         def opened(self) -> Device: ...
         def connection(self) -> Connection: ...
         def domain_holder(self) -> PD: ...
 
     def create_qp(self, qp_init: QPInitAttr) -> None:
-        """A queue pair for the connection (rdma_create_qp), in INIT. Completion queues that `qp_init` does
-        not name are made for it."""
+        """A queue pair for the connection (rdma_create_qp), in INIT; for datagrams in RTS. Completion queues
+        that `qp_init` does not name are made for it."""
         refused = "Failed to Create QP"
         if self.qp is not None:
             raise PyverbsRDMAError(refused, errno.EINVAL)
-        if qp_init.qp_type != ibv_qp_type.IBV_QPT_RC:
+        wanted = ibv_qp_type.IBV_QPT_UD if self.datagrams else ibv_qp_type.IBV_QPT_RC
+        if qp_init.qp_type != wanted:
             raise PyverbsRDMAError(refused, errno.EINVAL)
         pd = self.domain_holder()
         own: list[CQ] = []
@@ -63,7 +67,7 @@ class QueuePairOfId(PyverbsCM):
         self.qp = QP(pd, attr)
         self._own_cqs = own
         try:
-            self.set_queue_pair(QpState.INIT)
+            self.set_queue_pair(QpState.INIT, *((QpState.RTR, QpState.RTS) if self.datagrams else ()))
         except VerbsError as error:
             self.close_queue_pair()
             raise PyverbsRDMAError(refused, error.errno) from error
@@ -149,8 +153,11 @@ class QueuePairOfId(PyverbsCM):
         flags: int = ibv_send_flags.IBV_SEND_SIGNALED,
         length: int | None = None,
     ) -> None:
-        """A CMID's own queue pair is never one for datagrams (EINVAL)."""
-        raise PyverbsRDMAError("Failed to Post Send", errno.EINVAL)
+        """Send the region, or its first `length` bytes, to queue pair `rqpn` of an address."""
+        sge = SGE(mr.buf, length or mr.length, mr.lkey)
+        request = SendWR(0, ibv_wr_opcode.IBV_WR_SEND, 1, 0, [sge], flags)
+        request.set_wr_ud(ah, rqpn, UDP_QKEY)
+        self._queue_pair("Failed to Post Send").post_send(request)
 
     def get_recv_comp(self) -> WC | None:
         """Wait for the next completion of a receive."""

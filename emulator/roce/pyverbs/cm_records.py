@@ -7,10 +7,11 @@ import socket
 from typing import TYPE_CHECKING, Final
 
 from emulator.roce.cm.events import ConnectionParameters
-from emulator.roce.nic.verbs import Address, VerbsError
+from emulator.roce.cm.service_resolution import ServiceResolution
+from emulator.roce.nic.verbs import Address, AddressVector, VerbsError
 from emulator.roce.pyverbs.addr import AHAttr
 from emulator.roce.pyverbs.base import PyverbsObject, listing
-from emulator.roce.pyverbs.cm_enums import RAI_NUMERICHOST, RAI_PASSIVE, rdma_port_space
+from emulator.roce.pyverbs.cm_enums import RAI_NUMERICHOST, RAI_PASSIVE, rdma_cm_event_type, rdma_port_space
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class JoinMCAttrEx(PyverbsObject):
 
 
 class UDParam(PyverbsObject):
-    """struct rdma_ud_param: where datagrams go. No event brings one, as there is no RDMA_PS_UDP."""
+    """struct rdma_ud_param: where datagrams go, with ESTABLISHED of a service of RDMA_PS_UDP; else zeros."""
 
     __slots__ = ("ah_attr", "qkey", "qp_num")
 
@@ -170,3 +171,11 @@ class UDParam(PyverbsObject):
         self.qp_num = 0
         self.qkey = 0
         self.ah_attr = AHAttr(port_num=0)
+        service = cm_event.connection
+        if cm_event.event_type == rdma_cm_event_type.RDMA_CM_EVENT_ESTABLISHED and isinstance(
+            service, ServiceResolution
+        ):
+            told = cm_event.param
+            assert told is not None
+            self.qp_num, self.qkey = told.qp_num, told.qkey
+            self.ah_attr = AHAttr.of(AddressVector(service.remote_ip))

@@ -4,8 +4,10 @@ A CMID made of an `AddrInfo` is synchronous: its calls return when what they ask
 a `CMEventChannel` is not: what happens comes out of the channel as a `CMEvent`.
 
 Beyond pyverbs, a passive side may have many connections: a `CMEvent` names its CMID (`CMEvent.id`), and what
-a listening CMID and its connections share goes with the listening one. There is no RDMA_PS_UDP and no
-multicast.
+a listening CMID and its connections share goes with the listening one.
+
+With RDMA_PS_UDP there is no connection: `connect` asks for the queue pair that serves a port, and ESTABLISHED
+brings it (`UDParam`). There is no multicast.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class CMID(OptionsOfId):
         listen_id: CMID | None = None,
     ) -> None:
         self._open = False
+        self._port_space = PortSpace.TCP
         self.qp = None
         self.pd: PD | None = pd
         self.ctx: Context | None = None
@@ -79,7 +82,7 @@ class CMID(OptionsOfId):
         self._ack_timeout: int | None = None
         bury()
         if isinstance(creator, CMEventChannel):
-            self._need_port_space(port_space)
+            self._take_port_space(port_space)
             self.event_channel = self._channel = creator
         elif isinstance(creator, CMEvent):
             if listen_id is None:
@@ -91,16 +94,11 @@ class CMID(OptionsOfId):
         else:
             self._channel = CMEventChannel()
             if isinstance(creator, AddrInfo):
-                self._need_port_space(creator.port_space)
+                self._take_port_space(creator.port_space)
                 self._create_endpoint(creator, qp_init_attr)
             elif creator is not None:
                 raise PyverbsRDMAError(f"Cannot create CM ID from {type(creator)}", errno.EINVAL)
         self._open = True
-
-    @staticmethod
-    def _need_port_space(port_space: int) -> None:
-        if port_space != rdma_port_space.RDMA_PS_TCP:
-            raise PyverbsRDMAError("Failed to create CM ID", errno.EOPNOTSUPP)
 
     def _create_endpoint(self, info: AddrInfo, qp_init_attr: QPInitAttr | None) -> None:
         """rdma_create_ep: a listener to be, or an active side with its route and its queue pair."""
@@ -226,14 +224,14 @@ class CMID(OptionsOfId):
             self._use(self._device)
         device = self._device
         with device.turn():
-            connection = device.cm.create(self._channel.happened)
+            connection = device.cm.create(self._channel.happened, self._port_space)
             connection.context = weakref.ref(self)
             if source is not None:
                 connection.local_port = source.port
             if self._ack_timeout is not None:
                 connection.ack_exponent = self._ack_timeout
             self._connection = connection
-            connection.resolve_address(destination.ip, destination.port, PortSpace.TCP)
+            connection.resolve_address(destination.ip, destination.port, self._port_space)
         if self.event_channel is None:
             self._channel.take(wait=False)
 
@@ -276,7 +274,7 @@ class CMID(OptionsOfId):
             port = self._local.port
             for device in devices:
                 with device.turn():
-                    listener = device.cm.listen(PortSpace.TCP, port, self._channel.happened, backlog)
+                    listener = device.cm.listen(self._port_space, port, self._channel.happened, backlog)
                     listener.context = weakref.ref(self)
                 self._listeners.append(listener)
                 port = listener.port
@@ -303,6 +301,7 @@ class CMID(OptionsOfId):
             self._connection = connection
             connection.context = weakref.ref(self)
             connection.sink = self._channel.happened
+        self._port_space = connection.port_space
         self.ctx, self.pd = listening.ctx, listening.pd
         self._shares = self.ctx is not None
         if self.ctx is None or self.ctx.device is not self._device:
@@ -339,13 +338,14 @@ class CMID(OptionsOfId):
         try:
             device, connection = self.opened(), self.connection()
             given = self._parameters(param, (connection.responder_resources, connection.initiator_depth))
-            if self.qp is not None:
+            if self.qp is not None and not self.datagrams:
                 self.set_queue_pair(QpState.INIT, QpState.RTR, QpState.RTS)
             with device.turn():
                 connection.accept(given, device.clock())
         except VerbsError as error:
             raise refusal(refused, error) from error
-        self._complete(refused, CmEventType.ESTABLISHED)
+        if not self.datagrams:
+            self._complete(refused, CmEventType.ESTABLISHED)
 
     def reject(self, private_data: bytes | None = None) -> None:
         """Say no, with up to 148 bytes of private data."""

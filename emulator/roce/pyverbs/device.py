@@ -116,13 +116,24 @@ class Device(PyverbsObject):
         )
 
 
+class DeviceList(list[Device]):
+    """A list that says how devices are named to a program that takes one which is not there."""
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return super().__getitem__(index)
+        except IndexError:
+            known = registry.known_devices(registry.devices())
+            raise IndexError(f"there is no device {index}; {known}") from None
+
+
 def get_device_list() -> list[Device]:
     """All devices, opened or not."""
     kinds = (ibv_node_type.IBV_NODE_CA, ibv_transport_type.IBV_TRANSPORT_IB)
-    return [
+    return DeviceList(
         Device(known.name.encode(), guid_of(known.ip), *kinds, index)
         for index, known in enumerate(registry.devices())
-    ]
+    )
 
 
 def rdma_get_devices() -> list[Device]:
@@ -160,7 +171,7 @@ class Context(PyverbsCM):
         try:
             self._device = registry.open_device(self.name)
         except NoSuchDevice as error:
-            raise PyverbsRDMAError(f"Failed to find device {self.name}") from error
+            raise PyverbsRDMAError(f"Failed to find device {self.name}: {error}") from error
         except CannotOpen as error:
             raise PyverbsRDMAError(f"Failed to open device {self.name}: {error}", errno.ENODEV) from error
 

@@ -43,6 +43,9 @@ VENDOR_ID: Final = 0xFFFFFF
 PAGE_SIZES: Final = 0xFFFFF000
 """Every power of two from 4 KiB on."""
 
+ATOMIC_WRITE_CAPABILITY: Final = 1 << 40
+"""IB_UVERBS_DEVICE_ATOMIC_WRITE (`rdma/ib_user_verbs.h`), for which pyverbs has no name."""
+
 CAPABILITIES: Final = (
     ibv_device_cap_flags.IBV_DEVICE_UD_AV_PORT_ENFORCE
     | ibv_device_cap_flags.IBV_DEVICE_CURR_QP_STATE_MOD
@@ -195,7 +198,7 @@ class DeviceAttrEx(_Record):
         """What this device says. Not in pyverbs."""
         attr = cls()
         attr.orig_attr = DeviceAttr.of(nic)
-        attr.fill(device_cap_flags_ex=int(CAPABILITIES), phys_port_cnt_ex=1)
+        attr.fill(device_cap_flags_ex=int(CAPABILITIES) | ATOMIC_WRITE_CAPABILITY, phys_port_cnt_ex=1)
         return attr
 
 

@@ -1,11 +1,14 @@
-"""`pyverbs.dmabuf`: memory of other devices. Everything is refused."""
+"""`pyverbs.dmabuf`: memory of other devices. It is refused."""
 
 from __future__ import annotations
 
-from emulator.roce.pyverbs.refused import Refused
+from emulator.roce.pyverbs.refused import not_here
 
 
-class DmaBuf(Refused):
-    """A dma-buf."""
+class DmaBuf:
+    """A dma-buf: refused with EOPNOTSUPP."""
 
     __slots__ = ()
+
+    def __init__(self, size: int, gpu: int = 0, gtt: int = 0) -> None:
+        raise not_here("DmaBuf")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.verbs import QpType, SendFlags, SendOpcode, SendRequest, Sge, VerbsError
+from emulator.roce.nic.work import ATOMIC_BYTES
 from emulator.roce.pyverbs import mem_alloc, posting
 from emulator.roce.pyverbs.base import refusal
 from emulator.roce.pyverbs.enums_queues import ibv_qp_create_send_ops_flags as ops
@@ -37,9 +38,21 @@ _GRANTED_BY: Final[dict[SendOpcode, int]] = {
     SendOpcode.LOCAL_INV: ops.IBV_QP_EX_WITH_LOCAL_INV,
     SendOpcode.BIND_MW: ops.IBV_QP_EX_WITH_BIND_MW,
     SendOpcode.SEND_WITH_INV: ops.IBV_QP_EX_WITH_SEND_WITH_INV,
+    SendOpcode.ATOMIC_WRITE: ops.IBV_QP_EX_WITH_ATOMIC_WRITE,
 }
 _UD_OPS: Final = ops.IBV_QP_EX_WITH_SEND | ops.IBV_QP_EX_WITH_SEND_WITH_IMM
-_SUPPORTED: Final = {QpType.RC: sum(_GRANTED_BY.values()), QpType.UD: int(_UD_OPS)}
+_UC_OPS: Final = (
+    _UD_OPS
+    | ops.IBV_QP_EX_WITH_RDMA_WRITE
+    | ops.IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | ops.IBV_QP_EX_WITH_LOCAL_INV
+    | ops.IBV_QP_EX_WITH_BIND_MW
+)
+_SUPPORTED: Final = {
+    QpType.RC: sum(_GRANTED_BY.values()),
+    QpType.UC: int(_UC_OPS),
+    QpType.UD: int(_UD_OPS),
+}
 
 
 class QPEx(QP):
@@ -176,17 +189,14 @@ class QPEx(QP):
 
     def wr_send_tso(self, hdr: int, hdr_sz: int, mss: int) -> None:
         """Not on this device: EOPNOTSUPP, told by `wr_complete`."""
-        self._refused("TSO")
-
-    def wr_atomic_write(self, rkey: int, remote_addr: int, atomic_wr: bytes) -> None:
-        """Not on this device: EOPNOTSUPP, told by `wr_complete`."""
-        self._refused("atomic write")
-
-    def _refused(self, what: str) -> None:
         if self._built is None:
             raise PyverbsUserError("a request before wr_start")
         self._built.append(SendRequest(self.wr_id))
-        self._fail(errno.EOPNOTSUPP, f"there is no {what}")
+        self._fail(errno.EOPNOTSUPP, "there is no TSO")
+
+    def wr_atomic_write(self, rkey: int, remote_addr: int, atomic_wr: bytes) -> None:
+        """The first eight bytes of `atomic_wr`, to a multiple of eight."""
+        self._remote(SendOpcode.ATOMIC_WRITE, rkey, remote_addr).inline = bytes(atomic_wr[:ATOMIC_BYTES])
 
     def _remote(self, opcode: SendOpcode, rkey: int, remote_addr: int) -> SendRequest:
         request = self._begin(opcode)

@@ -22,6 +22,9 @@ from emulator.roce.wire.flow import packed_address
 ENVIRONMENT: Final = "G35_ROCE_DEVICES"
 ENVIRONMENT_PCAP: Final = "G35_ROCE_PCAP"
 
+EXAMPLE: Final = "roce0=127.0.0.2,roce1=127.0.0.3"
+"""Of the variable, for errors."""
+
 MAX_DEVICES: Final = 256
 
 
@@ -36,6 +39,12 @@ class DeviceEntry:
     mtu: int | None = None
     pcap: Path | None = None
     check_icrc_in_full: bool = False
+
+
+def known_devices(entries: list[DeviceEntry]) -> str:
+    """For errors: which devices there are, and how to name others."""
+    names = ", ".join(f"{entry.name} ({entry.ip})" for entry in entries) or "none"
+    return f'known are: {names}. {ENVIRONMENT} names devices, as in {ENVIRONMENT}="{EXAMPLE}"'
 
 
 class Registry:
@@ -82,8 +91,7 @@ class Registry:
         for entry in entries:
             if name_or_ip in (entry.name, entry.ip):
                 return entry
-        names = ", ".join(f"{entry.name} ({entry.ip})" for entry in entries) or "none"
-        raise NoSuchDevice(f"no device {name_or_ip!r}; known are: {names}")
+        raise NoSuchDevice(f"no device {name_or_ip!r}; {known_devices(entries)}")
 
     def open(self, name_or_ip: str) -> Device:
         """Open a device, or share the open one. `NoSuchDevice`, `CannotOpen`."""

@@ -1,4 +1,4 @@
-"""The opcodes of the RC and UD transport services, and what each says of its packet (IBTA volume 1, 9.2).
+"""The opcodes of the RC, UC and UD transport services, and what each says of its packet (IBTA volume 1, 9.2).
 
 The first byte of a packet: bits 7..5 the transport service, 4..0 the operation. Everything else that is
 known from it alone stands in one table, `OPCODES`, indexed by that byte.
@@ -14,7 +14,11 @@ class Service(IntEnum):
     """Transport service: bits 7..5 of the opcode."""
 
     RC = 0b000
+    UC = 0b001
     UD = 0b011
+
+
+SERVICE_SHIFT: Final = 5
 
 
 class Opcode(IntEnum):
@@ -43,6 +47,19 @@ class Opcode(IntEnum):
     FETCH_ADD = 0x14
     SEND_LAST_WITH_INVALIDATE = 0x16
     SEND_ONLY_WITH_INVALIDATE = 0x17
+    ATOMIC_WRITE = 0x1D
+    UC_SEND_FIRST = 0x20
+    UC_SEND_MIDDLE = 0x21
+    UC_SEND_LAST = 0x22
+    UC_SEND_LAST_WITH_IMMEDIATE = 0x23
+    UC_SEND_ONLY = 0x24
+    UC_SEND_ONLY_WITH_IMMEDIATE = 0x25
+    UC_WRITE_FIRST = 0x26
+    UC_WRITE_MIDDLE = 0x27
+    UC_WRITE_LAST = 0x28
+    UC_WRITE_LAST_WITH_IMMEDIATE = 0x29
+    UC_WRITE_ONLY = 0x2A
+    UC_WRITE_ONLY_WITH_IMMEDIATE = 0x2B
     UD_SEND_ONLY = 0x64
     UD_SEND_ONLY_WITH_IMMEDIATE = 0x65
 
@@ -57,6 +74,7 @@ class Operation(IntEnum):
     ACKNOWLEDGE = 4
     ATOMIC_ACKNOWLEDGE = 5
     ATOMIC = 6
+    ATOMIC_WRITE = 7
 
 
 BTH_BYTES: Final = 12
@@ -135,13 +153,28 @@ _TABLE: Final[dict[Opcode, tuple[Operation, tuple[bool, bool], str]]] = {
     _O.FETCH_ADD: (_P.ATOMIC, _ONLY, "atomic"),
     _O.SEND_LAST_WITH_INVALIDATE: (_P.SEND, _LAST, "invalidate"),
     _O.SEND_ONLY_WITH_INVALIDATE: (_P.SEND, _ONLY, "invalidate"),
+    _O.ATOMIC_WRITE: (_P.ATOMIC_WRITE, _ONLY, "reth"),
+    _O.UC_SEND_FIRST: (_P.SEND, _FIRST, ""),
+    _O.UC_SEND_MIDDLE: (_P.SEND, _MIDDLE, ""),
+    _O.UC_SEND_LAST: (_P.SEND, _LAST, ""),
+    _O.UC_SEND_LAST_WITH_IMMEDIATE: (_P.SEND, _LAST, "immediate"),
+    _O.UC_SEND_ONLY: (_P.SEND, _ONLY, ""),
+    _O.UC_SEND_ONLY_WITH_IMMEDIATE: (_P.SEND, _ONLY, "immediate"),
+    _O.UC_WRITE_FIRST: (_P.WRITE, _FIRST, "reth"),
+    _O.UC_WRITE_MIDDLE: (_P.WRITE, _MIDDLE, ""),
+    _O.UC_WRITE_LAST: (_P.WRITE, _LAST, ""),
+    _O.UC_WRITE_LAST_WITH_IMMEDIATE: (_P.WRITE, _LAST, "immediate"),
+    _O.UC_WRITE_ONLY: (_P.WRITE, _ONLY, "reth"),
+    _O.UC_WRITE_ONLY_WITH_IMMEDIATE: (_P.WRITE, _ONLY, "reth immediate"),
     _O.UD_SEND_ONLY: (_P.SEND, _ONLY, "deth"),
     _O.UD_SEND_ONLY_WITH_IMMEDIATE: (_P.SEND, _ONLY, "deth immediate"),
 }
 assert len(_TABLE) == len(Opcode)
 
 _ANSWERS: Final = (Operation.READ_RESPONSE, Operation.ACKNOWLEDGE, Operation.ATOMIC_ACKNOWLEDGE)
-_WITH_PAYLOAD: Final = (Operation.SEND, Operation.WRITE, Operation.READ_RESPONSE)
+_WITH_PAYLOAD: Final = (
+    Operation.SEND, Operation.WRITE, Operation.READ_RESPONSE, Operation.ATOMIC_WRITE,
+)  # fmt: skip
 
 
 def _class_of(opcode: Opcode) -> OpcodeClass:
@@ -153,7 +186,7 @@ def _class_of(opcode: Opcode) -> OpcodeClass:
         position += size if present else 0
     return OpcodeClass(
         opcode,
-        Service(opcode >> 5),
+        Service(opcode >> SERVICE_SHIFT),
         operation,
         first,
         last,
@@ -167,7 +200,7 @@ def _class_of(opcode: Opcode) -> OpcodeClass:
 OPCODES: Final[tuple[OpcodeClass | None, ...]] = tuple(
     _class_of(Opcode(value)) if value in _TABLE else None for value in range(256)
 )
-"""By the first byte of a packet; None for what is not known here (UC, RD, XRC, CNP, reserved ones)."""
+"""By the first byte of a packet; None for what is not known here (RD, XRC, CNP, reserved ones)."""
 
 
 def class_of(opcode: Opcode) -> OpcodeClass:

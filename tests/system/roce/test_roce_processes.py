@@ -15,7 +15,8 @@ import pytest
 
 from emulator.roce.cm.connection import Connection
 from emulator.roce.cm.events import CmEventType
-from emulator.roce.cm.limits import CmTimes, seconds
+from emulator.roce.cm.limits import CmTimes
+from emulator.roce.nic.retry import seconds_to_give_up
 from emulator.roce.nic.verbs import QpState, SendOpcode, WcStatus
 from tests.support.processes import Processes, Started
 from tests.support.roce_devices import IMPATIENT, PATIENT, Program, some_ip
@@ -95,9 +96,10 @@ def test_data_and_a_clean_end(rig: Rig) -> None:
 
 
 def _retry_time() -> float:
-    """After this long without an answer a queue pair has given up: first try and seven more, each of at most
-    four times the coded time-out (IBTA 9.7.6.1.3)."""
-    return 8 * 4 * seconds(IMPATIENT.ack_exponent)
+    """After this long without an answer a queue pair has given up, though each time-out was found late."""
+    after = seconds_to_give_up(IMPATIENT.ack_exponent, 7)
+    assert after is not None
+    return 2 * after
 
 
 def _stands_still(process_id: int) -> bool:
@@ -137,6 +139,22 @@ def test_a_peer_that_vanishes_in_the_middle_ends_in_flush_errors(
     with program.device.turn():
         assert program.qp.state is QpState.ERR
         assert len(program.cq) == 0
+
+
+def test_a_peer_without_processor_for_seconds_is_waited_for(impatient_rig: Rig) -> None:
+    """Its kernel takes what we send meanwhile; its process answers when it runs again."""
+    rig, program = impatient_rig, impatient_rig.program
+    os.kill(rig.peer.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: _stands_still(rig.peer.pid), 10.0, "a peer that does nothing more")
+        program.post_receive(0, 4096)
+        program.post(SendOpcode.SEND, 8192, 100, wr_id=1)
+        until = time.monotonic() + 2.0
+        program.device.drive_until(lambda: len(program.cq), until)
+        assert len(program.cq) == 0
+    finally:
+        os.kill(rig.peer.pid, signal.SIGCONT)
+    assert {done.status for done in program.done(2)} == {WcStatus.SUCCESS}
 
 
 def test_a_process_that_ends_tells_its_peers(impatient_rig: Rig) -> None:

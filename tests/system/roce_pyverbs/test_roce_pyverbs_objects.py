@@ -262,7 +262,7 @@ def test_moves_that_are_not_legal() -> None:
             qp.post_send(SendWR(num_sge=1, sg=[SGE(0, 0, 0)]))
         assert refused.value.error_code == errno.EINVAL
         with pytest.raises(PyverbsRDMAError) as refused:
-            QP(pd, QPInitAttr(e.IBV_QPT_UC, None, cq, cq, cap=QPCap()))
+            QP(pd, QPInitAttr(e.IBV_QPT_RAW_PACKET, None, cq, cq, cap=QPCap()))
         assert refused.value.error_code == errno.EOPNOTSUPP
 
 

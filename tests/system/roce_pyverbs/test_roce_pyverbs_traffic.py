@@ -16,6 +16,7 @@ from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.pyverbs.qp import DataBuffer, QPEx
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 from tests.support.verbs_pair import SECONDS, Side, two_sides
+from tests.support.waiting import wait_until
 
 
 def test_messages_both_ways() -> None:
@@ -62,6 +63,36 @@ def test_write_and_read() -> None:
         assert left.mr.read(len(text), 30000) == text
 
 
+@pytest.mark.parametrize("extended", [False, True])
+def test_unreliable_connections(extended: bool) -> None:
+    """UC: SENDs and WRITEs, with and without immediate data; no READ."""
+    with two_sides(kind=e.IBV_QPT_UC, extended=extended) as (left, right):
+        text = bytes(range(256)) * 40
+        left.mr.write(text, len(text), 0)
+        if extended:
+            assert isinstance(left.qp, QPEx)
+            right.receive()
+            left.qp.wr_start()
+            left.qp.wr_rdma_write_imm(right.mr.rkey, right.mr.buf + 1000, 5)
+            left.qp.wr_set_sge(left.sge(0, len(text))[0])
+            left.qp.wr_complete()
+        else:
+            right.receive(length=20000)
+            right.receive()
+            left.qp.post_send(left.request(e.IBV_WR_SEND, 0, len(text)))
+            assert left.completion().opcode == e.IBV_WC_SEND
+            assert right.completion().byte_len == len(text)
+            assert right.mr.read(len(text), 0) == text
+            write = left.request(e.IBV_WR_RDMA_WRITE_WITH_IMM, 0, len(text), imm=5)
+            write.set_wr_rdma(right.mr.rkey, right.mr.buf + 1000)
+            left.qp.post_send(write)
+            assert (left.completion().opcode, right.completion().imm_data) == (e.IBV_WC_RDMA_WRITE, 5)
+            with pytest.raises(PyverbsRDMAError) as refused:
+                left.qp.post_send(left.request(e.IBV_WR_RDMA_READ))
+            assert refused.value.error_code == errno.EINVAL
+        wait_until(lambda: right.mr.read(len(text), 1000) == text)
+
+
 def test_atomics() -> None:
     with two_sides() as (left, right):
         right.mr.write((5).to_bytes(8, "little"), 8, 0)
@@ -76,6 +107,27 @@ def test_atomics() -> None:
         left.completion()
         assert int.from_bytes(left.mr.read(8, 8), "little") == 42
         assert int.from_bytes(right.mr.read(8, 0), "little") == 7
+
+
+def test_atomic_writes() -> None:
+    with two_sides(extended=True) as (left, right):
+        assert isinstance(left.qp, QPEx)
+        left.qp.wr_start()
+        left.qp.wr_atomic_write(right.mr.rkey, right.mr.buf + 64, b"8 bytes!")
+        left.qp.wr_complete()
+        wait_until(lambda: right.mr.read(8, 64) == b"8 bytes!")
+        left.qp.wr_start()
+        left.qp.wr_atomic_write(right.mr.rkey, right.mr.buf + 4, b"8 bytes!")
+        with pytest.raises(PyverbsRDMAError) as refused:
+            left.qp.wr_complete()
+        assert refused.value.error_code == errno.EINVAL
+    with two_sides() as (left, right):
+        left.mr.write(b"by a WR.", 8, 0)
+        request = left.request(e.IBV_WR_ATOMIC_WRITE, 0, 8)
+        request.set_wr_rdma(right.mr.rkey, right.mr.buf + 8)
+        left.qp.post_send(request)
+        assert left.completion().opcode == e.IBV_WC_ATOMIC_WRITE
+        assert right.mr.read(16, 0) == bytes(8) + b"by a WR."
 
 
 def test_requests_in_a_chain_are_posted_in_order_up_to_the_bad_one() -> None:

@@ -31,7 +31,7 @@ from emulator.roce.wire.flow import Flow, ip_and_udp_headers, packed_address
 from emulator.roce.wire.icrc import icrc_of, ip_id_of
 from emulator.roce.wire.mad import GSI_Q_KEY, GSI_QUEUE_PAIR
 from emulator.roce.wire.malformed import Cause, MalformedPacket
-from emulator.roce.wire.opcodes import Opcode, class_of
+from emulator.roce.wire.opcodes import Opcode, Service, class_of
 from emulator.roce.wire.packet import (
     Packet,
     decode_packet_untrusted,
@@ -81,7 +81,10 @@ def test_every_packet_of_the_kernel_in_the_repository(file: Path) -> None:
 
 def test_the_small_captures_have_every_kind_of_packet() -> None:
     packets = [packet for file in small_captures() for packet in packets_of(file.name.partition(".")[0])]
-    assert {packet.opcode for packet in packets} == {*Opcode}
+    elsewhere = {opcode for opcode in Opcode if class_of(opcode).service is Service.UC} | {
+        Opcode.ATOMIC_WRITE
+    }
+    assert {packet.opcode for packet in packets} == {*Opcode} - elsewhere, "these meet the kernel in the lab"
     assert {len(packet.payload) & 3 for packet in packets} == {0, 1, 2, 3}
     assert len(packets) == 356
 

@@ -110,7 +110,8 @@ def test_the_table_of_opcodes() -> None:
     by_hand = {
         0x00: 12, 0x01: 12, 0x02: 12, 0x03: 16, 0x04: 12, 0x05: 16, 0x06: 28, 0x07: 12, 0x08: 12, 0x09: 16,
         0x0A: 28, 0x0B: 32, 0x0C: 28, 0x0D: 16, 0x0E: 12, 0x0F: 16, 0x10: 16, 0x11: 16, 0x12: 24, 0x13: 40,
-        0x14: 40, 0x16: 16, 0x17: 16, 0x64: 20, 0x65: 24,
+        0x14: 40, 0x16: 16, 0x17: 16, 0x1D: 28, 0x20: 12, 0x21: 12, 0x22: 12, 0x23: 16, 0x24: 12, 0x25: 16,
+        0x26: 28, 0x27: 12, 0x28: 12, 0x29: 16, 0x2A: 28, 0x2B: 32, 0x64: 20, 0x65: 24,
     }  # fmt: skip
     assert {code: size for code, size in enumerate(HEADER_BYTES) if size} == by_hand
     for code, known in enumerate(OPCODES):
@@ -125,6 +126,10 @@ def test_the_table_of_opcodes() -> None:
         assert bool(known.immediate) == name.endswith("IMMEDIATE")
         assert bool(known.invalidate) == name.endswith("INVALIDATE")
         assert (known.service is Service.UD) == bool(known.deth) == name.startswith("UD_")
+        assert (known.service is Service.UC) == name.startswith("UC_")
+        assert ("SEND" in name) == (known.operation is Operation.SEND)
+        writes = (Operation.WRITE, Operation.ATOMIC_WRITE)
+        assert ("WRITE" in name) == (known.operation in writes)
     assert class_of(Opcode.ATOMIC_ACKNOWLEDGE).operation is Operation.ATOMIC_ACKNOWLEDGE
     assert class_of(Opcode.ATOMIC_ACKNOWLEDGE).atomic_ack == 16
     assert class_of(Opcode.WRITE_ONLY_WITH_IMMEDIATE).immediate == 28
@@ -166,7 +171,7 @@ def test_each_cause_has_its_packet() -> None:
     assert cause_of(bytes(15)) is Cause.SHORT
     assert cause_of(encode_packet(full(read), FLOW)[:-4]) is Cause.SHORT
     assert cause_of(changed(send, 0, 0x15)) is Cause.OPCODE
-    assert cause_of(changed(send, 0, 0x20)) is Cause.OPCODE
+    assert cause_of(changed(send, 0, 0x40)) is Cause.OPCODE
     assert cause_of(changed(send, 0, 0x81)) is Cause.OPCODE
     assert cause_of(changed(send, 0, 0xFF)) is Cause.OPCODE
     assert cause_of(changed(send, 1, 0x01)) is Cause.VERSION

@@ -111,7 +111,7 @@ def test_sizes_that_are_refused() -> None:
         QpCapabilities(max_inline_data=65),
     ):
         _refused(errno.EINVAL, lambda caps=caps: nic.create_qp(pd, QpType.RC, cq, cq, caps))
-    _refused(errno.EOPNOTSUPP, lambda: nic.create_qp(pd, 3, cq, cq, QpCapabilities()))  # type: ignore
+    _refused(errno.EOPNOTSUPP, lambda: nic.create_qp(pd, 9, cq, cq, QpCapabilities()))  # type: ignore
     for size, sges, limit in ((0, 1, 0), (1, 33, 0), (1, 1, 2), (1 << 20, 1, 0)):
         _refused(errno.EINVAL, lambda a=size, b=sges, c=limit: nic.create_srq(pd, a, b, c))
     srq = nic.create_srq(pd, 4, 1)

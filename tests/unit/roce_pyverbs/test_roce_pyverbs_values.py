@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -59,17 +58,6 @@ def test_installed_it_is_pyverbs_for_who_imports_it(repository: Path, how: str) 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("module", "kind"),
-    [("xrcd", "XRCD"), ("wq", "WQ"), ("flow", "FlowAttr"), ("spec", "EthSpec"), ("dmabuf", "DmaBuf")],
-)
-def test_what_no_device_has_can_be_named_and_not_made(module: str, kind: str) -> None:
-    refused = getattr(importlib.import_module(f"emulator.roce.pyverbs.{module}"), kind)
-    with pytest.raises(PyverbsRDMAError) as error:
-        refused(None, attr=1)
-    assert error.value.error_code == errno.EOPNOTSUPP
 
 
 def test_an_error_says_its_number_in_words() -> None:

@@ -1,0 +1,154 @@
+"""A datagram service of the port space "UDP": SIDR instead of a connection (IBTA volume 1, 12.11).
+
+The active side asks which queue pair serves a port (SIDR_REQ), the passive side says it, with its Q_Key
+(SIDR_REP). Nothing lasts but what was learnt: there is no connection, no disconnect and no time-wait. It has
+the calls and events of a `Connection`, as rdma_cm has one id for both: `connect` asks, and ESTABLISHED brings
+queue pair and Q_Key; a refusal or silence is UNREACHABLE.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Final
+
+from emulator.roce.cm.connection import Connection
+from emulator.roce.cm.events import CmEventType, ConnectionParameters
+from emulator.roce.cm.states import CmState
+from emulator.roce.nic.verbs import PSN_MASK, VerbsError
+from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service_id
+from emulator.roce.wire.cm_messages import (
+    PRIVATE_BYTES,
+    ServiceReply,
+    ServiceRequest,
+    SidrStatus,
+    encode_cm,
+)
+from emulator.roce.wire.cm_reject import RejectReason
+from emulator.roce.wire.flow import packed_address
+from emulator.roce.wire.mad import Attribute
+
+if TYPE_CHECKING:
+    from emulator.roce.cm.manager import Listener
+
+UDP_QKEY: Final = 0x01234567
+"""The Q_Key of every queue pair of this port space (RDMA_UDP_QKEY of `rdma/rdma_cma.h`)."""
+
+_MOST_PRIVATE: Final = PRIVATE_BYTES[Attribute.SIDR_REQ] - IP_CM_BYTES
+
+
+class ServiceResolution(Connection):
+    """See the top of this file. Either side."""
+
+    def connect(self, parameters: ConnectionParameters, now: float) -> None:
+        """Send a SIDR_REQ. ESTABLISHED or UNREACHABLE follows."""
+        self._expect("ask for a service", CmState.IDLE)
+        if not self.remote_ip:
+            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+        self._check_private(parameters.private_data, _MOST_PRIVATE)
+        manager = self.manager
+        self.local_qpn = parameters.qp_num
+        if not self.local_port:
+            self.local_port = manager.ephemeral_port(PortSpace.UDP)
+        header = IpCmHeader(packed_address(manager.ip), packed_address(self.remote_ip), self.local_port)
+        request = ServiceRequest(
+            self.local_id,
+            service_id(self.port_space, self.remote_port),
+            private_data=header.encode() + parameters.private_data,
+        )
+        self._become(CmState.SIDR_SENT)
+        self._ask(request, manager.new_transaction(), now, manager.times.tries)
+
+    def reply_to_service(self, reply: ServiceReply) -> bool:
+        """SIDR_REP; whether it was waited for."""
+        if self.state is not CmState.SIDR_SENT:
+            return self.state is CmState.RESOLVED
+        if reply.status != SidrStatus.VALID or not 1 < reply.queue_pair <= PSN_MASK:
+            self._close()
+            self._tell(CmEventType.UNREACHABLE, status=reply.status, private_data=reply.private_data)
+            return True
+        self._set_deadline(None)
+        self._become(CmState.RESOLVED)
+        self.remote_qpn = reply.queue_pair
+        told = ConnectionParameters(reply.queue_pair, reply.private_data, qkey=reply.q_key)
+        self._tell(CmEventType.ESTABLISHED, private_data=reply.private_data, parameters=told)
+        return True
+
+    def begin_service(self, request: ServiceRequest, transaction: int, ip: str, listener: Listener) -> None:
+        """A SIDR_REQ that was found fit; the listener's user hears of it."""
+        self.active = False
+        self.listener = listener
+        self.port_space, self.local_port = listener.port_space, listener.port
+        self.remote_port = int.from_bytes(request.private_data[2:4], "big")
+        self.remote_ip = ip
+        self.remote_id = request.request_id
+        self._transaction = transaction
+        self._become(CmState.SIDR_RECEIVED)
+        private = request.private_data[IP_CM_BYTES:]
+        told = ConnectionParameters(private_data=private)
+        self._tell(CmEventType.CONNECT_REQUEST, private_data=private, parameters=told, listener=listener)
+
+    def repeated_request(self) -> None:
+        """The SIDR_REQ once more: its answer was lost, or is still to be given."""
+        if self.state is CmState.RESOLVED:
+            self.manager.send(self._answer, self.remote_ip)
+
+    def accept(self, parameters: ConnectionParameters, now: float) -> None:
+        """Send a SIDR_REP with the queue pair that serves. No event follows."""
+        self._expect("accept", CmState.SIDR_RECEIVED)
+        self._check_private(parameters.private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
+        if not 1 < parameters.qp_num <= PSN_MASK:
+            raise VerbsError(errno.EINVAL, f"{parameters.qp_num} is no queue pair")
+        self._answered()
+        self.local_qpn = parameters.qp_num
+        self._become(CmState.RESOLVED)
+        self._reply(
+            ServiceReply(
+                self.remote_id,
+                SidrStatus.VALID,
+                parameters.qp_num,
+                service_id(self.port_space, self.local_port),
+                UDP_QKEY,
+                private_data=parameters.private_data,
+            )
+        )
+
+    def reject(
+        self, now: float, private_data: bytes = b"", reason: int = RejectReason.CONSUMER_DEFINED
+    ) -> None:
+        """Send a SIDR_REP that refuses; no event follows."""
+        self._expect("reject", CmState.SIDR_RECEIVED)
+        self._check_private(private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
+        self._refuse(private_data)
+
+    def _refuse(self, private_data: bytes = b"") -> None:
+        answer = ServiceReply(
+            self.remote_id,
+            SidrStatus.REJECTED,
+            service_id=service_id(self.port_space, self.local_port),
+            private_data=private_data,
+        )
+        self.manager.send(encode_cm(answer, self._transaction), self.remote_ip)
+        self._close()
+
+    def disconnect(self, now: float) -> None:
+        """There is no connection to end (EINVAL)."""
+        raise VerbsError(errno.EINVAL, "a datagram service has no connection")
+
+    def destroy(self, now: float) -> None:
+        """rdma_destroy_id: a request that waits is refused; no event follows."""
+        self.orphan = True
+        if self.state is CmState.SIDR_RECEIVED:
+            self._refuse()
+        elif self.state is not CmState.CLOSED:
+            self._close()
+
+    def time_over(self, now: float) -> None:
+        """The deadline has passed: ask again, or give up."""
+        self.deadline = None
+        if self._tries > 0:
+            self._tries -= 1
+            self.manager.send(self._again, self.remote_ip)
+            self._set_deadline(now + self._wait_s)
+        else:
+            self._close()
+            self._tell(CmEventType.UNREACHABLE, status=-errno.ETIMEDOUT)
