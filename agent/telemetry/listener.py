@@ -21,6 +21,7 @@ import time
 
 import h11
 
+from agent.http_connection import http_connection
 from agent.telemetry.formats import Application
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class _Connection:
         self.ends_at = ends_at
         self.to_send = memoryview(b"")
         self.is_answered = False
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._http = http_connection(HEAD_BYTES_MAX)
 
     def request_in(self, data: bytes) -> h11.Request | None:
         """The request, where it is whole with these bytes. Raises h11.RemoteProtocolError."""
