@@ -34,13 +34,16 @@ def status(
     state: State = None,
     mount: Mount = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    bounds: Annotated[
+        bool, typer.Option("--bounds", help="Show the counts that others can raise, and their limits.")
+    ] = False,
 ) -> None:
     """Show pool, volumes, enclosures, hit ratio, miss causes and throughput since the agent's start."""
     found = read_status(_mount(state, mount))
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(found["bounds"] if bounds else found, indent=1))
         return
-    print_tables(tables(found, None))
+    print_tables(bounds_table(found["bounds"]) if bounds else tables(found, None))
 
 
 def top(
@@ -177,6 +180,20 @@ def fitted(shown: Group, console: Console) -> Group:
     left_out = Text(f"… {len(lines) - kept} lines more: a higher window, or g35 status", no_wrap=True)
     parts = [segment for line in lines[:kept] for segment in (*line, Segment.line())]
     return Group(Segments(parts), left_out)
+
+
+def bounds_table(rows: list[dict[str, Any]]) -> Table:
+    """What others can raise: how much there is, how much one of them has, and who was refused."""
+    table = folding_table(
+        "Bounds", ("name", "what it counts", "of one", "beyond"), ("held", "limit", "most of one", "refused")
+    )
+    for each in rows:
+        share = f"{each['share']} ({each['by']})"
+        table.add_row(
+            each["name"], escape(each["counts"]), share, each["refused"], str(each["held"]),
+            str(each["limit"]), str(each["most_of_one"]), str(each["refusals"]),
+        )  # fmt: skip
+    return table
 
 
 def _state(enclosure: dict[str, Any]) -> str:

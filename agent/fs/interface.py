@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
+from agent.bounds import Holder
 from agent.pool.steps import Outcome
 
 Xattr: TypeAlias = bytes | memoryview
@@ -44,15 +45,24 @@ class FsError(Exception):
 
 
 class Caller:
-    """Who asks: the credentials of the process as FUSE reports them."""
+    """Who asks: the credentials of the process as FUSE reports them, and the guest whose process it is.
 
-    __slots__ = ("gid", "pid", "uid", "umask")
+    What a guest says of its users is its own affair: in what all share it is one holder.
+    """
 
-    def __init__(self, uid: int = 0, gid: int = 0, pid: int = 0, umask: int = 0o022) -> None:
+    __slots__ = ("gid", "guest", "pid", "uid", "umask")
+
+    def __init__(self, uid: int = 0, gid: int = 0, pid: int = 0, umask: int = 0o022, guest: str = "") -> None:
         self.uid: Final = uid
         self.gid: Final = gid
         self.pid: Final = pid
         self.umask: Final = umask
+        self.guest: Final = guest
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds what it is given, among those that share a bound."""
+        return self.guest or self.uid
 
 
 @dataclass(frozen=True, slots=True)

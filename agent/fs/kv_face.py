@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.bounds import SHARED, Bounds, Holder, Limit
 from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
@@ -58,10 +59,20 @@ KV_ROOT: Final = FACE_KV << FACE_SHIFT | 1
 _VOLUMES_FROM: Final = KV_ROOT + 1
 _VALUES_FROM: Final = KV_ROOT + (1 << 16)
 
-OPEN_VALUES_MAX: Final = 65536
-"""Open files of this face; each is a few hundred bytes, and a writer at most one unit more."""
-WRITERS_MAX: Final = 256
-"""Values being written through files at once; each may hold one unit, 256 KiB, that is not yet full."""
+OPEN_VALUES: Final = Limit(
+    "kv-open", "files of /kv that are open for reading", 131_072,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=2048,
+)  # fmt: skip
+WRITERS: Final = Limit(
+    "kv-writers", "values that are being written through files of /kv", 256,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=2048,
+)  # fmt: skip
+"""Beside that each may hold one unit that is not yet full, which begun_puts.py bounds."""
+NODES: Final = Limit(
+    "kv-nodes", "values of /kv that kernels hold a reference to", 262_144,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=1024,
+)  # fmt: skip
+"""A kernel forgets one as soon as nobody uses it; who opens files with O_PATH keeps it."""
 TRAILS_MAX: Final = 1024
 """Processes of which it is remembered which value they opened last, to learn what follows what."""
 READ_BYTES_HINT: Final = 1 << 20
@@ -85,6 +96,8 @@ class _Value:
 
     volume: AnyVolume
     key: bytes
+    holder: Holder
+    """Who was told of it first."""
     lookups: int = 1
     length: int = 0
 
@@ -92,6 +105,7 @@ class _Value:
 @dataclass(slots=True)
 class _Writer:
     writing: AnyWriting
+    holder: Holder
     failed: int = 0
     """The errno of a write that was refused: from then on there is no value to be had from this file."""
     spoilt: bool = False
@@ -112,8 +126,13 @@ class KvFace(RefusesAll):
         owner: tuple[int, int] = (0, 0),
         epoch: int = 0,
         continuer: Continuer = INACTIVE,
+        bounds: Bounds | None = None,
     ) -> None:
         """`epoch`: values have other numbers in each, for a guest that outlives the agent."""
+        bounds = bounds or Bounds()
+        self._open_values, self._open_writers = bounds.of(OPEN_VALUES), bounds.of(WRITERS)
+        self._nodes = bounds.of(NODES)
+        self._opened_by: dict[int, Holder] = {}
         self._volumes = {_VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
         self._volume_inodes = {volume.settings.name.encode(): ino for ino, volume in self._volumes.items()}
         self._lanes = lanes
@@ -137,30 +156,36 @@ class KvFace(RefusesAll):
             if ino is None or self._volumes[ino].erased:
                 raise FsError(errno.ENOENT)
             return Entry(self._folder(ino), 60.0, 60.0)
-        return self._lookup_value(self._volume(parent), name)
+        return self._lookup_value(caller.holder, self._volume(parent), name)
 
-    def _lookup_value(self, volume: AnyVolume, name: bytes) -> Steps[Entry]:
+    def _lookup_value(self, holder: Holder, volume: AnyVolume, name: bytes) -> Steps[Entry]:
         key = _key(name)
         length = yield from find_length(volume, self._lanes(), key)
         if length is None:
             raise FsError(errno.ENOENT)
-        ino = self._remember(volume, key, length)
+        ino = self._remember(holder, volume, key, length)
         # The kernel may not remember the name: another agent may remove or evict it. An entry that is
         # never valid is also forgotten as soon as nobody uses it, which bounds the tables here.
         return Entry(self._file(ino, length), 0.0, 1.0)
 
-    def _remember(self, volume: AnyVolume, key: bytes, length: int) -> int:
+    def _remember(self, holder: Holder, volume: AnyVolume, key: bytes, length: int) -> int:
         place = (volume.settings.volume_id, key)
         with self._lock:
             ino = self._inode_of.get(place)
             if ino is not None:
                 value = self._values[ino]
+                if value.holder != holder and self._nodes.take(holder):
+                    # The last to ask is charged: another may keep it after the first has let go.
+                    self._nodes.give_back(value.holder)
+                    value.holder = holder
                 value.lookups += 1
                 value.length = length
                 return ino
+            if not self._nodes.take(holder):
+                raise FsError(errno.ENFILE, "too many values are held open")
             ino = next(self._numbers)
             self._inode_of[place] = ino
-            self._values[ino] = _Value(volume, key, 1, length)
+            self._values[ino] = _Value(volume, key, holder, 1, length)
             return ino
 
     def forget(self, ino: int, lookups: int) -> None:
@@ -171,6 +196,7 @@ class KvFace(RefusesAll):
             value.lookups -= lookups
             if value.lookups <= 0:
                 del self._values[ino]
+                self._nodes.give_back(value.holder)
                 self._inode_of.pop((value.volume.settings.volume_id, value.key), None)
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
@@ -270,8 +296,9 @@ class KvFace(RefusesAll):
             raise FsError(errno.EEXIST, "a value is immutable; remove it first")
         handle = next(self._handles)
         with self._lock:
-            if len(self._readers) >= OPEN_VALUES_MAX:
+            if not self._open_values.take(caller.holder):
                 raise FsError(errno.ENFILE)
+            self._opened_by[handle] = caller.holder
             self._readers[handle] = new_reading(value.volume, value.key, self._prestage)
             trail = self._trail(caller.pid) if self._continuer.active else None
         if trail is not None:
@@ -294,11 +321,14 @@ class KvFace(RefusesAll):
     ) -> Outcome[tuple[Entry, Opened]]:
         volume, key = self._volume(parent), _key(name)
         handle = next(self._handles)
+        ino = self._remember(caller.holder, volume, key, 0)
         with self._lock:
-            if len(self._writers) >= WRITERS_MAX:
-                raise FsError(errno.ENFILE)
-            self._writers[handle] = _Writer(new_writing(volume, key))
-        ino = self._remember(volume, key, 0)
+            is_room = self._open_writers.take(caller.holder)
+            if is_room:
+                self._writers[handle] = _Writer(new_writing(volume, key), caller.holder)
+        if not is_room:
+            self.forget(ino, 1)
+            raise FsError(errno.ENFILE)
         return Entry(self._file(ino, 0)), Opened(handle, direct_io=True)
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
@@ -384,8 +414,12 @@ class KvFace(RefusesAll):
         with self._lock:
             reading = self._readers.pop(handle, None)
             writer = self._writers.pop(handle, None)
-        if reading is not None:
+            holder = self._opened_by.pop(handle, None)
+        if reading is not None and holder is not None:
             reading.close()
+            self._open_values.give_back(holder)
+        if writer is not None:
+            self._open_writers.give_back(writer.holder)
         if writer is None or writer.writing.finished:
             return None
         return self._drop(writer)

@@ -63,7 +63,10 @@ class Connection:
         idle_seconds: float,
         complaints: Complaints,
         wall: Callable[[], float] = time.time,
+        known: Callable[[], None] = lambda: None,
     ) -> None:
+        """`known` is called when a client has shown a key."""
+        self._known = known
         self._service = service
         self._stream = stream
         self._idle_seconds = idle_seconds
@@ -165,7 +168,9 @@ class Connection:
                 self._place.give_back()
             self._place = self._service.connections.take_now(tenant)
             if self._place is None:
+                self._service.connections.refusals += 1
                 raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
+            self._known()
 
     # -- receiving ------------------------------------------------------------------------------
 

@@ -21,12 +21,17 @@ import time
 
 import h11
 
+from agent.bounds import ALL, Limit
 from agent.http_connection import http_connection
 from agent.telemetry.formats import Application
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 32
+CONNECTIONS = Limit(
+    "metrics-connections", "connections to the metrics", CONNECTIONS_MAX,
+    by="process", share=ALL, refused="the oldest is closed", bytes_each=32 << 10,
+)  # fmt: skip
 BACKLOG = 128
 """Connections that the kernel holds and we have not taken yet. Beyond them a client waits for a second."""
 SECONDS = 5.0
