@@ -43,7 +43,7 @@ def status(
     if as_json:
         print(json.dumps(found["bounds"] if bounds else found, indent=1))
         return
-    print_tables(bounds_table(found["bounds"]) if bounds else tables(found, None))
+    print_tables(bounds_tables(found["bounds"]) if bounds else tables(found, None))
 
 
 def top(
@@ -182,18 +182,16 @@ def fitted(shown: Group, console: Console) -> Group:
     return Group(Segments(parts), left_out)
 
 
-def bounds_table(rows: list[dict[str, Any]]) -> Table:
-    """What others can raise: how much there is, how much one of them has, and who was refused."""
-    table = folding_table(
-        "Bounds", ("name", "what it counts", "of one", "beyond"), ("held", "limit", "most of one", "refused")
-    )
+def bounds_tables(rows: list[dict[str, Any]]) -> Group:
+    """What others can raise: how much there is, how much one of them has, and how often one was refused."""
+    counts = folding_table("Bounds", ("bound",), ("held", "limit", "most of one", "refused"))
+    meanings = folding_table("What they are", ("bound", "what it counts", "of one", "beyond"))
     for each in rows:
+        numbers = (str(each[key]) for key in ("held", "limit", "most_of_one", "refusals"))
+        counts.add_row(each["name"], *numbers)
         share = f"{each['share']} ({each['by']})"
-        table.add_row(
-            each["name"], escape(each["counts"]), share, each["refused"], str(each["held"]),
-            str(each["limit"]), str(each["most_of_one"]), str(each["refusals"]),
-        )  # fmt: skip
-    return table
+        meanings.add_row(each["name"], escape(each["counts"]), share, each["refused"])
+    return Group(counts, meanings)
 
 
 def _state(enclosure: dict[str, Any]) -> str:

@@ -23,11 +23,12 @@ from agent.pool.steps import settle
 from agent.s3.shares import Shares
 from agent.s3.strangers import CONNECTIONS, KNOWN, Stranger
 from host_shim.control_wire import ANSWERS_MAX, KEYS_MAX, Operation, Request
+from host_shim.pool import Pool
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
 from tests.support.memory_filesystem import MemoryFileSystem
 from tests.support.memory_pool import MemoryPool
-from tests.support.session_door import refuse_prestage
+from tests.support.session_door import SessionDoor, refuse_prestage
 
 OWNER, USER, OTHER = Caller(0), Caller(1000), Caller(1001)
 RUN = InlineRunner()
@@ -298,3 +299,22 @@ def test_refusals_of_shares_are_shown() -> None:
     shares = Shares(2, ["a"], wait_seconds=0)
     assert [shares.take_now("a") is not None for _ in range(3)] == [True, True, False]
     assert shares.of_each() == {"tenant 0": 2}
+
+
+@pytest.mark.interpreted
+def test_a_client_whose_tickets_find_no_room_has_misses_and_lets_go_of_its_own() -> None:
+    agent = MemoryPool((2, 2), value_bytes=1 << 20).agent()
+    values = [b"a" * 70_000, b"b" * 70_000]
+    for number, value in enumerate(values):
+        agent.put(key(number), value)
+    door = SessionDoor(agent)
+    bound = door.face._tickets = Bounds().of(CATALOGUE["tickets"], 2)
+    assert bound.take(0, 2)
+    with Pool("/nowhere", files=door) as pool:
+        volume = pool.volume("v")
+        into = [bytearray(1 << 20) for _ in values]
+        assert volume.get_many([key(0), key(1)], into) == [None, None]
+        assert volume.put_many([key(2)], [b"c" * 70_000]) == [False]
+        bound.give_back(0, 2)
+        assert volume.get_many([key(0), key(1)], into) == [70_000, 70_000]
+    assert bound.held == 0
