@@ -70,9 +70,11 @@ WRITERS: Final = Limit(
 """Beside that each may hold one unit that is not yet full, which begun_puts.py bounds."""
 NODES: Final = Limit(
     "kv-nodes", "values of /kv that kernels hold a reference to", 262_144,
-    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=1024,
+    by="user, guest", share=SHARED, refused="one looked up long ago, and not open, goes", bytes_each=1024,
 )  # fmt: skip
-"""A kernel forgets one as soon as nobody uses it; who opens files with O_PATH keeps it."""
+"""A kernel keeps them in its cache, and looks names up at each use: one that went has a new number then."""
+LOOKS_FOR_ROOM: Final = 64
+"""Nodes that are looked at for one that nobody has open."""
 TRAILS_MAX: Final = 1024
 """Processes of which it is remembered which value they opened last, to learn what follows what."""
 READ_BYTES_HINT: Final = 1 << 20
@@ -100,6 +102,7 @@ class _Value:
     """Who was told of it first."""
     lookups: int = 1
     length: int = 0
+    opens: int = 0
 
 
 @dataclass(slots=True)
@@ -138,7 +141,8 @@ class KvFace(RefusesAll):
         self._lanes = lanes
         self._prestage = prestage
         self._owner = owner
-        self._values: dict[int, _Value] = {}
+        self._values: OrderedDict[int, _Value] = OrderedDict()
+        """Those first that were looked up longest ago."""
         self._inode_of: dict[tuple[bytes, bytes], int] = {}
         self._continuer = continuer
         self._trails: OrderedDict[int, Trail] = OrderedDict()
@@ -164,8 +168,7 @@ class KvFace(RefusesAll):
         if length is None:
             raise FsError(errno.ENOENT)
         ino = self._remember(holder, volume, key, length)
-        # The kernel may not remember the name: another agent may remove or evict it. An entry that is
-        # never valid is also forgotten as soon as nobody uses it, which bounds the tables here.
+        # The kernel may not remember the name: another agent may remove or evict it.
         return Entry(self._file(ino, length), 0.0, 1.0)
 
     def _remember(self, holder: Holder, volume: AnyVolume, key: bytes, length: int) -> int:
@@ -180,13 +183,37 @@ class KvFace(RefusesAll):
                     value.holder = holder
                 value.lookups += 1
                 value.length = length
+                self._values.move_to_end(ino)
                 return ino
-            if not self._nodes.take(holder):
+            if not self._nodes.take(holder) and not self._took_anothers_place(holder):
                 raise FsError(errno.ENFILE, "too many values are held open")
             ino = next(self._numbers)
             self._inode_of[place] = ino
             self._values[ino] = _Value(volume, key, holder, 1, length)
             return ino
+
+    def _took_anothers_place(self, holder: Holder) -> bool:
+        for _ in range(min(LOOKS_FOR_ROOM, len(self._values))):
+            ino = next(iter(self._values))
+            value = self._values[ino]
+            if value.opens:
+                self._values.move_to_end(ino)
+                continue
+            self._drop_node(ino, value)
+            if self._nodes.take(holder):
+                return True
+        return False
+
+    def _drop_node(self, ino: int, value: _Value) -> None:
+        del self._values[ino]
+        self._nodes.give_back(value.holder)
+        self._inode_of.pop((value.volume.settings.volume_id, value.key), None)
+
+    def _note_open(self, ino: int, change: int) -> None:
+        """With the lock held."""
+        value = self._values.get(ino)
+        if value is not None:
+            value.opens += change
 
     def forget(self, ino: int, lookups: int) -> None:
         with self._lock:
@@ -195,9 +222,7 @@ class KvFace(RefusesAll):
                 return
             value.lookups -= lookups
             if value.lookups <= 0:
-                del self._values[ino]
-                self._nodes.give_back(value.holder)
-                self._inode_of.pop((value.volume.settings.volume_id, value.key), None)
+                self._drop_node(ino, value)
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
         return self._unlink(self._volume(parent), _key(name))
@@ -299,6 +324,7 @@ class KvFace(RefusesAll):
             if not self._open_values.take(caller.holder):
                 raise FsError(errno.ENFILE)
             self._opened_by[handle] = caller.holder
+            self._note_open(ino, 1)
             self._readers[handle] = new_reading(value.volume, value.key, self._prestage)
             trail = self._trail(caller.pid) if self._continuer.active else None
         if trail is not None:
@@ -325,6 +351,7 @@ class KvFace(RefusesAll):
         with self._lock:
             is_room = self._open_writers.take(caller.holder)
             if is_room:
+                self._note_open(ino, 1)
                 self._writers[handle] = _Writer(new_writing(volume, key), caller.holder)
         if not is_room:
             self.forget(ino, 1)
@@ -415,6 +442,8 @@ class KvFace(RefusesAll):
             reading = self._readers.pop(handle, None)
             writer = self._writers.pop(handle, None)
             holder = self._opened_by.pop(handle, None)
+            if reading is not None or writer is not None:
+                self._note_open(ino, -1)
         if reading is not None and holder is not None:
             reading.close()
             self._open_values.give_back(holder)

@@ -109,14 +109,6 @@ def kv_open(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
 
 @contextmanager
-def kv_nodes(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
-    kv = Kv(bounds)
-    for number in range(MOST):
-        kv.agent.put(key(number), b"value")
-    yield kv.look
-
-
-@contextmanager
 def kv_writers(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
     yield Kv(bounds).write
 
@@ -163,12 +155,12 @@ def tickets(bounds: Bounds, tmp_path: Path) -> Iterator[Walk]:
 
 
 WALKS = {
-    "fs-open": fs_open, "kv-nodes": kv_nodes, "kv-open": kv_open, "kv-writers": kv_writers,
+    "fs-open": fs_open, "kv-open": kv_open, "kv-writers": kv_writers,
     "sessions": sessions, "status-files": status_files, "tickets": tickets,
 }  # fmt: skip
 ELSEWHERE = {
-    "answer-bytes", "guest-nodes", "guest-open", "s3-connections", "s3-tenant-connections", "s3-transfers",
-    "s3-held-files", "metrics-connections",
+    "answer-bytes", "guest-nodes", "kv-nodes", "guest-open", "s3-connections", "s3-tenant-connections",
+    "s3-transfers", "s3-held-files", "metrics-connections",
 }  # fmt: skip
 """Walked below, or where they are served: test_s3_busy.py, test_s3_store.py, test_metrics_listener.py."""
 CONFIGURED = {"directories", "prestaged-bytes", "registered-bytes", "begun-bytes"}
@@ -317,4 +309,27 @@ def test_a_client_whose_tickets_find_no_room_has_misses_and_lets_go_of_its_own()
         assert volume.put_many([key(2)], [b"c" * 70_000]) == [False]
         bound.give_back(0, 2)
         assert volume.get_many([key(0), key(1)], into) == [70_000, 70_000]
+    assert bound.held == 0
+
+
+def test_values_that_kernels_remember_make_room_and_what_is_open_stays() -> None:
+    bounds = small("kv-nodes")
+    bound = bounds.of(CATALOGUE["kv-nodes"])
+    kv = Kv(bounds)
+    for number in range(MOST):
+        kv.agent.put(key(number), b"value")
+    kept = kv.look(USER, 0)
+    handle = settle(kv.face.open(USER, kept, os.O_RDONLY), kv.agent.lanes).handle
+    seen = {number: kv.look(USER, number) for number in range(1, MOST)}
+    assert bound.held <= (MOST - MOST // RESERVE_PART) // 2
+    assert settle(kv.face.getattr(USER, kept, handle), kv.agent.lanes).size == 5
+    into = memoryview(bytearray(9))
+    assert settle(kv.face.read(kept, handle, 0, into), kv.agent.lanes) == 5
+    with pytest.raises(FsError):
+        settle(kv.face.getattr(USER, seen[1], None), kv.agent.lanes)
+    kv.face.forget(seen[1], 1)
+    assert kv.look(USER, 1) not in seen.values(), "a new number, for the kernel looks the name up again"
+    settle(kv.face.release(kept, handle), kv.agent.lanes)
+    for ino in list(kv.face._values):
+        kv.face.forget(ino, 99)
     assert bound.held == 0
