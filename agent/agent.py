@@ -25,6 +25,7 @@ from typing import Any
 import trio
 
 from agent.awake import keep_awake
+from agent.bounds import Bounds
 from agent.config import Configuration
 from agent.duties import Duties
 from agent.errors import G35Error
@@ -50,8 +51,8 @@ from agent.opening_volumes import open_volumes
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.opening import newest_map
 from agent.pool.pool_map import PoolMap
-from agent.pool.prestager import THREADS as PRESTAGE_THREADS
 from agent.pool.volume import Volume
+from agent.queue_plan import EXTRA_QUEUES, UPKEEP_AFTER, granted_workers, guest_queues, own_queues, s3_queues
 from agent.reaching import LanesPool, connected, look_round, say_what_is_away, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes, current_lanes
@@ -59,19 +60,18 @@ from agent.remote.proving import ProvingThread
 from agent.s3.door import S3Door
 from agent.s3.opening import make_s3_door
 from agent.seen_map import SeenMaps, opens
-from agent.serving import Serving, storing_queues
+from agent.serving import Serving
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
 from agent.tenancy import Audience, Members
 from agent.tenant_upkeep import TenantUpkeep
+from agent.watched_memory import watch_memory
 
 log = logging.getLogger(__name__)
 
 UPKEEP_SECONDS = 0.5
 LOOK_SECONDS = 0.25
 """How soon an unmount by somebody else is noticed."""
-EXTRA_QUEUES = PRESTAGE_THREADS + 2
-"""Queues beside the workers': the prestagers', upkeep's, and the keeper's, which not every agent has."""
 
 
 Doors = list[tuple[str, Door]]
@@ -94,6 +94,7 @@ class Agent:
         self.configuration = configuration
         settings = configuration.agent
         self.lanes = lanes
+        self.bounds = Bounds({0, os.geteuid()})
         self.directories = DirectoryCache(settings.directory_cache)
         self.seen = SeenMaps(settings.state)
         self.seen.refuse(pool_map)
@@ -129,7 +130,7 @@ class Agent:
             lambda: self.watch.without_map,
         )
         self.files: FilesFace | None = None
-        self._upkeep_queue = settings.workers + 1 + PRESTAGE_THREADS
+        self._upkeep_queue = settings.workers + UPKEEP_AFTER
         self.sources = snapshot.Sources(
             pool_map.pool_id,
             pool_map.version,
@@ -156,6 +157,10 @@ class Agent:
         self.sources.keeping = self.keeping.snapshot
         self.sources.membership = self.membership.snapshot
         self.sources.s3 = self._s3_snapshot
+        self.sources.bounds = self.bounds.snapshot
+        begun = self.volumes[0].begun if self.volumes else None
+        most = settings.registered_memory
+        watch_memory(self.bounds, self.directories, self.prestage, self.registered, most, begun)
         self.doors: Doors = []
         self._stopping = threading.Event()
         self._upkeep: threading.Thread | None = None
@@ -231,7 +236,10 @@ class Agent:
         key_value = audience.key_value(self.volumes)
         blocks = [each for each in self.volumes if isinstance(each, Volume) and each.settings.kind == "files"]
         faces: dict[bytes, tuple[int, FileSystem]] = {
-            b"kv": (KV_ROOT, KvFace(key_value, current_lanes, self.prestage, owner, 0, self.continuer)),
+            b"kv": (
+                KV_ROOT,
+                KvFace(key_value, current_lanes, self.prestage, owner, 0, self.continuer, bounds=self.bounds),
+            ),
         }
         if blocks:
             options = FilesOptions(
@@ -244,7 +252,7 @@ class Agent:
             metadata = self.configuration.agent.state / "files.sqlite"
             store, home = store_for(metadata, self.sources.pool_id, blocks, current_lanes)
             try:
-                self.files = FilesFace(metadata, store, options, home=home)
+                self.files = FilesFace(metadata, store, options, home=home, bounds=self.bounds)
             except NamesElsewhere as elsewhere:
                 log.error("/fs is not served: %s", elsewhere)
                 self.sources.not_served["/fs"] = f"{elsewhere}; {elsewhere.advice}"
@@ -262,6 +270,7 @@ class Agent:
                 owner,
                 self.continuer,
                 self.registered,
+                self.bounds,
             ),
         )
         return RootFileSystem(faces, owner)
@@ -328,56 +337,6 @@ class Agent:
             self.files.close()
 
 
-def own_queues(configuration: Configuration) -> int:
-    """Queues of the agent's own threads beside its workers. The last is that of agent/auto_membership.py, and
-    before it comes that of agent/remote/proving.py, where there are such."""
-    proving, members = bool(configuration.discovery), configuration.pool.membership == "auto"
-    return EXTRA_QUEUES + storing_queues(configuration.policies) + proving + members
-
-
-def s3_queues(configuration: Configuration) -> int:
-    """Queues of the S3 door's threads."""
-    return configuration.s3.workers if configuration.s3.listen else 0
-
-
-def guest_queues(configuration: Configuration) -> int:
-    """Request queues of all guests: each has a queue of its own on every enclosure."""
-    workers = configuration.agent.worker_count
-    return sum(device.queue_count(workers) for device in configuration.virtiofs)
-
-
-def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> int:
-    """How many workers have a queue on every enclosure that is connected, beside `extra` others; `wanted`
-    at most.
-
-    A worker without a queue on one of N enclosures would turn each N-th of its requests into a miss, so
-    the poorest enclosure decides. Raises G35Error where it grants too few for a single worker.
-    """
-    workers = wanted
-    for enclosure in fabric.enclosures:
-        if enclosure.session is None:
-            continue
-        granted = enclosure.session.io_queues
-        if granted <= extra:
-            raise G35Error(
-                f"enclosure {enclosure.name} grants {granted} I/O queues to a host, "
-                f"and an agent with one worker needs {1 + extra}",
-                "let it grant more, or take it out of the configuration",
-            )
-        if granted < wanted + extra:
-            log.warning(
-                "enclosure %s grants %d I/O queues of the %d that are needed: %d workers serve at the most "
-                "instead of %d; let it grant more, or lower agent.workers",
-                enclosure.name,
-                granted,
-                wanted + extra,
-                granted - extra,
-                wanted,
-            )
-        workers = min(workers, granted - extra)
-    return workers
-
-
 async def serve(configuration: Configuration, ready: Callable[[], None], stop: trio.Event) -> None:
     """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
     root = root_key_in(configuration.agent.key_file)
@@ -400,7 +359,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         say_what_is_away(fabric)
         agent = Agent(configuration, pool_map, root, fabric, lanes)
         if settings.metrics:
-            cleanup.callback(metrics.serve(settings.metrics, agent.snapshot))
+            cleanup.callback(metrics.serve(settings.metrics, agent.snapshot, agent.bounds))
         agent.doors = await trio.to_thread.run_sync(_make_doors, agent, wanted)
         agent.start()
         cleanup.push_async_callback(_on_thread, agent.stop)
@@ -455,6 +414,7 @@ def _make_doors(agent: Agent, wanted_workers: int) -> Doors:
             erased,
             agent.sources.pool_id,
             agent.sources.not_served,
+            agent.bounds,
         )
         doors.append((S3_DOOR, made))
     return doors

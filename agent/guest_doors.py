@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from agent.bounds import Bounds
 from agent.config import VirtioFsSection
 from agent.errors import ConfigError
 from agent.fs.control_face import CONTROL_ROOT, ControlFace, StartPrestage
@@ -24,6 +25,7 @@ from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
+from agent.fs.virtiofs.guest_view import HANDLES, HANDLES_MAX, NODES, NODES_MAX
 from agent.pool.continuing import Continuer
 from agent.pool.operations import AnyVolume
 from agent.pool.prestage import PrestageCache
@@ -44,6 +46,7 @@ class Pool(Protocol):
     continuer: Continuer
     sources: snapshot.Sources
     members: Members
+    bounds: Bounds
 
     @property
     def volumes(self) -> Sequence[AnyVolume]: ...
@@ -90,6 +93,21 @@ def make_guest_doors(
             )
         )
         first_queue += queues
+    views = {f"virtiofs-{number}": door.device.view for number, door in enumerate(doors)}
+    if views:
+        most = len(views)
+        pool.bounds.watch(
+            NODES,
+            lambda: {name: view.held[0] for name, view in views.items()},
+            lambda: sum(view.nodes_refused for view in views.values()),
+            most * NODES_MAX,
+        )
+        pool.bounds.watch(
+            HANDLES,
+            lambda: {name: view.books.opens for name, view in views.items()},
+            lambda: sum(view.opens_refused for view in views.values()),
+            most * HANDLES_MAX,
+        )
     return doors
 
 
@@ -100,7 +118,10 @@ def guest_tree(pool: Pool, wish: VirtioFsSection, runner: Runner, epoch: int = 0
     audience.check(pool.members)
     own = audience.key_value(pool.volumes)
     faces: dict[bytes, tuple[int, FileSystem]] = {
-        b"kv": (KV_ROOT, KvFace(own, current_lanes, pool.prestage, owner, epoch, pool.continuer))
+        b"kv": (
+            KV_ROOT,
+            KvFace(own, current_lanes, pool.prestage, owner, epoch, pool.continuer, bounds=pool.bounds),
+        )
     }
     if wish.subtree and pool.files is not None and audience.shows_files(pool.volumes):
         faces[b"fs"] = (folder_of(pool.files, wish.subtree, owner, runner), pool.files)
@@ -123,6 +144,7 @@ def guest_tree(pool: Pool, wish: VirtioFsSection, runner: Runner, epoch: int = 0
         pool.prestage,
         owner,
         pool.continuer,
+        bounds=pool.bounds,
     )
     faces[b".g35"] = (CONTROL_ROOT, control)
     return RootFileSystem(faces, owner)

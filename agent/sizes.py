@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator
 
-_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*$", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 BYTES_END = 1 << 63
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -17,7 +17,7 @@ def parse_size(value: object) -> object:
     """Bytes out of "1G", "64 KiB" or a number; units are powers of 1,024. Anything else is left alone."""
     if not isinstance(value, str):
         return value
-    match = _SIZE.match(value)
+    match = _SIZE.fullmatch(value.strip())
     if match is None:
         raise ValueError("a size is a number with K, M, G or T behind it, such as 64K or 1G")
     amount = Decimal(match[1]) * 1024 ** _POWERS[match[2].upper()]

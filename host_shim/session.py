@@ -200,7 +200,15 @@ class Session:
 
     def bind_reads(self, volume: str, keys: Sequence[bytes]) -> None:
         """From now on the value of the i-th key is read at ticket i."""
-        self._send(Request(Operation.GET, self._new_id(), volume, tuple(keys), flags=FLAG_NO_ANSWER).encode())
+        asked = Request(Operation.GET, self._new_id(), volume, tuple(keys), flags=FLAG_NO_ANSWER)
+        try:
+            self._send(asked.encode())
+        except OSError as refused:
+            if refused.errno != errno.EAGAIN:
+                raise
+            # The agent has no room for more tickets. Closing this session frees those that it has.
+            self.dead = True
+            raise SessionDead(str(refused)) from None
 
     def bind_writes(
         self, volume: str, keys: Sequence[bytes], lengths: Sequence[int], ttl_seconds: int

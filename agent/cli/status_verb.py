@@ -34,13 +34,16 @@ def status(
     state: State = None,
     mount: Mount = None,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    bounds: Annotated[
+        bool, typer.Option("--bounds", help="Show the counts that others can raise, and their limits.")
+    ] = False,
 ) -> None:
     """Show pool, volumes, enclosures, hit ratio, miss causes and throughput since the agent's start."""
     found = read_status(_mount(state, mount))
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(found["bounds"] if bounds else found, indent=1))
         return
-    print_tables(tables(found, None))
+    print_tables(bounds_tables(found["bounds"]) if bounds else tables(found, None))
 
 
 def top(
@@ -177,6 +180,18 @@ def fitted(shown: Group, console: Console) -> Group:
     left_out = Text(f"… {len(lines) - kept} lines more: a higher window, or g35 status", no_wrap=True)
     parts = [segment for line in lines[:kept] for segment in (*line, Segment.line())]
     return Group(Segments(parts), left_out)
+
+
+def bounds_tables(rows: list[dict[str, Any]]) -> Group:
+    """What others can raise: how much there is, how much one of them has, and how often one was refused."""
+    counts = folding_table("Bounds", ("bound",), ("held", "limit", "most of one", "refused"))
+    meanings = folding_table("What they are", ("bound", "what it counts", "of one", "beyond"))
+    for each in rows:
+        numbers = (str(each[key]) for key in ("held", "limit", "most_of_one", "refusals"))
+        counts.add_row(each["name"], *numbers)
+        share = f"{each['share']} ({each['by']})"
+        meanings.add_row(each["name"], escape(each["counts"]), share, each["refused"])
+    return Group(counts, meanings)
 
 
 def _state(enclosure: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import functools
 import os
 from typing import Final
 
-from agent.fs.interface import Holder
+from agent.fs.interface import LockOwner
 
 PF_EXITING: Final = 0x4
 PF_SIGNALED: Final = 0x400
@@ -39,7 +39,7 @@ class Closing(enum.Enum):
     UNTOLD = "nobody says"
 
 
-def how_closed(holder: Holder, last_writer: int, name: bytes, ino: int) -> Closing:
+def how_closed(holder: LockOwner, last_writer: int, name: bytes, ino: int) -> Closing:
     """How the thread that asks for a FLUSH comes to close file `name`, of inode `ino`.
 
     Call it before the FLUSH is answered. `last_writer`: the thread that wrote last by the same table of

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from agent.bounds import SHARED, Bounds, Holder, Limit
 from agent.fs.control_session import Ahead, ControlSession, Ticket
 from agent.fs.control_transfers import Transfers
 from agent.fs.interface import (
@@ -28,7 +29,7 @@ from agent.fs.interface import (
     DirectoryEntry,
     Entry,
     FsError,
-    Holder,
+    LockOwner,
     Opened,
     RefusesAll,
     SetAttributes,
@@ -43,18 +44,18 @@ from agent.pool.operations import (
     delete_value,
     lookup,
     new_reading,
-    new_writing,
     pin_value,
 )
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Lanes, Steps
 from agent.pool.steps import Outcome as Settled
 from agent.pool.volume import LOADS_IN_FLIGHT
-from agent.pool.writing import TIME_MAX, BadPut, PutRefused
+from agent.pool.writing import TIME_MAX, PutRefused
 from host_shim.control_wire import (
     ANSWERS_MAX,
     FLAG_NO_ANSWER,
     SESSION_FILE_BYTES,
+    TICKETS_MAX,
     Answer,
     MalformedControl,
     Operation,
@@ -68,7 +69,26 @@ from host_shim.control_wire import (
 CONTROL_ROOT: Final = FACE_CONTROL << FACE_SHIFT | 1
 _SESSION_INO: Final = CONTROL_ROOT + 1
 _STATUS_INO: Final = CONTROL_ROOT + 2
-SESSIONS_MAX: Final = 1024
+SESSIONS: Final = Limit(
+    "sessions", "opens of /.g35/session", 1024,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=4096,
+)  # fmt: skip
+STATUS_FILES: Final = Limit(
+    "status-files", "opens of /.g35/status.json, with the status of that moment", 256,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=1 << 20,
+)  # fmt: skip
+TICKETS: Final = Limit(
+    "tickets", f"keys bound to tickets of sessions, {TICKETS_MAX} of one session", 131_072,
+    by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=2560,
+)  # fmt: skip
+ANSWERS: Final = Limit(
+    "answer-bytes", f"bytes of answers that sessions have not read, {ANSWERS_MAX} answers of one", 64 << 20,
+    by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=0,
+)  # fmt: skip
+SESSION_ANSWER_BYTES: Final = 1 << 20
+"""Of one session; the answer that goes beyond it is the last until they are read."""
+USUAL_ANSWER_BYTES: Final = 8 << 10
+"""An answer with a byte for each key of the largest request; only that to STATS is longer."""
 STATUS_FILE_BYTES: Final = 64 << 10
 """The size that stat shows: a look at the attributes must not cost a snapshot. Reads end where it ends."""
 
@@ -92,6 +112,7 @@ class ControlFace(RefusesAll):
         owner: tuple[int, int] = (0, 0),
         continuer: Continuer = INACTIVE,
         memory: RegisteredMemory | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         """`memory`: where those who use the face are processes of this machine, what they may register."""
         self._continuer = continuer
@@ -102,7 +123,10 @@ class ControlFace(RefusesAll):
         self._prestage = prestage
         self._owner = owner
         self._sessions: dict[int, ControlSession] = {}
-        self._status_files: dict[int, bytes] = {}
+        self._status_files: dict[int, tuple[bytes, Holder]] = {}
+        bounds = bounds or Bounds()
+        self._open_sessions, self._open_status = bounds.of(SESSIONS), bounds.of(STATUS_FILES)
+        self._tickets, self._answer_bytes = bounds.of(TICKETS), bounds.of(ANSWERS)
         self._handles = itertools.count(1)
         self._lock = threading.Lock()
         self._transfers = (
@@ -164,24 +188,33 @@ class ControlFace(RefusesAll):
     # -- files ----------------------------------------------------------------------------------
 
     def open(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
+        if ino not in (_SESSION_INO, _STATUS_INO):
+            raise FsError(errno.EISDIR)
+        bound = self._open_sessions if ino == _SESSION_INO else self._open_status
+        if not bound.take(caller.holder):
+            raise FsError(errno.ENFILE)
         handle = next(self._handles)
-        with self._lock:
-            if len(self._sessions) + len(self._status_files) >= SESSIONS_MAX:
-                raise FsError(errno.ENFILE)
-            if ino == _SESSION_INO:
-                self._sessions[handle] = ControlSession()
-            elif ino == _STATUS_INO:
-                self._status_files[handle] = self._status()
-            else:
-                raise FsError(errno.EISDIR)
+        if ino == _SESSION_INO:
+            self._sessions[handle] = ControlSession(caller.holder)
+            return Opened(handle, direct_io=True, parallel_direct_writes=True, no_flush=True)
+        try:
+            self._status_files[handle] = (self._status(), caller.holder)
+        except BaseException:
+            bound.give_back(caller.holder)
+            raise
         return Opened(handle, direct_io=True, parallel_direct_writes=True, no_flush=True)
 
     def release(self, ino: int, handle: int) -> Settled[None]:
         with self._lock:
             session = self._sessions.pop(handle, None)
-            self._status_files.pop(handle, None)
+            status = self._status_files.pop(handle, None)
+        if status is not None:
+            self._open_status.give_back(status[1])
         if session is None:
             return None
+        self._open_sessions.give_back(session.holder)
+        self._tickets.give_back(session.holder, len(session.tickets))
+        self._answer_bytes.give_back(session.holder, session.answer_bytes)
         for region in session.regions.values():
             region.give_back()
         return self._drop(list(session.tickets.values()))
@@ -196,7 +229,7 @@ class ControlFace(RefusesAll):
             status = self._status_files.get(handle)
             if status is None:
                 raise FsError(errno.EBADF)
-            part = status[offset : offset + len(into)]
+            part = status[0][offset : offset + len(into)]
             into[: len(part)] = part
             return len(part)
         number, within = ticket_at(offset)
@@ -221,10 +254,15 @@ class ControlFace(RefusesAll):
             session.answers.appendleft(answer)
             raise FsError(errno.EMSGSIZE, f"the answer has {len(answer)} bytes")
         into[: len(answer)] = answer
+        self._let_go(session, len(answer))
         return len(answer)
 
+    def _let_go(self, session: ControlSession, size: int) -> None:
+        session.count_answer_bytes(-size)
+        self._answer_bytes.give_back(session.holder, size)
+
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Settled[int]:
         session = self._sessions.get(handle)
         if session is None:
@@ -287,18 +325,37 @@ class ControlFace(RefusesAll):
 
     def _request(self, session: ControlSession, request: Request, size: int) -> Steps[int]:
         wants_answer = not request.flags & FLAG_NO_ANSWER
-        if wants_answer and len(session.answers) >= ANSWERS_MAX:
-            raise FsError(errno.EAGAIN, "read the answers that wait before asking on")
+        if not wants_answer:
+            yield from self._perform(session, request)
+            return size
+        wait = FsError(errno.EAGAIN, "read the answers that wait before asking on")
+        if len(session.answers) >= ANSWERS_MAX or session.answer_bytes >= SESSION_ANSWER_BYTES:
+            raise wait
+        # Room for the answer comes first: what was done cannot be told otherwise.
+        if not self._answer_bytes.take(session.holder, USUAL_ANSWER_BYTES):
+            raise wait
+        session.count_answer_bytes(USUAL_ANSWER_BYTES)
+        answer = b""
+        try:
+            answer = yield from self._answered(session, request)
+            beyond = len(answer) - USUAL_ANSWER_BYTES
+            if beyond > 0 and not self._answer_bytes.take(session.holder, beyond):
+                answer = b""
+                raise wait
+            session.count_answer_bytes(max(0, beyond))
+        finally:
+            if len(answer) < USUAL_ANSWER_BYTES:
+                self._let_go(session, USUAL_ANSWER_BYTES - len(answer))
+        session.answers.append(answer)
+        return size
+
+    def _answered(self, session: ControlSession, request: Request) -> Steps[bytes]:
         status, body = 0, b""
         try:
             body = yield from self._perform(session, request)
         except FsError as refused:
-            if not wants_answer:
-                raise
             status = refused.errno
-        if wants_answer:
-            session.answers.append(Answer(request.operation, request.request_id, status, body).encode())
-        return size
+        return Answer(request.operation, request.request_id, status, body).encode()
 
     def _perform(self, session: ControlSession, request: Request) -> Steps[bytes]:
         operation = request.operation
@@ -338,22 +395,21 @@ class ControlFace(RefusesAll):
         if self._continuer.active and request.keys:
             self._continuer.chain(volume, request.keys, session.trail)
             ahead = Ahead(request.keys[-1]) if request.operation is Operation.GET else None
-        tickets = [Ticket(volume, key, ahead) for key in request.keys]
-        if request.operation is Operation.PUT:
-            try:
-                for ticket, length in zip(tickets, request.lengths, strict=True):
-                    ticket.writing = new_writing(
-                        volume, ticket.key, length=length, ttl_seconds=request.ttl_seconds
-                    )
-            except BadPut as bad:
-                # Those that were made may hold room in memory, and no ticket will.
-                yield from self._drop(tickets)
-                raise FsError(errno.EFBIG, str(bad)) from None
+        lengths = request.lengths if request.operation is Operation.PUT else [0] * len(request.keys)
+        tickets = [
+            Ticket(volume, key, ahead, length, request.ttl_seconds)
+            for key, length in zip(request.keys, lengths, strict=True)
+        ]
         replaced = []
-        for number, ticket in enumerate(tickets, request.first_ticket):
-            if number in session.tickets:
-                replaced.append(session.tickets[number])
-            session.tickets[number] = ticket
+        with session.binding:
+            numbers = range(request.first_ticket, request.first_ticket + len(tickets))
+            added = sum(number not in session.tickets for number in numbers)
+            if added and not self._tickets.take(session.holder, added):
+                raise FsError(errno.EAGAIN, "too many keys are bound to tickets of all sessions")
+            for number, ticket in zip(numbers, tickets, strict=True):
+                if number in session.tickets:
+                    replaced.append(session.tickets[number])
+                session.tickets[number] = ticket
         yield from self._drop(replaced)
         return b""
 

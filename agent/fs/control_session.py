@@ -11,11 +11,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.bounds import Holder
 from agent.fs.interface import FsError
 from agent.fs.registered_memory import Region
 from agent.fs.value_writer import errno_of
 from agent.pool.continuing import Continuer, Trail
-from agent.pool.operations import AnyReading, AnyVolume, AnyWriting, new_reading
+from agent.pool.operations import AnyReading, AnyVolume, AnyWriting, new_reading, new_writing
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.writing import BadPut, PutRefused
@@ -43,11 +44,18 @@ class Ahead:
 class Ticket:
     """A bound key: a value being read, or one being written."""
 
-    __slots__ = ("ahead", "key", "lock", "reading", "refused", "volume", "writing")
+    __slots__ = ("ahead", "key", "length", "lock", "reading", "refused", "ttl_seconds", "volume", "writing")
 
-    def __init__(self, volume: AnyVolume, key: bytes, ahead: Ahead | None) -> None:
+    def __init__(
+        self, volume: AnyVolume, key: bytes, ahead: Ahead | None, length: int = 0, ttl_seconds: int = 0
+    ) -> None:
+        """`length`: of a value to be written; 0 for one to be read. Raises FsError where it is too long."""
+        if length > volume.settings.value_bytes:
+            raise FsError(errno.EFBIG, f"{length} bytes; a value has {volume.settings.value_bytes} at most")
         self.volume = volume
         self.key = key
+        self.length = length
+        self.ttl_seconds = ttl_seconds
         self.writing: AnyWriting | None = None
         self.reading: AnyReading | None = None
         self.refused: Outcome | None = None
@@ -56,7 +64,7 @@ class Ticket:
 
     def to_read(self, prestage: PrestageCache | None) -> AnyReading:
         """The reading, begun with the first call. Raises FsError for a ticket that is none to read."""
-        if self.writing is not None:
+        if self.length:
             raise FsError(errno.EINVAL, NOT_FOR_READING)
         reading = self.reading
         if reading is None:
@@ -71,13 +79,14 @@ class Ticket:
 
     def put(self, lanes: Lanes, within: int, data: memoryview) -> Steps[None]:
         """Take bytes of the value that is written. Raises FsError, also for a ticket not bound for that."""
-        writing = self.writing
-        if writing is None:
+        if not self.length:
             raise FsError(errno.EINVAL, NOT_FOR_WRITING)
         deadline = lanes.now() + self.volume.timing.write_deadline
         if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline)):
             raise FsError(errno.EIO)
         try:
+            # Made with the first bytes: it costs more than the ticket, and a client may send nothing.
+            writing = self._begun_writing()
             yield from writing.write(lanes, within, data, deadline)
         except BadPut as bad:
             self.refused = Outcome.REFUSED
@@ -87,6 +96,14 @@ class Ticket:
             raise FsError(errno_of(refused), str(refused)) from None
         finally:
             self.lock.release()
+
+    def _begun_writing(self) -> AnyWriting:
+        writing = self.writing
+        if writing is None:
+            writing = self.writing = new_writing(
+                self.volume, self.key, length=self.length, ttl_seconds=self.ttl_seconds
+            )
+        return writing
 
     def drop(self, lanes: Lanes) -> Steps[None]:
         """Nobody goes on with it: a put that is not whole is given up."""
@@ -111,11 +128,17 @@ class Ticket:
 class ControlSession:
     """One open of the session's file."""
 
+    holder: Holder
+    """Who opened it."""
+    answer_bytes: int = 0
+    """Of the answers that wait, and of those that are being made."""
     answers: deque[bytes] = field(default_factory=deque)
     tickets: dict[int, Ticket] = field(default_factory=dict)
     trail: Trail = field(default_factory=Trail)
     regions: dict[int, Region] = field(default_factory=dict)
     """Registered memory, by its number in this session."""
+    binding: threading.Lock = field(default_factory=threading.Lock)
+    """Of what is counted: tickets that are added, and bytes of answers."""
     registering: threading.Lock = field(default_factory=threading.Lock)
     """Of those numbers."""
 
@@ -135,3 +158,7 @@ class ControlSession:
         if ticket is None:
             raise FsError(errno.EINVAL, NOT_FOR_WRITING)
         return ticket
+
+    def count_answer_bytes(self, change: int) -> None:
+        with self.binding:
+            self.answer_bytes += change

@@ -16,11 +16,10 @@ from agent.fs.interface import FsError
 from agent.fs.registered_memory import REGIONS_MAX, RegisteredMemory
 from agent.inline.scatter import Scatter, Target
 from agent.pool.continuing import Continuer
-from agent.pool.operations import AnyReading, AnyVolume, new_reading, new_writing
+from agent.pool.operations import AnyReading, AnyVolume, new_reading
 from agent.pool.prestage import PrestageCache
 from agent.pool.steps import Lanes, Steps
 from agent.pool.steps import Outcome as Settled
-from agent.pool.writing import BadPut
 from host_shim.control_wire import MalformedControl, Outcome
 from host_shim.transfer_wire import (
     Ioctl,
@@ -151,14 +150,7 @@ class Transfers:
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
             self._continuer.chain(volume, (transfer.key,), session.trail)
-        ticket = Ticket(volume, transfer.key, None)
-        length = sum(map(len, pieces))
-        try:
-            ticket.writing = new_writing(
-                volume, transfer.key, length=length, ttl_seconds=transfer.ttl_seconds
-            )
-        except BadPut as bad:
-            raise FsError(errno.EFBIG, str(bad)) from None
+        ticket = Ticket(volume, transfer.key, None, sum(map(len, pieces)), transfer.ttl_seconds)
         try:
             yield from self._take(ticket, pieces)
         finally:

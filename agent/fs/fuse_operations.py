@@ -61,7 +61,7 @@ from agent.fs.interface import (
     Entry,
     FileSystem,
     FsError,
-    Holder,
+    LockOwner,
     Opened,
     SetAttributes,
 )
@@ -374,7 +374,9 @@ class FuseOperations:
 
     def _flush(self, request: Request) -> Body:
         asked = FlushIn.decode_untrusted(request.arguments)
-        request.settle(self._filesystem.flush(request.node, asked.handle, Holder(asked.owner, request.pid)))
+        request.settle(
+            self._filesystem.flush(request.node, asked.handle, LockOwner(asked.owner, request.pid))
+        )
         return b""
 
     def _release(self, request: Request) -> Body:

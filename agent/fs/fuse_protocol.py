@@ -46,7 +46,7 @@ from agent.fs.fuse_abi import (
 from agent.fs.fuse_operations import OFFSET_MAX, FuseOperations, Request
 from agent.fs.fuse_replies import AttrOfFile, EntryOut, OpenOut, WriteOut, looked_up_in
 from agent.fs.fuse_requests import ReadIn, WriteIn
-from agent.fs.interface import FileSystem, FsError, Holder
+from agent.fs.interface import FileSystem, FsError, LockOwner
 from agent.inline.scatter import Target
 from agent.pool.steps import Runner, settle
 
@@ -300,7 +300,7 @@ class FuseSession:
             raise FsError(errno.EFBIG)
         if flags & _KILL_SUIDGID and node in self._operations.set_id_nodes:
             self._operations.clear_set_id(node, handle, runner)
-        holder = Holder(owner if flags & _LOCKOWNER else 0, pid)
+        holder = LockOwner(owner if flags & _LOCKOWNER else 0, pid)
         outcome = self._filesystem.write(node, handle, offset, data[:size], holder)
         taken = settle(outcome, runner)
         if not 0 <= taken <= size:

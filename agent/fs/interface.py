@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
+from agent.bounds import Holder
 from agent.pool.steps import Outcome
 
 Xattr: TypeAlias = bytes | memoryview
@@ -44,18 +45,27 @@ class FsError(Exception):
 
 
 class Caller:
-    """Who asks: the credentials of the process as FUSE reports them."""
+    """Who asks: the credentials of the process as FUSE reports them, and the guest whose process it is.
 
-    __slots__ = ("gid", "pid", "uid", "umask")
+    What a guest says of its users is its own affair: in what all share it is one holder.
+    """
 
-    def __init__(self, uid: int = 0, gid: int = 0, pid: int = 0, umask: int = 0o022) -> None:
+    __slots__ = ("gid", "guest", "pid", "uid", "umask")
+
+    def __init__(self, uid: int = 0, gid: int = 0, pid: int = 0, umask: int = 0o022, guest: str = "") -> None:
         self.uid: Final = uid
         self.gid: Final = gid
         self.pid: Final = pid
         self.umask: Final = umask
+        self.guest: Final = guest
+
+    @property
+    def holder(self) -> Holder:
+        """Who holds what it is given, among those that share a bound."""
+        return self.guest or self.uid
 
 
-class Holder:
+class LockOwner:
     """Who has a file open: a table of open files, as FUSE's lock owner names it, and the thread that asks."""
 
     __slots__ = ("owner", "pid")
@@ -65,7 +75,7 @@ class Holder:
         self.pid: Final = pid
 
 
-NOBODY: Final = Holder()
+NOBODY: Final = LockOwner()
 """Where a door is not told."""
 
 
@@ -189,10 +199,10 @@ class FileSystem(Protocol):
         """Fill `into` from its start; how many bytes were there. Fewer than asked for is the end."""
 
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]: ...
 
-    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]: ...
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]: ...
 
     def release(self, ino: int, handle: int) -> Outcome[None]: ...
 
@@ -283,11 +293,11 @@ class RefusesAll:
         raise FsError(errno_codes.EISDIR)
 
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]:
         raise FsError(errno_codes.EISDIR)
 
-    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
         return None
 
     def release(self, ino: int, handle: int) -> Outcome[None]:

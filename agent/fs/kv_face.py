@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agent.bounds import SHARED, Bounds, Holder, Limit
 from agent.fs.closing import how_closed
 from agent.fs.interface import (
     FACE_KV,
@@ -39,7 +40,7 @@ from agent.fs.interface import (
     DirectoryEntry,
     Entry,
     FsError,
-    Holder,
+    LockOwner,
     Opened,
     RefusesAll,
     SetAttributes,
@@ -65,10 +66,22 @@ KV_ROOT: Final = FACE_KV << FACE_SHIFT | 1
 _VOLUMES_FROM: Final = KV_ROOT + 1
 _VALUES_FROM: Final = KV_ROOT + (1 << 16)
 
-OPEN_VALUES_MAX: Final = 65536
-"""Open files of this face; each is a few hundred bytes, and a writer at most one unit more."""
-WRITERS_MAX: Final = 256
-"""Values being written through files at once; each may hold one unit, 256 KiB, that is not yet full."""
+OPEN_VALUES: Final = Limit(
+    "kv-open", "files of /kv that are open for reading", 131_072,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=2048,
+)  # fmt: skip
+WRITERS: Final = Limit(
+    "kv-writers", "values that are being written through files of /kv", 256,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=2048,
+)  # fmt: skip
+"""Beside that each may hold one unit that is not yet full, which begun_puts.py bounds."""
+NODES: Final = Limit(
+    "kv-nodes", "values of /kv that kernels hold a reference to", 262_144,
+    by="user, guest", share=SHARED, refused="one looked up long ago, and not open, goes", bytes_each=1024,
+)  # fmt: skip
+"""A kernel keeps them in its cache, and looks names up at each use: one that went has a new number then."""
+LOOKS_FOR_ROOM: Final = 64
+"""Nodes that are looked at for one that nobody has open."""
 TRAILS_MAX: Final = 1024
 """Processes of which it is remembered which value they opened last, to learn what follows what."""
 READ_BYTES_HINT: Final = 1 << 20
@@ -81,9 +94,12 @@ class _Value:
 
     volume: AnyVolume
     key: bytes
+    holder: Holder
+    """Who was told of it first."""
     lookups: int = 1
     length: int = 0
     """Of a value that is being written: what came so far. From then on it stays."""
+    opens: int = 0
 
     def place(self) -> tuple[bytes, bytes, int]:
         return self.volume.settings.volume_id, self.key, self.length
@@ -116,16 +132,22 @@ class KvFace(RefusesAll):
         epoch: int = 0,
         continuer: Continuer = INACTIVE,
         judge: Judge = how_closed,
+        bounds: Bounds | None = None,
     ) -> None:
         """`epoch`: values have other numbers in each, for a guest that outlives the agent. `judge` tells
         how a file was closed."""
         self._judge = judge
+        bounds = bounds or Bounds()
+        self._open_values, self._open_writers = bounds.of(OPEN_VALUES), bounds.of(WRITERS)
+        self._nodes = bounds.of(NODES)
+        self._opened_by: dict[int, Holder] = {}
         self._volumes = {_VOLUMES_FROM + number: volume for number, volume in enumerate(volumes)}
         self._volume_inodes = {volume.settings.name.encode(): ino for ino, volume in self._volumes.items()}
         self._lanes = lanes
         self._prestage = prestage
         self._owner = owner
-        self._values: dict[int, _Value] = {}
+        self._values: OrderedDict[int, _Value] = OrderedDict()
+        """Those first that were looked up longest ago."""
         self._inode_of: dict[tuple[bytes, bytes, int], int] = {}
         self._continuer = continuer
         self._trails: OrderedDict[int, Trail] = OrderedDict()
@@ -143,28 +165,40 @@ class KvFace(RefusesAll):
             if ino is None or self._volumes[ino].erased:
                 raise FsError(errno.ENOENT)
             return Entry(self._folder(ino), 60.0, 60.0)
-        return self._lookup_value(self._volume(parent), name)
+        return self._lookup_value(caller.holder, self._volume(parent), name)
 
-    def _lookup_value(self, volume: AnyVolume, name: bytes) -> Steps[Entry]:
+    def _lookup_value(self, holder: Holder, volume: AnyVolume, name: bytes) -> Steps[Entry]:
         key = _key(name)
         length = yield from find_length(volume, self._lanes(), key)
         if length is None:
             raise FsError(errno.ENOENT)
-        ino = self._remember(volume, key, length)
-        # The kernel may not remember the name: another agent may remove or evict it. An entry that is
-        # never valid is also forgotten as soon as nobody uses it, which bounds the tables here.
+        ino = self._remember(holder, volume, key, length)
+        # The kernel may not remember the name: another agent may remove or evict it.
         return Entry(self._file(ino, length), 0.0, 1.0)
 
-    def _remember(self, volume: AnyVolume, key: bytes, length: int) -> int:
+    def _remember(self, holder: Holder, volume: AnyVolume, key: bytes, length: int) -> int:
         place = (volume.settings.volume_id, key, length)
         with self._lock:
             ino = self._inode_of.get(place)
-            if ino is not None:
-                self._values[ino].lookups += 1
+            if ino is None:
+                ino = self._inode_of[place] = self._new_node(holder, volume, key, length)
                 return ino
-            ino = self._inode_of[place] = next(self._numbers)
-            self._values[ino] = _Value(volume, key, 1, length)
+            value = self._values[ino]
+            if value.holder != holder and self._nodes.take(holder):
+                # The last to ask is charged: another may keep it after the first has let go.
+                self._nodes.give_back(value.holder)
+                value.holder = holder
+            value.lookups += 1
+            self._values.move_to_end(ino)
             return ino
+
+    def _new_node(self, holder: Holder, volume: AnyVolume, key: bytes, length: int) -> int:
+        """With the lock held. Raises FsError where there is no room for it."""
+        if not self._nodes.take(holder) and not self._took_anothers_place(holder):
+            raise FsError(errno.ENFILE, "too many values are held open")
+        ino = next(self._numbers)
+        self._values[ino] = _Value(volume, key, holder, 1, length)
+        return ino
 
     def _complete(self, ino: int, length: int) -> None:
         """What was written is a value now, and the kernel has an inode of it already."""
@@ -174,6 +208,30 @@ class KvFace(RefusesAll):
                 value.length = length
                 self._inode_of.setdefault(value.place(), ino)
 
+    def _took_anothers_place(self, holder: Holder) -> bool:
+        for _ in range(min(LOOKS_FOR_ROOM, len(self._values))):
+            ino = next(iter(self._values))
+            value = self._values[ino]
+            if value.opens:
+                self._values.move_to_end(ino)
+                continue
+            self._drop_node(ino, value)
+            if self._nodes.take(holder):
+                return True
+        return False
+
+    def _drop_node(self, ino: int, value: _Value) -> None:
+        del self._values[ino]
+        self._nodes.give_back(value.holder)
+        if self._inode_of.get(value.place()) == ino:
+            del self._inode_of[value.place()]
+
+    def _note_open(self, ino: int, change: int) -> None:
+        """With the lock held."""
+        value = self._values.get(ino)
+        if value is not None:
+            value.opens += change
+
     def forget(self, ino: int, lookups: int) -> None:
         with self._lock:
             value = self._values.get(ino)
@@ -181,9 +239,7 @@ class KvFace(RefusesAll):
                 return
             value.lookups -= lookups
             if value.lookups <= 0:
-                del self._values[ino]
-                if self._inode_of.get(value.place()) == ino:
-                    del self._inode_of[value.place()]
+                self._drop_node(ino, value)
 
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
         return self._unlink(self._volume(parent), _key(name))
@@ -287,8 +343,10 @@ class KvFace(RefusesAll):
             raise FsError(errno.EEXIST, "a value is immutable; remove it first")
         handle = next(self._handles)
         with self._lock:
-            if len(self._readers) >= OPEN_VALUES_MAX:
+            if not self._open_values.take(caller.holder):
                 raise FsError(errno.ENFILE)
+            self._opened_by[handle] = caller.holder
+            self._note_open(ino, 1)
             reading = new_reading(value.volume, value.key, self._prestage)
             self._readers[handle] = _Reader(reading, value.length)
             trail = self._trail(caller.pid) if self._continuer.active else None
@@ -313,13 +371,17 @@ class KvFace(RefusesAll):
         volume, key = self._volume(parent), _key(name)
         handle = next(self._handles)
         with self._lock:
-            if len(self._writers) >= WRITERS_MAX:
-                raise FsError(errno.ENFILE)
             # Its own inode: what others have looked up under this name is another value.
-            ino = next(self._numbers)
-            self._values[ino] = _Value(volume, key)
-            writing = new_writing(volume, key)
-            self._writers[handle] = ValueWriter(writing, name, ino, caller.pid, self._judge)
+            ino = self._new_node(caller.holder, volume, key, 0)
+            is_room = self._open_writers.take(caller.holder)
+            if is_room:
+                self._opened_by[handle] = caller.holder
+                self._note_open(ino, 1)
+                writing = new_writing(volume, key)
+                self._writers[handle] = ValueWriter(writing, name, ino, caller.pid, self._judge)
+        if not is_room:
+            self.forget(ino, 1)
+            raise FsError(errno.ENFILE)
         return Entry(self._file(ino, 0)), Opened(handle, direct_io=True)
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
@@ -344,24 +406,24 @@ class KvFace(RefusesAll):
         return count
 
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]:
         return self._write(self._writer(handle), ino, offset, data, by)
 
     def _write(
-        self, writer: ValueWriter, ino: int, offset: int, data: memoryview, holder: Holder
+        self, writer: ValueWriter, ino: int, offset: int, data: memoryview, holder: LockOwner
     ) -> Steps[int]:
         yield from writer.write(self._lanes(), offset, data, holder)
         self._show(writer, ino)
         return len(data)
 
-    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
         writer = self._writers.get(handle)
         if writer is None or not writer.writing.received:
             return None
         return self._flush(writer, ino, by)
 
-    def _flush(self, writer: ValueWriter, ino: int, holder: Holder) -> Steps[None]:
+    def _flush(self, writer: ValueWriter, ino: int, holder: LockOwner) -> Steps[None]:
         yield from writer.close(self._lanes(), holder)
         self._show(writer, ino)
 
@@ -398,9 +460,18 @@ class KvFace(RefusesAll):
         with self._lock:
             reader = self._readers.pop(handle, None)
             writer = self._writers.pop(handle, None)
+            holder = self._opened_by.pop(handle, None)
+            if holder is not None:
+                self._note_open(ino, -1)
         if reader is not None:
             reader.reading.close()
-        return None if writer is None else writer.end(self._lanes())
+            if holder is not None:
+                self._open_values.give_back(holder)
+        if writer is None:
+            return None
+        if holder is not None:
+            self._open_writers.give_back(holder)
+        return writer.end(self._lanes())
 
 
 def _key(name: bytes) -> bytes:

@@ -20,7 +20,7 @@ from agent.fs.interface import (
     Entry,
     FileSystem,
     FsError,
-    Holder,
+    LockOwner,
     Opened,
     RefusesAll,
     SetAttributes,
@@ -146,11 +146,11 @@ class RootFileSystem:
         return self._face(ino).read(ino, handle, offset, into)
 
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]:
         return self._face(ino).write(ino, handle, offset, data, by)
 
-    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
         return self._face(ino).flush(ino, handle, by)
 
     def release(self, ino: int, handle: int) -> Outcome[None]:

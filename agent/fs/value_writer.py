@@ -25,12 +25,12 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from agent.fs.closing import Closing, how_closed, same_process
-from agent.fs.interface import FsError, Holder
+from agent.fs.interface import FsError, LockOwner
 from agent.pool.operations import AnyWriting, delete_value, new_writing
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.writing import BadPut, PutRefused, TooLong
 
-Judge: TypeAlias = Callable[[Holder, int, bytes, int], Closing]
+Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
 """As `how_closed`."""
 
 HOLDERS_MAX: Final = 64
@@ -91,7 +91,7 @@ class ValueWriter:
             raise FsError(_errno_of_either(bad), str(bad)) from None
         self._declared = length
 
-    def write(self, lanes: Lanes, offset: int, data: memoryview, holder: Holder) -> Steps[None]:
+    def write(self, lanes: Lanes, offset: int, data: memoryview, holder: LockOwner) -> Steps[None]:
         """Take bytes. Raises FsError; after a refusal for good."""
         writing = self.writing
         deadline = lanes.now() + writing.volume.timing.write_deadline
@@ -118,7 +118,7 @@ class ValueWriter:
             raise FsError(self._failed, "a write was refused, so nothing is stored")
         self._synced = True
 
-    def close(self, lanes: Lanes, holder: Holder) -> Steps[None]:
+    def close(self, lanes: Lanes, holder: LockOwner) -> Steps[None]:
         """A descriptor was closed (FLUSH). Raises FsError where the value should be complete and is not."""
         if not self.writing.received:
             return
@@ -153,14 +153,14 @@ class ValueWriter:
 
     # -- how it is done -------------------------------------------------------------------------
 
-    def _note(self, holder: Holder) -> None:
+    def _note(self, holder: LockOwner) -> None:
         if holder.owner not in self._wrote and len(self._wrote) >= HOLDERS_MAX:
             raise FsError(errno.EMFILE, "too many processes write one value")
         self._wrote[holder.owner] = holder.pid
         self._unclosed.add(holder.owner)
         self._synced = False
 
-    def _completes(self, lanes: Lanes, holder: Holder) -> Steps[bool]:
+    def _completes(self, lanes: Lanes, holder: LockOwner) -> Steps[bool]:
         """Whether this close says that what came is all. Raises FsError where nobody can say."""
         made = same_process(holder.pid, self._maker)
         wrote = holder.owner in self._wrote

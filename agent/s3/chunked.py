@@ -28,7 +28,8 @@ CHUNK_BYTES_MIN: Final = 8192
 LINE_BYTES_MAX: Final = 1024
 TRAILER_BYTES_MAX: Final = 4096
 _CHUNK = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{64}))?")
-_TRAILER = re.compile(rb"([A-Za-z0-9-]{1,64}):[ \t]*([!-~ ]*?)[ \t]*")
+_NAME = re.compile(rb"[A-Za-z0-9-]{1,64}")
+_VALUE = re.compile(rb"[!-~ ]*")
 
 SIGNED: Final = "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"
 SIGNED_TRAILER: Final = SIGNED + "-TRAILER"
@@ -146,10 +147,12 @@ class ChunkDecoder:
             self._end_trailers()
             return
         self._trailer_bytes += len(line)
-        match = _TRAILER.fullmatch(line)
-        if not self._has_trailer or match is None or self._trailer_bytes > TRAILER_BYTES_MAX:
+        before, colon, after = line.partition(b":")
+        after = after.strip(b" \t")
+        is_fit = colon and _NAME.fullmatch(before) and _VALUE.fullmatch(after)
+        if not self._has_trailer or not is_fit or self._trailer_bytes > TRAILER_BYTES_MAX:
             raise _malformed("its trailers are not in their form")
-        name, value = match[1].decode().lower(), match[2].decode()
+        name, value = before.decode().lower(), after.decode()
         if name == "x-amz-trailer-signature":
             self._trailer_signature = value
         elif name in self.trailers or self._trailer_signature:

@@ -22,6 +22,7 @@ import h11
 import trio
 
 from agent.fs.complaints import Complaints
+from agent.http_connection import http_connection
 from agent.s3.answers import Answer, BrokenOff
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
@@ -32,6 +33,8 @@ from agent.s3.signature import verify
 from agent.s3.xml_out import error, http_time
 
 HEAD_BYTES_MAX: Final = 16 << 10
+HEAD_LINES_MAX: Final = 256
+"""Each costs the loop some work before it is known who asks."""
 HEAD_SECONDS: Final = 10.0
 RECEIVE_BYTES: Final = 256 << 10
 BODY_RATE_MIN: Final = 64 << 10
@@ -60,13 +63,16 @@ class Connection:
         idle_seconds: float,
         complaints: Complaints,
         wall: Callable[[], float] = time.time,
+        known: Callable[[], None] = lambda: None,
     ) -> None:
+        """`known` is called when a client has shown a key."""
+        self._known = known
         self._service = service
         self._stream = stream
         self._idle_seconds = idle_seconds
         self._complaints = complaints
         self._wall = wall
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._http = http_connection(HEAD_BYTES_MAX)
         self._receiving_seconds = 0.0
         self._body_bytes = self._body_events = self._body_chunks = 0
         self._sent_bytes = 0
@@ -88,8 +94,8 @@ class Connection:
         """One request; whether there may be another."""
         try:
             request = await self._head(idle_seconds)
-        except h11.RemoteProtocolError as malformed:
-            large = malformed.error_status_hint == 431
+        except (h11.RemoteProtocolError, _HeadTooLarge) as malformed:
+            large = isinstance(malformed, _HeadTooLarge) or malformed.error_status_hint == 431
             code = "RequestHeaderSectionTooLarge" if large else "InvalidRequest"
             await self._refuse(S3Error(code, "That is no request of HTTP that is taken here."), "/", False)
             return False
@@ -102,7 +108,10 @@ class Connection:
         return True
 
     async def _head(self, idle_seconds: float) -> h11.Request | None:
-        """The next request without its body; None where there is none. Raises RemoteProtocolError."""
+        """The next request without its body; None where there is none.
+
+        Raises RemoteProtocolError or _HeadTooLarge.
+        """
         if not self._http.trailing_data[0]:
             with trio.move_on_after(idle_seconds) as idle:
                 self._http.receive_data(await self._some(HEAD_BYTES_MAX))
@@ -110,6 +119,8 @@ class Connection:
                 return None
         with trio.move_on_after(HEAD_SECONDS):
             while True:
+                # What came behind the body before may be longer than anything that is received here.
+                _check_head(self._http.trailing_data[0])
                 event = self._http.next_event()
                 if isinstance(event, h11.Request):
                     return event
@@ -157,7 +168,9 @@ class Connection:
                 self._place.give_back()
             self._place = self._service.connections.take_now(tenant)
             if self._place is None:
+                self._service.connections.refusals += 1
                 raise S3Error("SlowDown", "This tenant has too many connections.", closes=True)
+            self._known()
 
     # -- receiving ------------------------------------------------------------------------------
 
@@ -281,3 +294,15 @@ class Connection:
                 self._sending_seconds += trio.current_time() - began
                 return
             raise BrokenOff("the client takes nothing, or too little")
+
+
+class _HeadTooLarge(Exception):
+    """A head has more bytes or lines than are looked at."""
+
+
+def _check_head(data: bytes) -> None:
+    """Raises _HeadTooLarge. `data`: a head as far as it is there, and perhaps what follows it."""
+    end = data.find(b"\r\n\r\n")
+    size = len(data) if end < 0 else end
+    if size > HEAD_BYTES_MAX or data.count(b"\n", 0, size) > HEAD_LINES_MAX:
+        raise _HeadTooLarge

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import trio
 
+from agent.bounds import Bounds
 from agent.errors import ConfigError, G35Error
 from agent.fs.complaints import Complaints
 from agent.fs.door import GRACE_SECONDS, MakeRunner
@@ -30,6 +31,7 @@ from agent.s3.credentials import AccessKey
 from agent.s3.errors import S3Error
 from agent.s3.service import S3Service
 from agent.s3.store import ObjectStore
+from agent.s3.strangers import CONNECTIONS, KNOWN, Stranger, peer_of, watch_shares
 from agent.s3.workers import Workers
 from agent.s3_section import S3Section, parse_listener
 from nvmeof.authentication.private_files import SecretFileError, check_private
@@ -52,8 +54,11 @@ class S3Door:
         keys: Sequence[AccessKey],
         stores: Mapping[str, ObjectStore],
         make_runner: MakeRunner,
+        bounds: Bounds | None = None,
     ) -> None:
         """`stores` by tenant. Raises ConfigError where the certificate is not usable."""
+        self._bounds = bounds or Bounds()
+        self._connected = self._bounds.of(CONNECTIONS, section.connections, {KNOWN})
         self._section = section
         self._keys = {key.key_id: key for key in keys}
         self._stores = dict(stores)
@@ -160,6 +165,7 @@ class S3Door:
     async def _serve(self, began: threading.Event) -> None:
         self._token = trio.lowlevel.current_trio_token()
         service = S3Service(self._section, self._keys, self._stores, self._workers, self.counters)
+        watch_shares(self._bounds, service, self._stores)
         room = trio.Semaphore(self._section.connections)
         await self._workers.run(None, self._make_buckets)
         began.set()
@@ -180,22 +186,33 @@ class S3Door:
         while True:
             await room.acquire()
             try:
-                connected, _ = await accepting.accept()
+                connected, address = await accepting.accept()
             except OSError as error:
                 room.release()
                 self._complaints.peer("accepting a connection of S3", str(error))
                 await trio.sleep(0.1)
                 continue
+            stranger = Stranger(self._connected, peer_of(address))
+            if not stranger.comes_in():
+                self.counters.connections_refused += 1
+                connected.close()
+                room.release()
+                continue
             self.counters.connections += 1
-            nursery.start_soon(self._serve_one, trio.SocketStream(connected), service, room)
+            nursery.start_soon(self._serve_one, trio.SocketStream(connected), stranger, service, room)
 
-    async def _serve_one(self, stream: trio.SocketStream, service: S3Service, room: trio.Semaphore) -> None:
+    async def _serve_one(
+        self, stream: trio.SocketStream, stranger: Stranger, service: S3Service, room: trio.Semaphore
+    ) -> None:
         try:
             async with stream:
                 served: trio.abc.Stream = stream
                 if self._tls is not None:
                     served = await self._shaken(stream)
-                await Connection(service, served, self._section.idle_s, self._complaints).serve()
+                idle_s = self._section.idle_s
+                await Connection(
+                    service, served, idle_s, self._complaints, known=stranger.is_known_now
+                ).serve()
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # the client's end, or the network's
         except _NoHandshake:
@@ -204,6 +221,7 @@ class S3Door:
             self._complaints.bug("a connection of S3", bug)
         finally:
             self.counters.connections -= 1
+            stranger.goes()
             room.release()
 
     async def _shaken(self, stream: trio.SocketStream) -> trio.abc.Stream:

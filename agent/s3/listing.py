@@ -8,6 +8,8 @@ import time
 from functools import partial
 from typing import Final
 
+import trio
+
 from agent.pool.steps import Runner
 from agent.s3.answers import Answer, xml_answer
 from agent.s3.body import Body
@@ -98,6 +100,7 @@ class Listings:
             raise S3Error("MalformedXML", f"There are to be 1 to {ROWS_MAX} keys.")
         for key in keys:
             check_key(key)
+        # The checks and the answer of 1,000 keys are some 2 ms of the loop each; others have a turn between.
         await self._workers.ask(store, lambda: store.index.check_bucket(request.bucket))
         done: list[Element] = []
         slow: S3Error | None = None
@@ -115,6 +118,7 @@ class Listings:
                     slow = refused
                 why: Content = [("Key", key), ("Code", refused.code), ("Message", refused.message)]
                 done.append(("Error", why))
+        await trio.lowlevel.checkpoint()
         return xml_answer("DeleteResult", done)
 
 

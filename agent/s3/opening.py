@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from agent.bounds import Bounds
 from agent.errors import ConfigError
 from agent.fs.door import MakeRunner
 from agent.fs.files.home import NamesElsewhere
@@ -35,6 +36,7 @@ def make_s3_door(
     erased: Container[str] = (),
     pool_id: str = "",
     not_served: MutableMapping[str, str] | None = None,
+    bounds: Bounds | None = None,
 ) -> S3Door:
     """A door, not open yet; what its tenants store is named in files in `state`. Raises ConfigError.
 
@@ -82,7 +84,7 @@ def make_s3_door(
                     not_served[f"S3 of tenant {tenant.tenant}"] = f"{elsewhere}; {elsewhere.advice}"
                 continue
             keys += own
-        return S3Door(section, keys, stores, make_runner)
+        return S3Door(section, keys, stores, make_runner, bounds)
     except BaseException:
         for store in stores.values():
             store.close()

@@ -179,12 +179,12 @@ def http_request(method: bytes, target: bytes, headers: list[tuple[bytes, bytes]
     path, _, query = target.partition(b"?")
     if not path.startswith(b"/") or _ESCAPE.search(target) or not target.isascii():
         raise S3Error("InvalidURI", "The target is not in its form.")
+    if query.count(b"&") >= PARAMETERS_MAX:
+        raise S3Error("InvalidURI", "There are too many parameters.")
     pairs = []
     for part in query.split(b"&") if query else []:
         name, _, value = part.partition(b"=")
         pairs.append((_text(unquote_to_bytes(name)), _text(unquote_to_bytes(value))))
-    if len(pairs) > PARAMETERS_MAX:
-        raise S3Error("InvalidURI", "There are too many parameters.")
     together: dict[str, str] = {}
     for raw_name, raw_value in headers:
         field, text = raw_name.decode("ascii"), raw_value.decode("latin-1")

@@ -31,7 +31,7 @@ class S3Service:
         counters: S3Counters,
     ) -> None:
         """`keys` by their ids, `stores` by their tenants."""
-        transfers = Shares(section.transfers, stores.values())
+        self.transfers = transfers = Shares(section.transfers, stores.values())
         self.keys = keys
         self.connections = Shares(section.connections, stores)
         """Of those whose tenant is known; the door counts all."""

@@ -53,6 +53,11 @@ class Shares:
         self.total = max(total, count)
         self.share = max(1, self.total // (2 * count))
         self._free = self.total
+        self.refusals = 0
+
+    def of_each(self) -> dict[str, int]:
+        """How many each tenant holds, by a name of ours."""
+        return {f"tenant {at}": count for at, count in enumerate(list(self._held.values()))}
 
     @property
     def held(self) -> int:
@@ -77,6 +82,7 @@ class Shares:
             raise
         if not granted.is_set():
             self._waiting[tenant].remove(granted)
+            self.refusals += 1
             raise S3Error("SlowDown", "Too many bodies of this tenant are under way. Please try again.")
         return Place(self, tenant)
 

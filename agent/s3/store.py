@@ -117,6 +117,10 @@ class ObjectStore:
                 if not self._read[piece.file]:
                     del self._read[piece.file]
 
+    def files_held(self) -> int:
+        """How many files readers hold."""
+        return len(self._read)
+
     def give_up(self, runner: Runner, bucket: str, found: StoredObject) -> None:
         """An object lost its bytes, some or all: it is there no longer, and what is left of it goes."""
         try:

@@ -113,9 +113,8 @@ class ObjectWrites:
         with await self._transfers.take(store):
             rows = (await body.rows("CompleteMultipartUpload", "Part")).rows
         name, only_new = _upload_name(request), _only_new(request.headers)
-        etag = _etag_of([row.get("ETag", "") for row in rows])
 
-        def complete(runner: Runner) -> str:
+        def complete(runner: Runner, etag: str) -> str:
             upload = store.index.upload(request.bucket, request.key, name)
             parts = _chosen(rows, {part.number: part for part in store.index.parts(name)})
             checksum = whole_checksum(request.headers, parts)
@@ -125,17 +124,18 @@ class ObjectWrites:
             store.discard(runner, spare)
             return checksum
 
-        def complete_once(runner: Runner) -> str:
+        def complete_once(runner: Runner) -> tuple[str, str]:
+            etag = _etag_of([row.get("ETag", "") for row in rows])
             try:
-                return complete(runner)
+                return etag, complete(runner, etag)
             except S3Error:
                 # It may have ended by a request before, whose answer did not reach its client.
                 earlier = store.index.completed(request.bucket, request.key, name)
                 if earlier is None or earlier[0] != etag:
                     raise
-                return earlier[1]
+                return etag, earlier[1]
 
-        checksum = await self._workers.run(store, complete_once, first=True)
+        etag, checksum = await self._workers.run(store, complete_once, first=True)
         found: list[Element] = [("Location", request.resource), ("Bucket", request.bucket)]
         found += [("Key", request.key), ("ETag", f'"{etag}"')]
         if checksum:

@@ -21,11 +21,17 @@ import time
 
 import h11
 
+from agent.bounds import ALL, Limit
+from agent.http_connection import http_connection
 from agent.telemetry.formats import Application
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 32
+CONNECTIONS = Limit(
+    "metrics-connections", "connections to the metrics", CONNECTIONS_MAX,
+    by="process", share=ALL, refused="the oldest is closed", bytes_each=32 << 10,
+)  # fmt: skip
 BACKLOG = 128
 """Connections that the kernel holds and we have not taken yet. Beyond them a client waits for a second."""
 SECONDS = 5.0
@@ -46,7 +52,7 @@ class _Connection:
         self.ends_at = ends_at
         self.to_send = memoryview(b"")
         self.is_answered = False
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._http = http_connection(HEAD_BYTES_MAX)
 
     def request_in(self, data: bytes) -> h11.Request | None:
         """The request, where it is whole with these bytes. Raises h11.RemoteProtocolError."""

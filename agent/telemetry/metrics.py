@@ -12,10 +12,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from agent.bounds import Bounds
 from agent.errors import ConfigError
 from agent.telemetry.formats import with_formats_we_know
 from agent.telemetry.listen_address import parse_listen_address
-from agent.telemetry.listener import Listener
+from agent.telemetry.listener import CONNECTIONS, Listener
 
 VOLUME_COUNTERS = {
     "hits": "Gets that were served.",
@@ -285,7 +286,9 @@ def _enclosures(enclosures: list[Mapping[str, Any]]) -> Iterator[Metric]:
     yield from (up, paused, suspect, reconnects, unproven, elsewhere)
 
 
-def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[], None]:
+def serve(
+    address: str, snapshot: Callable[[], Mapping[str, Any]], bounds: Bounds | None = None
+) -> Callable[[], None]:
     """Listen on a loopback "host:port"; a function that ends it. Raises ConfigError where that cannot be."""
     host, number = parse_listen_address(address)
     registry = CollectorRegistry()
@@ -294,5 +297,7 @@ def serve(address: str, snapshot: Callable[[], Mapping[str, Any]]) -> Callable[[
         listener = Listener(host, number, with_formats_we_know(make_wsgi_app(registry)))
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error.strerror}", "choose another port") from None
+    if bounds is not None:
+        bounds.watch(CONNECTIONS, lambda: {"metrics": listener.connections})
     listener.start()
     return listener.stop

@@ -49,6 +49,8 @@ class Sources:
     """Of the pool: agent/membership.py."""
     s3: Callable[[], Mapping[str, Any] | None] = lambda: None
     """Of the S3 door: agent/s3/door.py; None where there is none. Told of the whole pool only."""
+    bounds: Callable[[], Sequence[Mapping[str, Any]]] = tuple
+    """Counts that a stranger can raise: agent/bounds.py. Told of the whole pool only."""
     registered: Callable[[], int] = lambda: 0
     """Bytes of clients' memory that are mapped: agent/fs/registered_memory.py."""
     upkeep_failures: Callable[[], int] = lambda: 0
@@ -170,6 +172,7 @@ def take(sources: Sources) -> dict[str, Any]:
         "memory": _memory(sources) if sources.whole else None,
         "upkeep_failures": sources.upkeep_failures() if sources.whole else None,
         "scrub": dict(sources.keeping()) if sources.whole else None,
+        "bounds": list(sources.bounds()) if sources.whole else [],
     }
 
 

@@ -25,7 +25,7 @@ from agent.fs.interface import (
     DirectoryEntry,
     Entry,
     FsError,
-    Holder,
+    LockOwner,
     Opened,
     SetAttributes,
     StatFs,
@@ -378,7 +378,7 @@ class MemoryFileSystem:
             return count
 
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]:
         with self._lock:
             node, done = self._node(ino), 0
@@ -398,7 +398,7 @@ class MemoryFileSystem:
             self._touch(node)
             return done
 
-    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
         return None
 
     def release(self, ino: int, handle: int) -> Outcome[None]:

@@ -12,6 +12,7 @@ from typing import Any
 import boto3
 import botocore.config
 
+from agent.bounds import Bounds
 from agent.fs.files.options import FilesOptions
 from agent.inline.secrets import SecretKey
 from agent.s3.credentials import AccessKey
@@ -44,7 +45,8 @@ class Served:
             name: ObjectStore(folder / f"{name}.sqlite", folder / f"{name}.files.sqlite", blocks, options)
             for name, blocks in self.blocks.items()
         }
-        self.door = S3Door(self.section, [KEY, OTHER_KEY], self.stores, inline_runner)
+        self.bounds = Bounds()
+        self.door = S3Door(self.section, [KEY, OTHER_KEY], self.stores, inline_runner, self.bounds)
         self.door.start()
 
     @property
@@ -59,6 +61,10 @@ class Served:
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def connect_from(self, address: str) -> socket.socket:
+        """As another peer: an address of loopback."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(address, 0))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent.fs.interface import NOBODY, Holder
+from agent.fs.interface import NOBODY, LockOwner
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.virtio_driver.guest_memory import Room, pages_of
@@ -29,7 +29,7 @@ class Gate:
         self.ajar.set()
         self.waiting = 0
 
-    def write(self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY) -> Any:
+    def write(self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY) -> Any:
         self.waiting += 1
         assert self.ajar.wait(30)
         return self.inner.write(ino, handle, offset, data)

@@ -18,8 +18,7 @@ and never in another:
 1. `OpenFile.gate`, one a file: an operation that changes the file's bytes. Held across waits for the
    fabric, therefore acquired through `Acquire` steps, with a deadline. A second file's gate is only ever
    *tried* (`Sealer._victim`), so gates cannot wait for each other in a ring. Reads take no gate.
-2. `Reclaimer._sweep_gate`: the one who deletes doomed blocks. Also held across waits, and acquired
-   through steps; its holder asks for no gate of a file.
+2. `Reclaimer._sweep_gate`: who deletes doomed blocks. Held and acquired likewise; asks for no file's gate.
 3. `OpenFiles.state`: everything in memory. Held for dictionary work and short copies, no steps inside.
    It encloses a transaction only where a file must not be opened meanwhile (reap, evict).
 4. `Database`'s writer lock: one transaction at a time, no steps inside.
@@ -47,13 +46,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from agent.bounds import Bounds
 from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
 from agent.fs.files.content import Content
 from agent.fs.files.home import Home, NamesElsewhere
 from agent.fs.files.inodes import Inode, local_ino
-from agent.fs.files.open_files import OpenFile, OpenFiles
+from agent.fs.files.open_files import HANDLES, OpenFile, OpenFiles
 from agent.fs.files.options import FilesCounters, FilesGauges, FilesOptions
 from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database, MetadataUnusable
@@ -66,7 +66,7 @@ from agent.fs.interface import (
     DirectoryEntry,
     Entry,
     FsError,
-    Holder,
+    LockOwner,
     Opened,
     RefusesAll,
     SetAttributes,
@@ -101,6 +101,7 @@ class FilesFace(RefusesAll):
         options: FilesOptions | None = None,
         *,
         home: Home | None = None,
+        bounds: Bounds | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
@@ -116,9 +117,9 @@ class FilesFace(RefusesAll):
             if largest > store.capacities[-1]:
                 raise NamesElsewhere(f"{metadata} names blocks of {largest} bytes, and no volume has such")
             sizes = {size for size in store.capacities if size < largest} | {largest}
-            memory = StagingMemory(options.staging_bytes, options.workers * largest, sorted(sizes))
-            self._staging = Staging(memory)
-            self._open_files = OpenFiles(database, options.handles_max)
+            room = StagingMemory(options.staging_bytes, options.workers * largest, sorted(sizes))
+            self._staging, handles = Staging(room), (bounds or Bounds()).of(HANDLES, options.handles_max)
+            self._open_files = OpenFiles(database, handles)
             self._reclaimer = Reclaimer(
                 database, store, self._open_files, options, self.counters, clock, wall_ns
             )
@@ -378,11 +379,10 @@ class FilesFace(RefusesAll):
     # Bytes.
 
     def open(self, caller: Caller, ino: int, flags: int) -> Outcome[Opened]:
-        return self._open(local_ino(ino), flags)
+        return self._open(caller, local_ino(ino), flags)
 
-    def _open(self, ino: int, flags: int) -> Steps[Opened]:
-        access = flags & os.O_ACCMODE
-        number, file = self._open_files.open(ino, access != os.O_WRONLY, access != os.O_RDONLY)
+    def _open(self, caller: Caller, ino: int, flags: int) -> Steps[Opened]:
+        number, file = self._open_files.open(ino, flags & os.O_ACCMODE, caller.holder)
         if flags & os.O_TRUNC and file.size:
             try:
                 yield from self._content.resize(file, 0, self._wall_ns())
@@ -407,7 +407,7 @@ class FilesFace(RefusesAll):
                 node = directories.make(
                     tx, caller, parent, name, mode, self._wall_ns(), block_bytes=self._block_bytes
                 )
-        opened = yield from self._open(node.ino, flags)
+        opened = yield from self._open(caller, node.ino, flags)
         return self._entry(node), opened
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
@@ -418,7 +418,7 @@ class FilesFace(RefusesAll):
         return self._content.read(used.file, offset, into)
 
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]:
         file = self._writable(ino, handle, offset)
         return self._content.write(file, offset, data, self._wall_ns())
@@ -451,7 +451,7 @@ class FilesFace(RefusesAll):
         yield from self._content.punch(file, offset, length, now_ns)
         yield from self._content.reserve(file, offset, length, keep_size, now_ns)
 
-    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
         return self._content.flush(self._open_files.handle(local_ino(ino), handle).file)
 
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:

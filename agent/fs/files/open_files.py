@@ -8,15 +8,23 @@ short transactions that must not race with an open; never while steps are run.
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from agent.bounds import SHARED, Bound, Holder, Limit
 from agent.fs.files import inodes
 from agent.fs.files.inodes import Inode
 from agent.fs.files.schema import ROOT_LOCAL, Database
 from agent.fs.files.staging import StagedBlock
 from agent.fs.interface import FsError
+
+HANDLES: Final = Limit(
+    "fs-open", "open handles of files of /fs", 65_536,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=1024,
+)  # fmt: skip
 
 
 class OpenFile:
@@ -72,6 +80,7 @@ class Handle:
     file: OpenFile
     readable: bool
     writable: bool
+    holder: Holder
     was_read: bool = False
 
 
@@ -87,10 +96,10 @@ class Live:
 class OpenFiles:
     """The table of open files, of handles and of lookup counts."""
 
-    def __init__(self, database: Database, handles_max: int) -> None:
+    def __init__(self, database: Database, handles: Bound) -> None:
         self.state = threading.Lock()
         self._database = database
-        self._handles_max = handles_max
+        self._bound = handles
         self._files: dict[int, OpenFile] = {}
         self._handles: dict[int, Handle] = {}
         self._lookups: dict[int, int] = {}
@@ -131,18 +140,26 @@ class OpenFiles:
     def in_use(self, ino: int) -> bool:
         return ino in self._files
 
-    def open(self, ino: int, readable: bool, writable: bool) -> tuple[int, OpenFile]:
-        """Pin the file and number a handle on it; ENFILE when too many are open, ESTALE for a lost one."""
-        with self.state:
-            if len(self._handles) >= self._handles_max:
-                raise FsError(errno.ENFILE)
-            known = self._files.get(ino)
-            if known is not None and known.lost:
-                raise FsError(errno.ESTALE)
-            file = self._pin(ino)
-            self._last_handle += 1
-            self._handles[self._last_handle] = Handle(file, readable, writable)
-            return self._last_handle, file
+    def open(self, ino: int, access: int, holder: Holder) -> tuple[int, OpenFile]:
+        """Pin the file and number a handle on it; ENFILE when too many are open, ESTALE for a lost one.
+
+        `access`: O_RDONLY, O_WRONLY or O_RDWR.
+        """
+        if not self._bound.take(holder):
+            raise FsError(errno.ENFILE)
+        try:
+            with self.state:
+                known = self._files.get(ino)
+                if known is not None and known.lost:
+                    raise FsError(errno.ESTALE)
+                file = self._pin(ino)
+                self._last_handle += 1
+                readable, writable = access != os.O_WRONLY, access != os.O_RDONLY
+                self._handles[self._last_handle] = Handle(file, readable, writable, holder)
+                return self._last_handle, file
+        except BaseException:
+            self._bound.give_back(holder)
+            raise
 
     def handle(self, ino: int, number: int) -> Handle:
         """The handle of that number; EBADF when it is none of this inode."""
@@ -156,7 +173,8 @@ class OpenFiles:
         with self.state:
             handle = self.handle(ino, number)
             del self._handles[number]
-            return handle
+        self._bound.give_back(handle.holder)
+        return handle
 
     def files(self) -> Sequence[OpenFile]:
         with self.state:

@@ -69,7 +69,7 @@ class Device:
         self.name = name
         self.queue_count = 1 + request_queues
         self.books = books or GuestBooks()
-        self.view = GuestView(tree, self.books)
+        self.view = GuestView(tree, self.books, name)
         self.complaints = Complaints(log)
         self.session = FuseSession(
             self.view,

@@ -26,6 +26,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar, cast
 
+from agent.bounds import ALL, Limit
 from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
@@ -37,7 +38,7 @@ from agent.fs.interface import (
     Entry,
     FileSystem,
     FsError,
-    Holder,
+    LockOwner,
     Opened,
     SetAttributes,
     StatFs,
@@ -50,9 +51,17 @@ from agent.pool.steps import Outcome, Runner, Steps, is_steps, settle
 log = logging.getLogger(__name__)
 
 NODES_MAX: Final = 1 << 20
-"""Nodes that one guest may hold a reference to; a kernel gives back what it has no room for."""
 HANDLES_MAX: Final = 1 << 16
-"""Files and folders that one guest may have open, each as often as it was opened."""
+NODES: Final = Limit(
+    "guest-nodes", "nodes that a guest holds a reference to", NODES_MAX,
+    by="guest", share=ALL, refused="ENFILE", bytes_each=1024,
+)  # fmt: skip
+"""Of each guest; a kernel gives back what it has no room for."""
+HANDLES: Final = Limit(
+    "guest-open", "files and folders that a guest has open, each as often as it was opened", HANDLES_MAX,
+    by="guest", share=ALL, refused="ENFILE", bytes_each=1024,
+)  # fmt: skip
+"""Of each guest."""
 EPOCH_SHIFT: Final = 40
 """Handles of a face count from 1 in each process; above these bits stands the epoch."""
 
@@ -73,13 +82,16 @@ def _then_later(steps: Steps[T], noted: Callable[[T], T]) -> Steps[T]:
 class GuestView:
     """A `FileSystem` in front of another. Safe from any thread."""
 
-    def __init__(self, tree: FileSystem, books: GuestBooks | None = None) -> None:
+    def __init__(self, tree: FileSystem, books: GuestBooks | None = None, name: str = "guest") -> None:
+        """`name`: under which the guest holds what it shares with others."""
         self._tree = tree
+        self._name = name
+        self.nodes_refused = self.opens_refused = 0
         self.books = books or GuestBooks()
         self._epoch = self.books.epoch << EPOCH_SHIFT
         self._open: dict[Handle, Handle] = {}
         """What the guest has open in this process: node and handle of the tree, by the guest's."""
-        self._left = LeftOpen(tree, self.books)
+        self._left = LeftOpen(tree, self.books, name)
 
     # -- the books ------------------------------------------------------------------------------
 
@@ -98,11 +110,17 @@ class GuestView:
 
     def _may_look_up(self) -> None:
         if len(self.books.nodes) >= NODES_MAX:
+            self.nodes_refused += 1
             raise FsError(errno.ENFILE, "this guest holds too many nodes")
 
     def _may_open(self) -> None:
         if self.books.opens >= HANDLES_MAX:
+            self.opens_refused += 1
             raise FsError(errno.ENFILE, "this guest has too many files open")
+
+    def _named(self, caller: Caller) -> Caller:
+        """The caller as one of this guest's, where what it is given is counted."""
+        return Caller(caller.uid, caller.gid, caller.pid, caller.umask, self._name)
 
     def _told(self, parent: int, name: bytes) -> Callable[[Entry], Entry]:
         def noted(entry: Entry) -> Entry:
@@ -177,7 +195,9 @@ class GuestView:
 
     def lookup(self, caller: Caller, parent: int, name: bytes) -> Outcome[Entry]:
         self._may_look_up()
-        return then(self._tree.lookup(caller, self._node(parent), name), self._told(parent, name))
+        return then(
+            self._tree.lookup(self._named(caller), self._node(parent), name), self._told(parent, name)
+        )
 
     def forget(self, ino: int, lookups: int) -> None:
         given_back = self.books.forgot(ino, lookups)
@@ -242,7 +262,7 @@ class GuestView:
 
         def on(node: int) -> Outcome[Opened]:
             return then(
-                self._tree.open(caller, node, flags),
+                self._tree.open(self._named(caller), node, flags),
                 lambda opened: self._opened(ino, node, opened, flags, is_folder=False),
             )
 
@@ -260,7 +280,8 @@ class GuestView:
             self._told(parent, name)(entry)
             return entry, self._opened(ino, ino, opened, flags | os.O_CREAT, is_folder=False)
 
-        return then(self._tree.create(caller, self._node(parent), name, mode, flags), noted)
+        made = self._tree.create(self._named(caller), self._node(parent), name, mode, flags)
+        return then(made, noted)
 
     def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Outcome[int]:
         place = self._open.get((ino, handle))
@@ -269,10 +290,10 @@ class GuestView:
         return self._with(ino, handle, lambda node, inner: self._left.read(node, inner, offset, into))
 
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Outcome[int]:
         self.books.wrote(ino, handle)
-        there = Holder(by.owner)  # its process numbers are not this machine's
+        there = LockOwner(by.owner)  # its process numbers are not this machine's
         done = self._with(ino, handle, lambda node, inner: self._tree.write(node, inner, offset, data, there))
         return then(done, self._wrote(ino, handle))
 
@@ -293,8 +314,8 @@ class GuestView:
         done = self._with(ino, handle, operation)
         return then(done, lambda nothing: self.books.settled(ino, handle, writes))
 
-    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Outcome[None]:
-        there = Holder(by.owner)
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Outcome[None]:
+        there = LockOwner(by.owner)
         return self._settles(ino, handle, lambda node, inner: self._tree.flush(node, inner, there))
 
     def fsync(self, ino: int, handle: int, data_only: bool) -> Outcome[None]:

@@ -50,8 +50,9 @@ def _with_lost_data(books: GuestBooks) -> set[Handle]:
 class LeftOpen:
     """The part of a guest's books that an earlier process had written."""
 
-    def __init__(self, tree: FileSystem, books: GuestBooks) -> None:
+    def __init__(self, tree: FileSystem, books: GuestBooks, name: str = "guest") -> None:
         self._tree = tree
+        self._caller = Caller(guest=name)
         self._books = books
         self.values = {ino for ino in books.nodes if is_value(ino)}
         """Values that have not been asked for since."""
@@ -100,7 +101,7 @@ class LeftOpen:
             raise FsError(errno.ESTALE, "a node that this guest was not told of")
         if ino in self.values:
             try:
-                entry = yield from _steps_of(self._tree.lookup(Caller(), node.parent, node.name))
+                entry = yield from _steps_of(self._tree.lookup(self._caller, node.parent, node.name))
             except FsError as refusal:
                 raise FsError(errno.ESTALE, "the value is not there any more") from refusal
             self.moved[ino] = entry.attributes.ino
@@ -128,9 +129,9 @@ class LeftOpen:
             raise FsError(errno.EIO, "what was written last was lost with the earlier agent")
         inner = yield from self._find(ino)
         if file.is_folder:
-            made = yield from _steps_of(self._tree.opendir(Caller(), inner, file.flags))
+            made = yield from _steps_of(self._tree.opendir(self._caller, inner, file.flags))
         else:
-            made = yield from _steps_of(self._tree.open(Caller(), inner, file.flags & ~NOT_AGAIN))
+            made = yield from _steps_of(self._tree.open(self._caller, inner, file.flags & ~NOT_AGAIN))
         place = (inner, made.handle)
         if (ino, handle) in opened:
             # Another thread was quicker.

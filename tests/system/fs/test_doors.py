@@ -17,7 +17,7 @@ import pytest
 
 from agent.fs import mounting
 from agent.fs.door import DoorKind, make_door
-from agent.fs.interface import NOBODY, FsError, Holder
+from agent.fs.interface import NOBODY, FsError, LockOwner
 from agent.fs.mounting import MountError
 from tests.support.inline_runner import inline_runner
 from tests.support.memory_filesystem import FaultyFileSystem, MemoryFileSystem
@@ -262,7 +262,7 @@ assert again[:] == buffer[:]
             self.sizes.append(len(into))
             return super().read(ino, handle, offset, into)
 
-        def write(self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY) -> Any:
+        def write(self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY) -> Any:
             self.sizes.append(len(data))
             return super().write(ino, handle, offset, data)
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from agent.agent import EXTRA_QUEUES, granted_workers
 from agent.config import EnclosureSection
+from agent.queue_plan import EXTRA_QUEUES, granted_workers
 from agent.remote.fence import COMMAND_SECONDS, GivenUp
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings

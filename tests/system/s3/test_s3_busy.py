@@ -88,6 +88,28 @@ def test_a_tenant_has_no_more_than_its_share_of_the_connections(tmp_path: Path) 
         assert s3.client().list_buckets()["Buckets"]
 
 
+def test_a_crowd_of_one_peer_leaves_room_for_a_client_with_a_key(tmp_path: Path) -> None:
+    with served(tmp_path, connections=16) as s3:
+        crowd = []
+        for _ in range(16):
+            crowd.append(s3.connect())
+        # Of 16 a peer without a key has 7, and the others are hung up on at once.
+        wait_until(lambda: s3.door.counters.connections_refused >= 9)
+        assert s3.door.counters.connections == 7
+        with s3.connect_from("127.0.0.2") as other:
+            other.sendall(signed_head("GET", "/")[0])
+            assert answer_of(other)[0] == 200
+            with s3.connect_from("127.0.0.2") as another:
+                another.sendall(signed_head("GET", "/")[0])
+                assert answer_of(another)[0] == 200
+        [row] = [row for row in s3.bounds.snapshot() if row["name"] == "s3-connections"]
+        assert (row["limit"], row["refusals"]) == (16, s3.door.counters.connections_refused)
+        for each in crowd:
+            each.close()
+        wait_until(lambda: s3.door.counters.connections == 0)
+        assert s3.client().list_buckets()["Buckets"]
+
+
 @contextmanager
 def hung_reads(s3: Served, tenant: str = "one") -> Iterator[Callable[[], int]]:
     """The drives of a tenant do not answer; how many reads wait for them."""

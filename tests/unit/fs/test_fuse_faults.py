@@ -24,7 +24,7 @@ from agent.fs import fuse_requests
 from agent.fs.complaints import Complaints
 from agent.fs.fuse_abi import InHeader, Opcode
 from agent.fs.fuse_protocol import NO_ANSWER, FuseSession, errno_for_kernel
-from agent.fs.interface import NOBODY, Attributes, Caller, DirectoryEntry, Entry, FsError, Holder
+from agent.fs.interface import NOBODY, Attributes, Caller, DirectoryEntry, Entry, FsError, LockOwner
 from agent.pool.steps import Acquire, Outcome, Steps
 from tests.support.fuse_peer import FusePeer
 from tests.support.inline_runner import InlineRunner
@@ -73,7 +73,7 @@ class TestFaults:
                 return value
 
             def write(
-                self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+                self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
             ) -> Outcome[int]:
                 value: int = answer
                 return value

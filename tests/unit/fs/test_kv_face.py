@@ -9,7 +9,7 @@ import random
 import pytest
 
 from agent.fs.closing import Closing
-from agent.fs.interface import NOBODY, Caller, FsError, Holder, SetAttributes
+from agent.fs.interface import NOBODY, Caller, FsError, LockOwner, SetAttributes
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.value_writer import HOLDERS_MAX
 from agent.pool.operations import delete_value
@@ -17,8 +17,8 @@ from agent.pool.steps import settle
 from tests.support.memory_pool import MemoryPool, PoolAgent
 
 CALLER = Caller(0, 0, 1)
-MAKER = Holder(11, CALLER.pid)
-CHILD = Holder(22, 2)
+MAKER = LockOwner(11, CALLER.pid)
+CHILD = LockOwner(22, 2)
 NAME = b"a" * 32
 KEY = bytes.fromhex(NAME.decode())
 VALUE = random.Random(6).randbytes(200_000)
@@ -44,10 +44,10 @@ class Files:
         ino = entry.attributes.ino
         return ino, settle(self.face.open(CALLER, ino, os.O_RDONLY), self.agent.lanes).handle
 
-    def write(self, file: tuple[int, int], offset: int, data: bytes, holder: Holder = MAKER) -> None:
+    def write(self, file: tuple[int, int], offset: int, data: bytes, holder: LockOwner = MAKER) -> None:
         assert settle(self.face.write(*file, offset, memoryview(data), holder), self.agent.lanes) == len(data)
 
-    def flush(self, file: tuple[int, int], holder: Holder = MAKER, how: Closing = Closing.MEANT) -> None:
+    def flush(self, file: tuple[int, int], holder: LockOwner = MAKER, how: Closing = Closing.MEANT) -> None:
         self.closing = how
         settle(self.face.flush(*file, holder), self.agent.lanes)
 
@@ -201,11 +201,11 @@ def test_a_value_waits_for_all_who_wrote_and_for_its_maker(pool: MemoryPool) -> 
     files.flush(file, CHILD, Closing.KEPT)
     files.flush(file, CHILD)
     assert not isinstance(files.agent.get(KEY), bytes)
-    files.write(file, 70_000, VALUE[70_000:], Holder(33, 3))
+    files.write(file, 70_000, VALUE[70_000:], LockOwner(33, 3))
     files.flush(file, MAKER, Closing.ONE)
     files.flush(file, MAKER)
     assert not isinstance(files.agent.get(KEY), bytes), "the second writer has it open"
-    files.flush(file, Holder(33, 3))
+    files.flush(file, LockOwner(33, 3))
     assert files.agent.get(KEY) == VALUE
 
 
@@ -258,8 +258,8 @@ def test_no_more_processes_than_are_remembered_write_one_value(pool: MemoryPool)
     files = Files(pool)
     file = files.create()
     for number in range(HOLDERS_MAX):
-        files.write(file, number, b"x", Holder(100 + number, 100 + number))
-    expect(errno.EMFILE, files.write, file, HOLDERS_MAX, b"x", Holder(99, 99))
+        files.write(file, number, b"x", LockOwner(100 + number, 100 + number))
+    expect(errno.EMFILE, files.write, file, HOLDERS_MAX, b"x", LockOwner(99, 99))
 
 
 @pytest.mark.parametrize("length", [5, 199_999])

@@ -19,7 +19,7 @@ from agent.pool.second_use import SecondUse
 from agent.pool.tally import MissCause
 from agent.pool.write_back import BackWriting, Storing, WriteBack
 from agent.pool.writing import BadPut, PutRefused, TooLong
-from host_shim.control_wire import Operation, Outcome, Request
+from host_shim.control_wire import Operation, Outcome, Request, data_offset
 from host_shim.pool import Pool
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 from tests.support.session_door import SessionDoor
@@ -272,6 +272,9 @@ def test_a_put_that_is_refused_leaves_no_room_taken(back: PoolAgent) -> None:
     assert held is not None
     first = Request(Operation.PUT, 1, "v", (key_of(1),), first_ticket=0, flags=1, lengths=(9000,))
     door.pwrite(session, first.encode(), 0)
+    assert held.bytes_held == 0, "it takes room with its first bytes"
+    door.pwrite(session, bytes(4000), data_offset(0))
+    assert held.bytes_held == 9000
     keys = (key_of(2), key_of(3))
     bad = Request(Operation.PUT, 2, "v", keys, first_ticket=0, flags=1, lengths=(9000, 1 << 24))
     with pytest.raises(OSError, match="16777216 bytes"):

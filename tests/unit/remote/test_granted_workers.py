@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from agent.agent import EXTRA_QUEUES, granted_workers
 from agent.errors import G35Error
+from agent.queue_plan import EXTRA_QUEUES, granted_workers
 from agent.remote.fabric import Enclosure, Fabric
 
 

@@ -8,12 +8,13 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent.bounds import Bounds
 from agent.config import VirtioFsSection
 from agent.errors import ConfigError
 from agent.fs.files.face import FilesFace
@@ -44,6 +45,7 @@ class Pool:
     sources: snapshot.Sources
     start_prestage: Any = None
     continuer: Continuer = INACTIVE
+    bounds: Bounds = field(default_factory=Bounds)
 
     @property
     def members(self) -> Members:

@@ -328,7 +328,7 @@ def test_seats_for_waiting_are_few() -> None:
 
 def test_a_quota_below_one_slot_is_refused(shelf: Shelf) -> None:
     slot = shelf.pool_map.settings(shelf.pool_map.volumes[0]).slot_bytes
-    with pytest.raises(ConfigError, match="less than one slot"):
+    with pytest.raises(ConfigError, match="less than a slot"):
         shelf.limit(quota_bytes=slot - 1)
     shelf.limit(quota_bytes=slot)
     shelf.limit(quota_bytes=0)

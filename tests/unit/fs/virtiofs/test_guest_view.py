@@ -23,7 +23,7 @@ from agent.fs.interface import (
     Entry,
     FileSystem,
     FsError,
-    Holder,
+    LockOwner,
     Opened,
     RefusesAll,
 )
@@ -154,7 +154,7 @@ class SlowFlush:
         self._inner = inner
         self.flushed: list[int] = []
 
-    def flush(self, ino: int, handle: int, by: Holder = NOBODY) -> Generator[str, None, None]:
+    def flush(self, ino: int, handle: int, by: LockOwner = NOBODY) -> Generator[str, None, None]:
         yield "sealing"
         self.flushed.append(ino)
 
@@ -166,7 +166,7 @@ class SlowWrite(SlowFlush):
     """Whose writes wait, too, before their data are where a flush finds them."""
 
     def write(
-        self, ino: int, handle: int, offset: int, data: memoryview, by: Holder = NOBODY
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
     ) -> Generator[str, None, int]:
         yield "waiting for a block"
         return len(data)

@@ -1,0 +1,90 @@
+"""Connections of clients that have not shown a key yet, and what of the door is shown among the bounds.
+
+Whoever reaches the port may connect. So connections are counted by their peer until a request was signed by a
+known key, and one peer has no more of them than it leaves to others; from then on they are the tenant's,
+who has a share of them (agent/s3/shares.py).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agent.bounds import ALL, SHARED, Bound, Bounds, Limit
+from agent.s3.service import S3Service
+from agent.s3.shares import Shares
+from agent.s3.store import ObjectStore
+
+KNOWN: Final = "clients with a key"
+CONNECTIONS: Final = Limit(
+    "s3-connections", "connections of S3 (`s3.connections`)", 256,
+    by="peer, until it shows a key", share=SHARED, refused="it is hung up on", bytes_each=640 << 10,
+)  # fmt: skip
+OF_TENANTS: Final = Limit(
+    "s3-tenant-connections", "those whose client has shown a key (`s3.connections`)", 256,
+    by="tenant", share="all but a half, in which each other tenant has an equal share", refused="SlowDown",
+    bytes_each=0,
+)  # fmt: skip
+TRANSFERS: Final = Limit(
+    "s3-transfers", "bodies of S3 that move (`s3.transfers`)", 32,
+    by="tenant", share="all but a half, in which each other tenant has an equal share",
+    refused="waits for 20 s, then SlowDown", bytes_each=2 << 20,
+)  # fmt: skip
+HELD_FILES: Final = Limit(
+    "s3-held-files", "files of objects that are being read, 10,000 of one body (`s3.transfers`)", 320_000,
+    by="tenant", share=ALL, refused="as its body", bytes_each=512,
+)  # fmt: skip
+_SITE_BITS: Final = 64
+"""Of an address of IPv6: what lies below is one site's to choose."""
+
+
+class Stranger:
+    """One connection as it is counted."""
+
+    def __init__(self, bound: Bound, peer: str) -> None:
+        self._bound = bound
+        self._peer = peer
+
+    def comes_in(self) -> bool:
+        """Whether its peer may have one more."""
+        return self._bound.take(self._peer)
+
+    def is_known_now(self) -> None:
+        """It has shown a key; again and again, perhaps."""
+        if self._peer != KNOWN:
+            self._bound.pass_on(self._peer, KNOWN)
+            self._peer = KNOWN
+
+    def goes(self) -> None:
+        self._bound.give_back(self._peer)
+
+
+def peer_of(address: Any) -> str:
+    """Who connects, of what accept(2) says: an address, of IPv6 its site."""
+    try:
+        found = ipaddress.ip_address(str(address[0]).partition("%")[0])
+    except ValueError:
+        return str(address[0])
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((found, _SITE_BITS), strict=False))
+
+
+def watch_shares(bounds: Bounds, service: S3Service, stores: Mapping[str, ObjectStore]) -> None:
+    """Show what tenants share, and the files that readers hold."""
+    bounds.watch(
+        OF_TENANTS,
+        service.connections.of_each,
+        lambda: service.connections.refusals,
+        service.connections.total,
+    )
+    transfers: Shares = service.transfers
+    bounds.watch(TRANSFERS, transfers.of_each, lambda: transfers.refusals, transfers.total)
+    bounds.watch(
+        HELD_FILES,
+        lambda: {name: store.files_held() for name, store in list(stores.items())},
+        most=transfers.total * 10_000,
+    )
