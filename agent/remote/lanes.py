@@ -44,9 +44,6 @@ CONNECT_SECONDS: Final = 1.0
 CONNECT_WAIT_SECONDS: Final = 0.04
 """How long the request that first wants a queue waits for it to be connected; then it is a miss."""
 RETRY_CONNECT_SECONDS: Final = 0.5
-SILENT_SECONDS: Final = 2.0
-"""A queue that says nothing for so long, though commands were given up on it, is connected anew: a stream
-that lost bytes never finds its step again. Its enclosure is as it was, and so are the other queues there."""
 WARM_SECONDS: Final = 0.25
 """How often the queues of paths that are not in use are looked after."""
 CLOSE_WAIT_SECONDS: Final = 0.1
@@ -314,8 +311,7 @@ class WorkerLanes(KvCommands):
             oldest = queue.oldest_abandoned()
             if oldest is None:
                 return queue
-            silent = queue.silent_since()
-            if silent is not None and now - silent >= SILENT_SECONDS:
+            if lane.is_silent(now):
                 queue.close()
                 lane.queue = None
             elif now - oldest < COMMAND_SECONDS:

@@ -12,7 +12,8 @@ import pytest
 from agent.remote import lanes as lanes_module
 from agent.remote.connecting import Connecting
 from agent.remote.fabric import Enclosure, Fabric
-from agent.remote.lanes import CONNECT_WAIT_SECONDS, SILENT_SECONDS, WorkerLanes
+from agent.remote.lane import SILENT_SECONDS
+from agent.remote.lanes import CONNECT_WAIT_SECONDS, WorkerLanes
 from nvmeof.errors import ConnectionLost
 from nvmeof.transport import HostQueue
 from nvmeof.transport.base import ControllerInfo, NamespaceInfo
