@@ -6,8 +6,10 @@ import abc
 import random
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.support.campaign.findings import HUNG, WRONG, Findings
 
@@ -24,11 +26,14 @@ class Away(Exception):
 class Client(threading.Thread, abc.ABC):
     """`turn` does one operation or a few; what it raises but `Away` is a finding."""
 
+    away_seconds = 0.0
+    """How much longer its operations may take, for they wait for an agent that is started again."""
+
     def __init__(self, name: str, seed: int, findings: Findings, stop: threading.Event) -> None:
         super().__init__(name=name, daemon=True)
         self.dice = random.Random(f"{seed} {name}")
         self.findings = findings
-        self._over = stop
+        self.over = stop
         self._under_way: tuple[str, float] | None = None
         """The operation, and when it is hung."""
 
@@ -41,16 +46,22 @@ class Client(threading.Thread, abc.ABC):
 
     def run(self) -> None:
         try:
-            while not self._over.is_set():
+            while not self.over.is_set():
                 try:
                     self.turn()
-                    self._over.wait(PAUSE_SECONDS)
+                    self.over.wait(PAUSE_SECONDS)
                 except Away:
                     self.findings.note("operations without an agent")
-                    self._over.wait(AWAY_SECONDS)
+                    self.over.wait(AWAY_SECONDS)
                 except Exception as error:
-                    self.findings.found(WRONG, f"{self.name} raised {type(error).__name__}: {error}")
-                    self._over.wait(AWAY_SECONDS)
+                    where = " < ".join(
+                        f"{Path(frame.filename).name}:{frame.lineno}"
+                        for frame in reversed(traceback.extract_tb(error.__traceback__)[-4:])
+                    )
+                    self.findings.found(
+                        WRONG, f"{self.name} raised {type(error).__name__} at {where}: {error}"
+                    )
+                    self.over.wait(AWAY_SECONDS)
         finally:
             self.finish()
 
@@ -58,7 +69,7 @@ class Client(threading.Thread, abc.ABC):
     def timed(self, what: str, seconds: float) -> Iterator[None]:
         """An operation that is documented to end within `seconds`."""
         began = time.monotonic()
-        self._under_way = (what, began + seconds + SLACK_SECONDS)
+        self._under_way = (what, began + seconds + self.away_seconds + SLACK_SECONDS)
         self.findings.note(what)
         try:
             yield

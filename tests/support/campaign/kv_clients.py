@@ -36,6 +36,7 @@ WORKERS_HELD_SECONDS = 2 * WRITE_DEADLINE_MS / 1e3
 """A get may wait in the kernel behind two puts that wait for a drive (docs/limits.md)."""
 GET_SECONDS = READ_DEADLINE_MS / 1e3 + WORKERS_HELD_SECONDS
 PUT_SECONDS = WRITE_DEADLINE_MS / 1e3 + WORKERS_HELD_SECONDS
+AWAY_LOOK_SECONDS = 0.05
 TTL_SLACK_SECONDS = 2.0
 """Times to live are whole seconds, and two clocks are read one after the other."""
 AGENT_AWAY = frozenset({errno.ENOTCONN, errno.ECONNABORTED, errno.ENODEV, errno.ESTALE, errno.EHOSTDOWN})
@@ -274,9 +275,12 @@ class ShortLivedClient(KvClient):
 
 
 class DeviceClient(KvClient):
-    """One behind the virtio-fs device, as a guest is; it finds the device again after its agent has died."""
+    """One behind the virtio-fs device, as a guest is. It outlives its agent: what was asked of one that died
+    is answered by the next."""
 
     _machine: Machine | None = None
+    away_seconds = 20.0
+    """While an agent is killed and started again."""
 
     def open_pool(self) -> Pool:
         machine = Machine(self.pod.virtiofs_socket, request_queues=1, memory_bytes=16 << 20)
@@ -287,13 +291,21 @@ class DeviceClient(KvClient):
             machine.close()
             raise Away from error
         self._machine = machine
+        threading.Thread(target=self._connect_again, args=(machine,), name="guest", daemon=True).start()
         return Pool("", files=VirtiofsFiles(machine), sessions=2, parallel=1)
 
-    def turn(self) -> None:
-        try:
-            super().turn()
-        except (BackEndGone, BackEndFault) as error:
-            raise Away from error
+    def _connect_again(self, machine: Machine) -> None:
+        """Find the device of each agent that is started in the place of another."""
+        name = f"agent-{self.agent}"
+        seen = self.pod.running[name]
+        while not self.over.wait(AWAY_LOOK_SECONDS):
+            now = self.pod.running[name]
+            if now is seen or "ready" not in now.output:
+                continue
+            with suppress(BackEndGone, BackEndFault, OSError):
+                machine.lose()
+                machine.start(patience=5)
+                seen = now
 
     def finish(self) -> None:
         super().finish()
