@@ -74,7 +74,7 @@ class FileClient(Client):
         try:
             self._turn()
         except OSError as error:
-            if error.errno in AGENT_AWAY or not self._folder.parent.exists():
+            if error.errno in AGENT_AWAY or not os.path.exists(self._folder.parent):
                 raise Away from error
             if error.errno not in REFUSED:
                 raise
@@ -129,7 +129,7 @@ class FileClient(Client):
             try:
                 descriptor = os.open(self._folder / kept.name, os.O_RDONLY | os.O_DIRECT)
             except FileNotFoundError:
-                if not self._folder.parent.exists():
+                if not os.path.exists(self._folder.parent):
                     raise Away from None
                 if any(kept.promised):
                     self._lose(kept, "is gone")

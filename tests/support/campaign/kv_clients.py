@@ -235,7 +235,7 @@ class PathClient(KvClient):
 
     def _failed(self, error: OSError, normal: frozenset[int]) -> bool:
         if error.errno in AGENT_AWAY or (
-            error.errno == errno.ENOENT and not (self._path(b"").parent).exists()
+            error.errno == errno.ENOENT and not os.path.exists(self._path(b"").parent)
         ):
             raise Away
         if error.errno not in normal:
