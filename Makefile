@@ -3,7 +3,7 @@
 
 PYTHON := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help setup run test bench lab soak nightly arm64 deploy engines fmt lint types rooms clean wheels
+.PHONY: help setup run test bench lab campaign nightly arm64 deploy engines fmt lint types rooms clean wheels
 .PHONY: set-up-to-run set-up-to-test set-up-to-deploy compiled
 
 help: ## this list
@@ -44,8 +44,8 @@ endif
 lab: set-up-to-test compiled ## boot a Debian kernel in QEMU and let it judge (tests/lab)
 	@.venv/bin/g35 lab $(ARGS)
 
-soak: set-up-to-test compiled ## replays while parts of the path fail, for SECONDS=60; says what it checked
-	@$(PYTHON) -m tests.support.soak --seconds $(or $(SECONDS),60) $(ARGS)
+campaign: set-up-to-test compiled ## every door and policy under every fault, for SECONDS=120; SEED=35; prints a table
+	@$(PYTHON) -m tests.support.campaign --seconds $(or $(SECONDS),120) --seed $(or $(SEED),35) $(ARGS)
 
 nightly: set-up-to-test ## the long way round: a million fuzzed packets, random seeds, long hypothesis runs
 	@G35_FUZZ=1000000 G35_SEED=random G35_HYPOTHESIS=long $(PYTHON) -m pytest tests/unit tests/pair tests/sim $(ARGS)

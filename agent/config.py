@@ -152,9 +152,15 @@ class EnclosureSection(_Section):
         "requests go on by another path when one fails (docs/multipath.md).",
     )
     nqn: str = Field(min_length=4, max_length=223, description="NQN of the subsystem.")
-    header_digest: bool = Field(False, description="CRC-32C over PDU headers; TCP only.")
+    header_digest: bool = Field(
+        False,
+        description="CRC-32C over PDU headers of I/O queues; TCP only. The admin queue has digests wherever "
+        "the enclosure has.",
+    )
     data_digest: bool = Field(
-        False, description="CRC-32C over PDU data; TCP only; what is sealed is checked end to end without it."
+        False,
+        description="CRC-32C over PDU data of I/O queues; TCP only; what is sealed is checked end to end "
+        "without it.",
     )
     host_secret_file: Path | None = Field(
         None,

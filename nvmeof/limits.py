@@ -54,10 +54,14 @@ MAX_OUTSTANDING_R2T = 1
 # --- time ----------------------------------------
 
 CONNECT_TIMEOUT_S = 10.0
-"""TCP connect, ICReq to ICResp, and each step of bringing a controller up."""
+"""Connecting and bringing a controller up, all of it."""
 
 ADMIN_TIMEOUT_S = 10.0
-"""An admin command unanswered for this long is aborted; after as long again the connection is given up."""
+"""An admin command unanswered for this long is aborted; after as long again the connection is given up. While
+a controller is brought up or reset, and for the connection and its initialization, once is enough."""
+
+AUTHENTICATION_ANSWER_S = 10.0
+"""The same for an authentication command, whose answer may wait for long arithmetic at the controller."""
 
 KEEP_ALIVE_S = 10.0
 """KATO. Keep Alive is sent at half of it."""

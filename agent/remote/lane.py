@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from agent.remote.connecting import Connecting
 from nvmeof.transport import HostQueue
+
+SILENT_SECONDS: Final = 2.0
+"""A queue that says nothing for so long, though commands were given up on it, is connected anew: a stream
+that lost bytes never finds its step again. Its enclosure is as it was, and so are the other queues there."""
 
 
 class Lane:
@@ -21,3 +27,8 @@ class Lane:
         """Before it, no other try with the same session."""
         self.waited_for = False
         """Whether a request has waited for the present try in vain: no other does."""
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the queue has said nothing for `SILENT_SECONDS` though it was asked something."""
+        since = self.queue.silent_since() if self.queue is not None else None
+        return since is not None and now - since >= SILENT_SECONDS

@@ -309,7 +309,12 @@ class WorkerLanes(KvCommands):
             and not queue.needs_reconnect
         ):
             oldest = queue.oldest_abandoned()
-            if oldest is None or now - oldest < COMMAND_SECONDS:
+            if oldest is None:
+                return queue
+            if lane.is_silent(now):
+                queue.close()
+                lane.queue = None
+            elif now - oldest < COMMAND_SECONDS:
                 return queue
         if lane.connecting is not None and lane.epoch != enclosure.epoch:
             # Of a session that is gone: a try of the new one need not wait for it.

@@ -43,6 +43,9 @@ from nvmeof.wire.log_page import DiscoveryEntry
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 5.0
+ANSWER_SECONDS = KEEP_ALIVE_SECONDS / 2
+"""For an answer on the admin queue, and for a connection: as long as one to a keep-alive may take. What waits
+longer hangs: its connection lost bytes, or somebody between the two ends did."""
 COMPLAINTS_EVERY = 0.25
 NAMED_MAX = 8
 """Namespaces that one line of the log names."""
@@ -218,6 +221,7 @@ class Supervisor:
                     self._host_id,
                     **self._options(section),
                     keep_alive_s=KEEP_ALIVE_SECONDS,
+                    admin_timeout_s=ANSWER_SECONDS,
                     io_queues=self._io_queues,
                     credentials=self._secrets(section),
                 ) as controller:

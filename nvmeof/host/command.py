@@ -33,6 +33,7 @@ class Command:
         "data_out",
         "do_not_retry",
         "done",
+        "heard",
         "in_bytes",
         "in_capsule",
         "lost",
@@ -107,6 +108,8 @@ class Command:
         self.why_lost = ""
         self.cid = -1
         """Its id on the queue; -1 before it is submitted."""
+        self.heard = 0
+        """How much the owner of its queue had heard when it was submitted."""
         self.submitted_at = 0.0
         self.abandoned = False
         self.answered_late = False

@@ -6,6 +6,7 @@ NVM Command Set 1.0, chapter 3; NVMe Base 2.0, chapter 5; for Fabrics commands, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from nvmeof.host.command import Command
 from nvmeof.tcp.crc32c import Buffer
@@ -24,6 +25,10 @@ from nvmeof.wire.sqe import (
     IoOpcode,
     Sqe,
 )
+
+AUTHENTICATION_SEND: Final = "authentication send"
+AUTHENTICATION_RECEIVE: Final = "authentication receive"
+"""Names of the commands whose answers may wait for arithmetic."""
 
 
 def _whole_bytes(parts: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -216,7 +221,7 @@ def property_set(offset: Property, value: int) -> Command:
 def authentication_send(message: bytes) -> Command:
     """Send an authentication message of `wire/authentication.py`."""
     fields = Authentication(receive=False, length=len(message))
-    return _fabrics("authentication send", fields.sqe(), data_out=(message,), in_capsule=True)
+    return _fabrics(AUTHENTICATION_SEND, fields.sqe(), data_out=(message,), in_capsule=True)
 
 
 def authentication_receive() -> Command:
@@ -227,7 +232,7 @@ def authentication_receive() -> Command:
     """
     fields = Authentication(receive=True, length=MAX_MESSAGE_BYTES)
     data_in = memoryview(bytearray(MAX_MESSAGE_BYTES))
-    command = _fabrics("authentication receive", fields.sqe(), data_in=data_in)
+    command = _fabrics(AUTHENTICATION_RECEIVE, fields.sqe(), data_in=data_in)
     command.may_be_short = True
     return command
 

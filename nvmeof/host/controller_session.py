@@ -11,7 +11,6 @@ It never reconnects: that is `reconnect.py` and its owner.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -23,8 +22,8 @@ from nvmeof.host.access import NO_ACCESS_REPORT, Access, read_access
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig, bring_up, reset, shut_down
 from nvmeof.host.command import Command
 from nvmeof.host.namespaces import NamespaceInfo, scan_namespaces
-from nvmeof.host.procedure import Procedure, Running, done
-from nvmeof.limits import ADMIN_TIMEOUT_S, CONNECT_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
+from nvmeof.host.procedure import Procedure, Running, done, unless_lost
+from nvmeof.limits import ADMIN_TIMEOUT_S, AUTHENTICATION_ANSWER_S, SHUTDOWN_TIMEOUT_S
 from nvmeof.wire.features import (
     NOTICE_ANA_CHANGED,
     NOTICE_DISCOVERY_CHANGED,
@@ -260,8 +259,8 @@ class ControllerSession:
         self._now = now
         command = running.step(now)
         if command is not None:
-            starting = self.state is SessionState.STARTING
-            self._issue(command, now, timeout=CONNECT_TIMEOUT_S if starting else None)
+            slow = command.name in (commands.AUTHENTICATION_SEND, commands.AUTHENTICATION_RECEIVE)
+            self._issue(command, now, timeout=AUTHENTICATION_ANSWER_S if slow else None)
         elif running.wake_at is None and running in self._running:
             self._running.remove(running)
 
@@ -343,7 +342,8 @@ def _access_or_nothing(identify: IdentifyController) -> Procedure[Access | None]
     """A controller that refuses the log keeps the states that it told before."""
     try:
         return (yield from read_access(identify))
-    except CommandFailed:
+    except CommandFailed as failure:
+        unless_lost(failure)
         return None
 
 
@@ -353,7 +353,10 @@ def _read_changes() -> Procedure[dict[int, NamespaceInfo]]:
     The log says which ids changed, but reading it and Identify are not atomic; a whole scan is right
     whatever happened in between, and a subsystem has few namespaces.
     """
-    # A controller that refuses the log has still told us that something changed.
-    with contextlib.suppress(CommandFailed):
+    try:
         yield from done(commands.get_log_page(LogPage.CHANGED_NAMESPACES, CHANGED_NAMESPACES_BYTES))
+    except CommandFailed as failure:
+        # A controller that refuses the log has still told us that something changed. One whose answer is lost
+        # may take the event for read or not: only a new session tells.
+        unless_lost(failure)
     return (yield from scan_namespaces())

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from nvmeof.errors import CommandFailed, MalformedPdu
 from nvmeof.host import commands
-from nvmeof.host.procedure import Procedure, done
+from nvmeof.host.procedure import Procedure, done, unless_lost
 from nvmeof.limits import MAX_NAMESPACES
 from nvmeof.wire.identify import (
     NAMESPACE_LIST_ENTRIES,
@@ -56,12 +56,16 @@ def list_namespaces() -> Procedure[list[int]]:
 
 
 def look_at_namespace(nsid: int) -> Procedure[NamespaceInfo | None]:
-    """What a namespace is; None if it is not there, or neither one of logical blocks nor one of keys."""
+    """What a namespace is; None if it is not there, or neither one of logical blocks nor one of keys.
+
+    Raises CommandFailed where an answer was lost on the way: a namespace is not gone because of that.
+    """
     try:
         command = yield from done(commands.identify(IdentifyCns.NAMESPACE_DESCRIPTORS, nsid))
         assert command.data_in is not None
         names = decode_namespace_descriptors_untrusted(command.data_in)
-    except CommandFailed:
+    except CommandFailed as failure:
+        unless_lost(failure)
         # Controllers before version 1.3 have no descriptors.
         names = NamespaceDescriptors()
     if names.command_set == CommandSet.KEY_VALUE:
@@ -70,7 +74,8 @@ def look_at_namespace(nsid: int) -> Procedure[NamespaceInfo | None]:
         return None
     try:
         command = yield from done(commands.identify(IdentifyCns.NAMESPACE, nsid))
-    except CommandFailed:
+    except CommandFailed as failure:
+        unless_lost(failure)
         # It went away between the list and here; the event that says so is under way.
         return None
     assert command.data_in is not None
@@ -93,7 +98,8 @@ def _look_at_kv_namespace(nsid: int, names: NamespaceDescriptors) -> Procedure[N
         command = yield from done(
             commands.identify(IdentifyCns.COMMAND_SET_NAMESPACE, nsid, csi=CommandSet.KEY_VALUE)
         )
-    except CommandFailed:
+    except CommandFailed as failure:
+        unless_lost(failure)
         return None  # as below: it went away
     assert command.data_in is not None
     namespace = decode_identify_kv_namespace_untrusted(command.data_in)

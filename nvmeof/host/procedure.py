@@ -15,8 +15,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from nvmeof.errors import NvmeofError
+from nvmeof.errors import CommandFailed, NvmeofError
 from nvmeof.host.command import Command
+from nvmeof.wire.status import Status
 
 T = TypeVar("T")
 
@@ -37,6 +38,19 @@ def done(command: Command) -> Procedure[Command]:
     yield command
     command.check()
     return command
+
+
+LOST_ON_THE_WAY = frozenset(
+    {Status.DATA_TRANSFER_ERROR, Status.ABORT_REQUESTED, Status.TRANSIENT_TRANSPORT_ERROR}
+)
+"""A command that ends with one of these was not answered by what it asked about: its data were damaged on the
+way, or we gave it up."""
+
+
+def unless_lost(failure: CommandFailed) -> None:
+    """Raise `failure` again where it says nothing of what was asked about, only of the way there."""
+    if failure.status in LOST_ON_THE_WAY:
+        raise failure
 
 
 def each_command(procedure: Procedure[Any]) -> Iterator[Command]:

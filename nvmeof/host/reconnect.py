@@ -22,20 +22,23 @@ class History:
     """What happened since the connection was last good.
 
     `lost_at` is when it was lost (or first wanted); `failures` counts the tries since then;
-    `ever_connected` tells a controller that has gone from one that never was.
+    `ever_connected` tells a controller that has gone from one that never was; `tried_at` is when the last try
+    began.
     """
 
     lost_at: float
     failures: int = 0
     ever_connected: bool = False
     error: Exception | None = None
+    tried_at: float | None = None
 
 
 def next_try(policy: ReconnectPolicy, history: History, now: float) -> float | None:
     """Seconds from now until the next try; None when the controller is to be given up.
 
-    The first try after a loss is made at once. A refusal that will not change (a wrong name, a host that is
-    not allowed) ends it only when we were never in: an enclosure that is being set up again refuses too.
+    The first try after a loss is made at once. The others are so far apart from begin to begin: a try that
+    hangs does not make the next one later. A refusal that will not change (a wrong name, a host that is not
+    allowed) ends it only when we were never in: an enclosure that is being set up again refuses too.
     """
     refused = isinstance(history.error, ConnectRefused) and history.error.retry_is_useless
     if refused and not history.ever_connected:
@@ -47,4 +50,6 @@ def next_try(policy: ReconnectPolicy, history: History, now: float) -> float | N
         return 0.0
     # The exponent is bounded too: an enclosure may be away for days.
     delay = min(policy.first_s * 2.0 ** min(history.failures - 1, 30), policy.most_s)
+    if history.tried_at is not None:
+        delay = max(0.0, delay - (now - history.tried_at))
     return min(delay, left)

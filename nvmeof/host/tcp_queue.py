@@ -92,7 +92,15 @@ LEGAL: Final = {
 class TcpQueue:
     """See the top of this file. Used by one thread or task."""
 
-    def __init__(self, depth: int, *, digests: Digests = NO_DIGESTS, in_capsule_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        depth: int,
+        *,
+        digests: Digests = NO_DIGESTS,
+        in_capsule_bytes: int = 0,
+        required: Digests | None = None,
+    ) -> None:
+        """`digests` are asked for; the controller may decline what is not `required`, None: nothing."""
         if not 1 <= depth <= MAX_QUEUE_DEPTH:
             raise LocalProtocolError(f"a queue of depth {depth}")
         self.depth = depth
@@ -104,6 +112,7 @@ class TcpQueue:
         self.receiving: Command | None = None
         """The command whose data are arriving: more are certain to come, straight into its buffer."""
         self._wanted = digests
+        self._required = digests if required is None else required
         self._digests = NO_DIGESTS
         self._alignment = 4
         self._max_h2c_data = MIN_MAXH2CDATA
@@ -138,10 +147,15 @@ class TcpQueue:
         """The stream must not end here."""
         return self._receiver.mid_pdu
 
-    def oldest_abandoned(self) -> float | None:
-        """When the oldest command was submitted that was abandoned and has not been answered."""
+    def oldest_abandoned(self, heard: int | None = None) -> float | None:
+        """When the oldest command was submitted that was abandoned and has not been answered.
+
+        `heard`: of those alone that were submitted when the owner had heard so much.
+        """
         oldest: float | None = None
         for command in self._commands.values():
+            if heard is not None and command.heard != heard:
+                continue
             if command.abandoned and (oldest is None or command.submitted_at < oldest):
                 oldest = command.submitted_at
         return oldest
@@ -374,7 +388,7 @@ class TcpQueue:
         got = Digests(answer.header_digest, answer.data_digest)
         for fine, what, field in (
             (answer.version == 0, f"PDU format {answer.version}", 8),
-            (got == self._wanted, f"digests {got}, not {self._wanted}", 11),
+            (self._may_have(got), f"digests {got}, not {self._wanted}", 11),
             (answer.max_h2c_data >= MIN_MAXH2CDATA, f"MAXH2CDATA {answer.max_h2c_data}", 12),
         ):
             if not fine:
@@ -387,6 +401,11 @@ class TcpQueue:
         self._alignment = alignment_bytes(answer.data_alignment)
         self._max_h2c_data = answer.max_h2c_data & ~3
         self._become(QueueState.READY)
+
+    def _may_have(self, got: Digests) -> bool:
+        """Whether every digest that is required is among `got`, and none that was not asked for."""
+        wanted, required = self._wanted, self._required
+        return required.header <= got.header <= wanted.header and required.data <= got.data <= wanted.data
 
     def _end_of_data(self, command: Command, pdu: C2HData, ended: list[Command]) -> None:
         if pdu.success:

@@ -146,5 +146,9 @@ class HostQueue(Protocol):
     def oldest_abandoned(self) -> float | None:
         """When the oldest abandoned and still unanswered command was submitted (`time.monotonic()`)."""
 
+    def silent_since(self) -> float | None:
+        """When the oldest abandoned command was submitted behind which nothing at all has come; None if there
+        is none, and where the transport itself notices that bytes were lost on the way."""
+
     def close(self) -> None:
         """Hang up. Commands in flight end, lost. May be called twice."""

@@ -79,6 +79,7 @@ class Controller:
         """Why it ended; None after a reset or shutdown of ours."""
         self._events_in, self.events = trio.open_memory_channel[SessionEvent](SESSION_EVENTS)
         """`Live`, `NamespacesChanged`, `DiscoveryChanged`, `Noticed`, `Ended`, in order."""
+        self.answer_timeout_s = admin_timeout_s
         self._session = ControllerSession(config, admin_timeout_s=admin_timeout_s)
         self._link: AdminLink | None = None
         self._live = trio.Event()
@@ -203,20 +204,28 @@ class Controller:
                 await link.close()
 
     async def _receive(self, link: AdminLink) -> None:
-        started = False
+        with trio.move_on_after(self.answer_timeout_s) as limit:
+            while not link.ready and not self.ended.is_set():
+                await self._take(link)
+        if limit.cancelled_caught:
+            self._lost(ConnectionLost(f"{self.address} did not answer the first words"))
+        if self.ended.is_set():
+            return
+        self._session.start(trio.current_time())
         while not self.ended.is_set():
-            if link.ready and not started:
-                started = True
-                self._session.start(trio.current_time())
-            await self._transmit()
-            try:
-                ended = await link.receive()
-            except NvmeofError as error:
-                self._lost(error)
-                return
-            now = trio.current_time()
-            for command in ended:
-                self._settle(command, now)
+            await self._take(link)
+
+    async def _take(self, link: AdminLink) -> None:
+        """Send what there is, and take what comes next."""
+        await self._transmit()
+        try:
+            ended = await link.receive()
+        except NvmeofError as error:
+            self._lost(error)
+            return
+        now = trio.current_time()
+        for command in ended:
+            self._settle(command, now)
 
     def _settle(self, command: Command, now: float) -> None:
         self._session.ended(command, now)
@@ -328,7 +337,13 @@ async def held(
         async with trio.open_nursery() as nursery:
             try:
                 with trio.move_on_after(connect_timeout_s) as limit:
-                    nursery.start_soon(run, await connect())
+                    with trio.move_on_after(controller.answer_timeout_s) as answer:
+                        link = await connect()
+                    if answer.cancelled_caught:
+                        raise ConnectionLost(
+                            f"{controller.address} did not answer within {controller.answer_timeout_s:g} s"
+                        )
+                    nursery.start_soon(run, link)
                     await controller.wait_live()
                 if limit.cancelled_caught:
                     raise controller.given_up(

@@ -88,6 +88,7 @@ class Keeper:
                 self.gave_up.set()
                 return
             await trio.sleep(delay)
+            tried_at = trio.current_time()
             error: NvmeofError | None
             was_connected = False
             try:
@@ -103,7 +104,8 @@ class Keeper:
             if was_connected:
                 history = History(now, 0, True, error)
             else:
-                history = History(history.lost_at, history.failures + 1, history.ever_connected, error)
+                failures, ever_connected = history.failures + 1, history.ever_connected
+                history = History(history.lost_at, failures, ever_connected, error, tried_at)
             self._tell(Disconnected(error))
 
     async def _serve(self, controller: Controller) -> None:

@@ -212,6 +212,10 @@ class RdmaHostQueue:
             self._pump(self._linked)
         return self._linked.queue.oldest_abandoned() if self._linked is not None else None
 
+    def silent_since(self) -> float | None:
+        """See `HostQueue.silent_since`: a queue pair breaks where anything is lost."""
+        return None
+
     def close(self) -> None:
         """Hang up. An RDMA connection needs no goodbye but the connection manager's."""
         self._die("closed by us")

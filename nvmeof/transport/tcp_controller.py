@@ -27,11 +27,17 @@ from nvmeof.wire.log_page import DiscoveryEntry
 ADMIN_IN_CAPSULE_BYTES = 8192
 """Every NVMe/TCP controller takes this much in a capsule of the admin queue (NVMe/TCP 1.0, 3.3.2.1)."""
 
+ADMIN_DIGESTS = Digests(header=True, data=True)
+
 MOST_BUFFERS = 256
 
 
 class TcpAdminLink:
     """`controller.AdminLink` over a connected stream, which it owns.
+
+    It asks for both digests, whatever those of I/O queues are, and does without where a controller has none.
+    What a controller says of itself while it is brought up is believed for as long as the session lasts, and
+    nothing else would tell that a bit of it was flipped on the way.
 
     It is not closed hard, as an I/O queue is (tcp_queue.py): nothing that it carries writes to a medium, and
     its end, which the kernel repeats until it is heard, has the controller end before its keep-alive time.
@@ -43,7 +49,10 @@ class TcpAdminLink:
         self._socket = stream.socket
         self._digests = digests
         self._queue = TcpQueue(
-            ADMIN_QUEUE_DEPTH - 1, digests=digests, in_capsule_bytes=ADMIN_IN_CAPSULE_BYTES
+            ADMIN_QUEUE_DEPTH - 1,
+            digests=ADMIN_DIGESTS,
+            in_capsule_bytes=ADMIN_IN_CAPSULE_BYTES,
+            required=digests,
         )
         self._queue.start()
 

@@ -77,6 +77,7 @@ class TcpHostQueue:
         self.max_transfer = max_transfer
         self.depth = queue.depth
         self.alive = True
+        self._heard = 0
         self._sock = sock
         self._queue = queue
         self._why = ""
@@ -111,6 +112,7 @@ class TcpHostQueue:
             if not self.alive:
                 raise ConnectionLost(self._why)
         queue.submit(command, time.monotonic())
+        command.heard = self._heard
         if not more:
             self._push()
 
@@ -155,6 +157,10 @@ class TcpHostQueue:
         if self.alive and self._queue.oldest_abandoned() is not None:
             self._drain()
         return self._queue.oldest_abandoned()
+
+    def silent_since(self) -> float | None:
+        """See `HostQueue.silent_since`. A stream out of step says nothing, and its connection stands."""
+        return self._queue.oldest_abandoned(self._heard)
 
     def close(self) -> None:
         """Hang up. An NVMe/TCP connection needs no goodbye: its end is the end of the queue."""
@@ -201,6 +207,7 @@ class TcpHostQueue:
         if count == 0:
             self._die("the controller closed the connection" + (" amid a PDU" if self._queue.mid_pdu else ""))
             return False
+        self._heard += count
         try:
             self._queue.received(count)
         except RemoteProtocolError as error:

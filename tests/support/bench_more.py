@@ -1,4 +1,4 @@
-"""The figures of `make bench` that only the tests' own tools can take: the pod simulation and a short soak.
+"""The figures of `make bench` that only the tests' own tools can take: pods in virtual time, a campaign.
 
     python -m tests.support.bench_more build/bench.json
 
@@ -12,23 +12,24 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.support import pod_report, soak
+from tests.support import pod_report
+from tests.support.campaign import __main__ as campaign
 
 SMALL_PODS = 200
-SOAK_SECONDS = 60
+CAMPAIGN_SECONDS = 60
 
 
 def main(words: list[str]) -> int:
     """0 where both went well; the records are written either way."""
     bench = Path(words[0])
     with tempfile.TemporaryDirectory(prefix="g35-bench-more-") as folder:
-        pods, soaked = Path(folder, "pods.json"), Path(folder, "soak.json")
+        pods, told = Path(folder, "pods.json"), Path(folder, "campaign.json")
         codes = [
             pod_report.main(["--small", str(SMALL_PODS), "--full", "1", "--json", str(pods)]),
-            soak.main(["--seconds", str(SOAK_SECONDS), "--json", str(soaked)]),
+            campaign.main(["--seconds", str(CAMPAIGN_SECONDS), "--json", str(told)]),
         ]
         records = json.loads(bench.read_text())
-        for file in (pods, soaked):
+        for file in (pods, told):
             records += json.loads(file.read_text())
     bench.write_text(json.dumps(records, indent=1) + "\n")
     return max(codes)

@@ -27,10 +27,12 @@ BORROWED_MAX: Final = 32
 
 
 class VirtiofsFiles:
-    """Open files by number, as a process has them. Any thread."""
+    """Open files by number, as a process has them. Any thread of the process that made it: a child of a fork
+    shares the guest's memory with its parent, and would ask the device in its place."""
 
     def __init__(self, machine: Machine) -> None:
         self._memory, self._client = machine.memory, machine.client
+        self._process_id = os.getpid()
         self._files: dict[int, tuple[int, int]] = {}
         self._numbers = itertools.count(1)
         self._spare: list[Room] = []
@@ -44,8 +46,10 @@ class VirtiofsFiles:
         return number
 
     def close(self, descriptor: int) -> None:
+        """As close(2); in a child of a fork the file is forgotten, and stays open for the parent."""
         node, handle = self._files.pop(descriptor)
-        self._client.release(node, handle)
+        if os.getpid() == self._process_id:
+            self._client.release(node, handle)
 
     def preadv(self, descriptor: int, into: memoryview, offset: int) -> int:
         """As preadv(2): fewer bytes than asked for at the end of the file."""

@@ -189,8 +189,10 @@ def test_deadline_abandon_and_late_answer(way: Way, enclosure: Enclosure) -> Non
         since = queue.oldest_abandoned()
         assert since is not None
         assert before <= since <= start
+        assert queue.silent_since() == (since if not way.is_rdma else None)
         # The other drive of the enclosure goes on serving, on the same queue.
         assert finish(queue, commands.read(2, 0, 1, memoryview(bytearray(LBA)))).status == 0
+        assert queue.silent_since() is None
         second = commands.read(1, 0, 1, memoryview(bytearray(LBA)))
         queue.submit(second)
         with pytest.raises(QueueFull):

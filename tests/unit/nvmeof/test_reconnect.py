@@ -17,6 +17,12 @@ def test_back_off() -> None:
     assert next_try(POLICY, History(0.0, 100_000, True, LOST), 1.0) == 5.0
 
 
+def test_a_try_that_hung_has_had_its_pause() -> None:
+    hung = History(0.0, 5, True, LOST, tried_at=97.5)
+    assert next_try(POLICY, hung, 98.0) == 1.6 - 0.5
+    assert next_try(POLICY, hung, 100.0) == 0.0
+
+
 def test_the_controller_is_lost_after_the_time_for_it() -> None:
     assert next_try(POLICY, History(100.0, 50, True, LOST), 698.0) == 2.0
     assert next_try(POLICY, History(100.0, 50, True, LOST), 700.0) is None

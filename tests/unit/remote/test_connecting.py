@@ -12,6 +12,7 @@ import pytest
 from agent.remote import lanes as lanes_module
 from agent.remote.connecting import Connecting
 from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.lane import SILENT_SECONDS
 from agent.remote.lanes import CONNECT_WAIT_SECONDS, WorkerLanes
 from nvmeof.errors import ConnectionLost
 from nvmeof.transport import HostQueue
@@ -33,8 +34,14 @@ class FakeQueue:
     def register(self, buffer: memoryview) -> None:
         self.registered += 1
 
-    def oldest_abandoned(self) -> None:
-        return None
+        self.since: float | None = None
+        self.silent = True
+
+    def oldest_abandoned(self) -> float | None:
+        return self.since
+
+    def silent_since(self) -> float | None:
+        return self.since if self.silent else None
 
     def close(self) -> None:
         self.closed.set()
@@ -182,4 +189,31 @@ def test_a_try_of_an_old_session_holds_up_no_new_one(
     assert new.registered == 2
     gate.set()
     assert old.closed.wait(PATIENCE)
+    lanes.close()
+
+
+def test_a_queue_that_fell_silent_is_connected_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stream is out of step; the session of the enclosure is not reset for it."""
+    made: list[FakeQueue] = []
+
+    def connect(*_: object) -> HostQueue:
+        made.append(FakeQueue())
+        return cast(HostQueue, made[-1])
+
+    monkeypatch.setattr(lanes_module, "connect_io_queue", connect)
+    enclosure = Enclosure("jbof-0", cast(ControllerInfo, FakeInfo()), epoch=1)
+    lanes = lanes_of(enclosure)
+    lanes.connect_ahead(PATIENCE)
+    (first,) = made
+    first.since = time.monotonic() - SILENT_SECONDS / 2
+    lanes.connect_ahead(PATIENCE)
+    assert made == [first], "not yet"
+    first.since, first.silent = time.monotonic() - SILENT_SECONDS, False
+    lanes.connect_ahead(PATIENCE)
+    assert made == [first], "it answers others"
+    first.silent = True
+    lanes.connect_ahead(PATIENCE)
+    assert first.closed.is_set()
+    assert len(made) == 2
+    assert enclosure.complaints == 0
     lanes.close()
