@@ -1,17 +1,20 @@
-"""Whether a key file holds a secret, before anything is changed.
+"""Whether a key file holds a secret, and keeps it, before anything is changed.
 
 SPDK takes any file of mode 0600 into its keyring and looks into it at the first authentication: a file
-without a secret would lock its hosts out. The file lies on the enclosure's machine. Where that is not this
-one, or the file cannot be read here, there is nothing to be judged.
+without a secret would lock its hosts out. It looks at the file's mode alone, not at owner and folders.
+The file lies on the enclosure's machine. Where that is not this one, or the file cannot be read here,
+there is nothing to be judged.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from pathlib import Path
 from typing import Final
 
 from agent.errors import UserError
+from nvmeof.authentication.private_files import SecretFileError, check_private
 from nvmeof.authentication.secret import parse_secret
 
 _BYTES_MAX: Final = 4096
@@ -37,3 +40,13 @@ def check_key_file(name: str, file: str) -> None:
         ) from None
     finally:
         os.close(descriptor)
+
+
+def refuse_exposed(file: str) -> None:
+    """UserError where `file` can be read here, and others can read it or put another in its place."""
+    try:
+        check_private(Path(file))
+    except SecretFileError as refused:
+        # A file that cannot be read here is the enclosure's to judge.
+        if os.access(file, os.R_OK):
+            raise UserError(refused.message, refused.advice) from None

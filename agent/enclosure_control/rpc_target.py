@@ -7,14 +7,13 @@ or without a keyring) answers -32601 to its listing; then there is nothing of it
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from agent.enclosure_control import records
 from agent.enclosure_control.description import Description
-from agent.enclosure_control.key_files import check_key_file
+from agent.enclosure_control.key_files import check_key_file, refuse_exposed
 from agent.enclosure_control.present import Present
 from agent.enclosure_control.printable import printable
 from agent.enclosure_control.rpc_calls import call_of
@@ -27,7 +26,6 @@ from agent.enclosure_control.rpc_errors import (
 )
 from agent.enclosure_control.steps import AddKey, AddListener, Step
 from agent.errors import UserError
-from nvmeof.authentication.private_files import SecretFileError, check_private
 
 T = TypeVar("T")
 
@@ -91,7 +89,7 @@ class RpcTarget:
             return
         for step in steps:
             if isinstance(step, AddKey):
-                _refuse_exposed(step.path)
+                refuse_exposed(step.path)
         try:
             answer = self._client.call("rpc_get_methods")
         except RpcError as error:
@@ -136,15 +134,3 @@ class RpcTarget:
     def close(self) -> None:
         """Give the connection up."""
         self._client.close()
-
-
-def _refuse_exposed(path: str) -> None:
-    """SPDK looks at the mode of a key's file alone, and not at its owner and its folders.
-
-    A file that cannot be read here is the enclosure's to judge: it may run as another user or in a container.
-    """
-    try:
-        check_private(Path(path))
-    except SecretFileError as refused:
-        if os.access(path, os.R_OK):
-            raise UserError(refused.message, refused.advice) from None

@@ -47,10 +47,11 @@ from agent.pool.operations import (
     pin_value,
 )
 from agent.pool.prestage import PrestageCache
+from agent.pool.refusals import PutRefused
 from agent.pool.steps import Lanes, Steps
 from agent.pool.steps import Outcome as Settled
 from agent.pool.volume import LOADS_IN_FLIGHT
-from agent.pool.writing import TIME_MAX, PutRefused
+from agent.pool.writing import TIME_MAX
 from host_shim.control_wire import (
     ANSWERS_MAX,
     FLAG_NO_ANSWER,

@@ -18,8 +18,8 @@ from agent.fs.value_writer import errno_of
 from agent.pool.continuing import Continuer, Trail
 from agent.pool.operations import AnyReading, AnyVolume, AnyWriting, new_reading, new_writing
 from agent.pool.prestage import PrestageCache
+from agent.pool.refusals import BadPut, PutRefused
 from agent.pool.steps import Acquire, Lanes, Steps
-from agent.pool.writing import BadPut, PutRefused
 from host_shim.control_wire import Outcome
 
 NOT_FOR_READING: Final = "no key is bound to this ticket for reading"

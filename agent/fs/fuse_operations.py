@@ -71,8 +71,7 @@ T = TypeVar("T")
 
 OFFSET_MAX: Final = (1 << 63) - 1
 """Offsets and sizes are unsigned on the wire and signed (loff_t) everywhere else."""
-TARGET_BYTES_MAX: Final = 4095
-"""PATH_MAX less its NUL: how long the target of a symbolic link may be."""
+TARGET_BYTES_MAX: Final = 4095  # of a symbolic link: PATH_MAX less its NUL
 SECOND_NS: Final = 1_000_000_000
 VALID_SECONDS_MAX: Final = 1 << 31
 
@@ -374,9 +373,8 @@ class FuseOperations:
 
     def _flush(self, request: Request) -> Body:
         asked = FlushIn.decode_untrusted(request.arguments)
-        request.settle(
-            self._filesystem.flush(request.node, asked.handle, LockOwner(asked.owner, request.pid))
-        )
+        by = LockOwner(asked.owner, request.pid)
+        request.settle(self._filesystem.flush(request.node, asked.handle, by))
         return b""
 
     def _release(self, request: Request) -> Body:

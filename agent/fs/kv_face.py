@@ -57,9 +57,9 @@ from agent.pool.operations import (
     new_writing,
 )
 from agent.pool.prestage import PrestageCache
+from agent.pool.refusals import PutRefused
 from agent.pool.steps import Lanes, Outcome, Steps
 from agent.pool.tally import MissCause
-from agent.pool.writing import PutRefused
 from host_shim.control_wire import key_of_name
 
 KV_ROOT: Final = FACE_KV << FACE_SHIFT | 1

@@ -25,12 +25,13 @@ from agent.fs.files.home import Home, noted_home
 from agent.fs.unsynced import Unsynced, UnsyncedBlocks, stands
 from agent.pool.examining import Undecided, examine, set_aside
 from agent.pool.reading import Reading
+from agent.pool.refusals import PutRefused
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.unflushed import flush_written
 from agent.pool.upkeep import delete_block
 from agent.pool.volume import Volume
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from typing import Final, TypeAlias
 from agent.fs.closing import Closing, how_closed, same_process
 from agent.fs.interface import FsError, LockOwner
 from agent.pool.operations import AnyWriting, delete_value, new_writing
+from agent.pool.refusals import BadPut, PutRefused, TooLong
 from agent.pool.steps import Acquire, Lanes, Steps
-from agent.pool.writing import BadPut, PutRefused, TooLong
 
 Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]
 """As `how_closed`."""

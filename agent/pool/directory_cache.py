@@ -39,6 +39,13 @@ DAMAGE_LOOK_SECONDS: Final = 0.5
 FILES_DAMAGE_LOOK_SECONDS: Final = 5.0
 """The same where a lost entry is a block of a file, and not a hit. Their puts can go elsewhere meanwhile, and
 their deletions wait."""
+
+
+def damage_look_seconds(of_files: bool) -> float:
+    """Between two reads that weigh in, of the directories of a volume."""
+    return FILES_DAMAGE_LOOK_SECONDS if of_files else DAMAGE_LOOK_SECONDS
+
+
 APPROXIMATE_BYTES: Final = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
 

@@ -17,11 +17,12 @@ from agent.pool.begun_puts import GIVEN_UP, TOO_MANY, BegunPut
 from agent.pool.kv_room import make_room
 from agent.pool.kv_steps import KvPending, kv_lanes
 from agent.pool.kv_volume import KvVolume, room_of, wait_for_key
+from agent.pool.refusals import BadPut, PutRefused, TooLong
 from agent.pool.reservation import new_generation
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
-from agent.pool.writing import TIME_MAX, BadPut, PutRefused, TooLong
+from agent.pool.writing import TIME_MAX
 
 STORE_TRIES: Final = 4
 """With room made before each but the first; between the two others may take it."""

@@ -8,11 +8,12 @@ from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.directory_cache import CachedSet
 from agent.pool.freeing import Freeing
 from agent.pool.quarantine import is_quarantined
+from agent.pool.refusals import PutRefused
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume
 from agent.pool.writable import load_writable
-from agent.pool.writing import TIME_MAX, PutRefused
+from agent.pool.writing import TIME_MAX
 
 PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2
 """Of one set. Pins must not be able to stop a volume from taking new values."""

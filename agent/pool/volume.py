@@ -19,12 +19,7 @@ from agent.pool.bandwidth import Bandwidth
 from agent.pool.begun_puts import BegunPuts
 from agent.pool.damage import Damage
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
-from agent.pool.directory_cache import (
-    DAMAGE_LOOK_SECONDS,
-    FILES_DAMAGE_LOOK_SECONDS,
-    CachedSet,
-    DirectoryCache,
-)
+from agent.pool.directory_cache import CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.hedging import Hedge
 from agent.pool.kept_units import KeptUnits
 from agent.pool.key_turn import GRACE_SECONDS, InForce, KeyTurn, MapAge
@@ -191,9 +186,7 @@ class Volume:
         self.turn: KeyTurn | None = None
         """The rotation that is under way."""
         self._lba_bytes = lba_bytes
-        self._damage_look_seconds: float = (
-            FILES_DAMAGE_LOOK_SECONDS if settings.kind == "files" else DAMAGE_LOOK_SECONDS
-        )
+        self._damage_look_seconds: float = damage_look_seconds(settings.kind == "files")
         self._use(secret)
         self._extents = {extent.namespace: extent for extent in settings.extents}
 

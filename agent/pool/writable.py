@@ -23,7 +23,7 @@ AT_ONCE_SECONDS: Final = 0.02
 """To the first of the reads that follow: what damages some reads mostly spares the next."""
 READ_SECONDS: Final = 5.0
 _CLOCK_GRAIN: Final = 0.01
-_PAUSES: Final = (
+_PAUSES: Final[Sequence[float]] = (
     AT_ONCE_SECONDS,
     DAMAGE_LOOK_SECONDS + _CLOCK_GRAIN - AT_ONCE_SECONDS,
     DAMAGE_LOOK_SECONDS + _CLOCK_GRAIN,

@@ -24,11 +24,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.inline.scatter import Target
+from agent.pool.refusals import BadPut, PutRefused, TooLong
 from agent.pool.steps import Acquire, Lanes, Runner, Steps
 from agent.pool.tally import MissCause
 from agent.pool.upkeep import delete, pin
 from agent.pool.volume import Volume
-from agent.pool.writing import TIME_MAX, BadPut, PutRefused, TooLong, Writing
+from agent.pool.writing import TIME_MAX, Writing
 
 log = logging.getLogger(__name__)
 

@@ -27,10 +27,7 @@ from agent.pool.directory import Choice, Directory, Entry
 from agent.pool.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.key_turn import words_for
 from agent.pool.making_room import Room, room_for
-from agent.pool.refusals import IN_DOUBT
-from agent.pool.refusals import BadPut as BadPut
-from agent.pool.refusals import PutRefused as PutRefused
-from agent.pool.refusals import TooLong as TooLong
+from agent.pool.refusals import IN_DOUBT, BadPut, PutRefused, TooLong
 from agent.pool.resealing import flags_of
 from agent.pool.reservation import Reservation, best_choice, new_generation
 from agent.pool.slot import HEADER_BYTES

@@ -13,9 +13,9 @@ import random
 from collections import Counter
 
 from agent.pool.copies import work_off
+from agent.pool.refusals import PutRefused
 from agent.pool.scrub import Scrubber, ScrubCounters, look_into_reports
 from agent.pool.upkeep import delete
-from agent.pool.writing import PutRefused
 from tests.support.memory_pool import SUITES, key_of, volume_settings
 from tests.support.pool_simulation import WRITE_DEADLINE, PoolSimulation, SimAgent, Steps, Wrong
 from tests.support.sim_flash import SimLanes, SimNamespace

@@ -34,10 +34,11 @@ from typing import Any, NamedTuple
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.reading import Reading
+from agent.pool.refusals import PutRefused
 from agent.pool.tally import Tally, total
 from agent.pool.upkeep import delete
 from agent.pool.volume import Timing, Volume
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 from agent.remote.health import Health
 from agent.remote.suspicion import LOOK_SECONDS, Suspicion, Verdict
 from tests.support.memory_pool import fixed_secret, key_of

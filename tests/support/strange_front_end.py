@@ -16,6 +16,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -73,10 +74,22 @@ class StrangeFrontEnd:
             self._process.wait(PATIENCE_SECONDS)
 
 
+def connect_when_heard(asking: socket.socket, path: str) -> None:
+    """connect(2), again where the listener's backlog is full: a socket with a time-out gets EAGAIN then."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return asking.connect(path)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+
+
 def _sent(words: dict[str, Any], descriptor: int) -> str:
     with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(ConnectionError):
         asking.settimeout(PATIENCE_SECONDS)
-        asking.connect(words["socket"])
+        connect_when_heard(asking, words["socket"])
         found = b""
         with contextlib.suppress(ConnectionError):
             socket.send_fds(asking, [bytes.fromhex(words["data"])], [descriptor] * words["count"])

@@ -135,15 +135,19 @@ def test_a_key_is_exchanged_or_nothing_is(enclosure: Enclosure, target: RpcTarge
     with pytest.raises(UserError, match=r"key k: .*new: a DH-HMAC-CHAP secret is.*nothing was changed"):
         apply(target, with_key(tmp_path / "new"))
     assert valid() == old.text()
-    # One that others may read is refused by the enclosure: the old key stands, the next run begins again.
+    # So is one that others may read.
     (tmp_path / "new").write_text(new.text())
     (tmp_path / "new").chmod(0o644)
+    with pytest.raises(UserError, match="can be read by others"):
+        apply(target, with_key(tmp_path / "new"))
+    assert valid() == old.text()
+    # One that is not there is refused by the enclosure: the old key stands, the next run begins again.
+    (tmp_path / "new").unlink()
     for _ in range(2):
         with pytest.raises(ApplyFailed):
             apply(target, with_key(tmp_path / "new"))
         assert valid() == old.text()
         assert planned(target, with_key(tmp_path / "new")).steps
-    (tmp_path / "new").unlink()
     write_secret_file(tmp_path / "new", new)
     apply(target, with_key(tmp_path / "new"))
     assert valid() == new.text()

@@ -37,7 +37,7 @@ from agent.virtio_driver.machine import Machine
 from tests.support.memory_filesystem import MemoryFileSystem
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
-from tests.support.strange_front_end import StrangeFrontEnd
+from tests.support.strange_front_end import StrangeFrontEnd, connect_when_heard
 from tests.support.virtiofs_served import served, started
 from tests.support.waiting import wait_until
 
@@ -153,7 +153,7 @@ def payload_of(request: Request) -> bytes:
 def connected(path: Path) -> socket.socket:
     asking = socket.socket(socket.AF_UNIX)
     asking.settimeout(60)
-    asking.connect(str(path))
+    connect_when_heard(asking, str(path))
     return asking
 
 

@@ -14,8 +14,8 @@ from agent.fs.files.options import FilesOptions
 from agent.fs.files.reclaiming import RETRY_SECONDS
 from agent.fs.pool_store import PoolBlockStore
 from agent.pool.directory import SLOTS_PER_SET
+from agent.pool.refusals import PutRefused
 from agent.pool.upkeep import delete, delete_block
-from agent.pool.writing import PutRefused
 from tests.support.files_calls import FaceCalls
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 

@@ -12,10 +12,11 @@ from agent.pool.begun_puts import BEGUN_BYTES, IDLE_SECONDS, STALLED_SECONDS, Be
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.kv_writing import KvWriting
 from agent.pool.quota import Limits, Measured, Quota
+from agent.pool.refusals import PutRefused
 from agent.pool.steps import Lanes
 from agent.pool.tally import MissCause
 from agent.pool.volume import Timing
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request, data_offset
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace, kv_volume
 from tests.support.memory_lanes import MemoryLanes

@@ -26,12 +26,12 @@ from agent.pool.leftovers import clear_leftovers
 from agent.pool.making_room import evict_one
 from agent.pool.pool_map import MapExtent, MapVolume
 from agent.pool.quarantine import release
+from agent.pool.refusals import PutRefused
 from agent.pool.resealing import Unopened
 from agent.pool.scrub import ScrubCounters, settle
 from agent.pool.tally import MissCause
 from agent.pool.upkeep import delete_block
 from agent.pool.volume import Timing
-from agent.pool.writing import PutRefused
 from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
 from tests.support.read_flips import ReadFlips
 

@@ -10,9 +10,10 @@ import pytest
 
 from agent.pool.directory import Directory, Entry
 from agent.pool.directory_cache import SHUN_SECONDS, CachedSet, DirectoryCache
+from agent.pool.refusals import PutRefused
 from agent.pool.steps import Buffer
 from agent.pool.tally import MissCause
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import MemoryPool, key_of
 

@@ -16,9 +16,9 @@ import pytest
 from agent.pool.directory import DIRECTORY_BYTES, ENTRY_BYTES
 from agent.pool.prestager import stage
 from agent.pool.reading import Reading
+from agent.pool.refusals import PutRefused
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.tally import MissCause
-from agent.pool.writing import PutRefused
 from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 
 LENGTH = 150_000

@@ -14,9 +14,9 @@ from agent.pool.kv_room import RESERVED_KEY
 from agent.pool.kv_volume import KvVolume, room_of
 from agent.pool.kv_writing import KvWriting, delete_key
 from agent.pool.operations import find_length, new_writing, pin_value
+from agent.pool.refusals import BadPut, PutRefused, TooLong
 from agent.pool.slot import HEADER_BYTES
 from agent.pool.tally import MissCause
-from agent.pool.writing import BadPut, PutRefused, TooLong
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace, kv_volume
 from tests.support.memory_pool import SUITES, key_of
 from tests.support.step_scheduler import StepScheduler

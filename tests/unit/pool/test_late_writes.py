@@ -11,12 +11,12 @@ from agent.pool.copies import Kept, keep_two, work_off
 from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.operations import delete_value, new_reading, new_writing
 from agent.pool.owed_copies import NamedCopy
+from agent.pool.refusals import PutRefused
 from agent.pool.steps import Acquire, Buffer, Wait
 from agent.pool.tally import MissCause
 from agent.pool.unsettled import KEYS_MAX, Unsettled
 from agent.pool.upkeep import delete as delete_steps
 from agent.pool.write_back import WriteBack
-from agent.pool.writing import PutRefused
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending, rest_of
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 

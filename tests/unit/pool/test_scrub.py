@@ -12,6 +12,7 @@ from agent.pool.damage import STRIKES
 from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
 from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.quarantine import QUARANTINED_MAX, count_quarantined, is_quarantined, release, survey
+from agent.pool.refusals import PutRefused
 from agent.pool.scrub import (
     NOTHING_OPENS,
     PAUSE_SECONDS,
@@ -25,7 +26,6 @@ from agent.pool.slot import HEADER_BYTES
 from agent.pool.tally import MissCause
 from agent.pool.upkeep import PINNED_SLOTS_MAX, pin
 from agent.pool.volume import Timing
-from agent.pool.writing import PutRefused
 from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
 

@@ -35,6 +35,7 @@ from agent.pool.pool_map import (
 )
 from agent.pool.prestage import PrestageCache
 from agent.pool.reading import Reading
+from agent.pool.refusals import PutRefused
 from agent.pool.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
 from agent.pool.steps import Buffer
 from agent.pool.superblock import COPY_OFFSETS, Superblock
@@ -42,7 +43,7 @@ from agent.pool.tally import MissCause
 from agent.pool.tenants import with_tenant, without_key
 from agent.pool.upkeep import delete
 from agent.pool.volume import Timing, Volume
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 from tests.support.kv_flash import KvSimPending, SimKvLanes, SimKvNamespace
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from agent.pool.operations import delete_value, new_reading, new_writing
+from agent.pool.refusals import PutRefused
 from agent.pool.tally import MissCause
 from agent.pool.write_back import Waiting, WriteBack
-from agent.pool.writing import PutRefused
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
 ROOM = 1 << 16

@@ -24,12 +24,13 @@ from agent.pool.key_epochs import (
 from agent.pool.key_turn import SETTLE_SECONDS
 from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
 from agent.pool.reading import Reading
+from agent.pool.refusals import PutRefused
 from agent.pool.slot import MAGIC
 from agent.pool.tally import MissCause
 from agent.pool.tenants import with_tenant, without_key
 from agent.pool.upkeep import delete
 from agent.pool.volume import Timing, Volume
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
 

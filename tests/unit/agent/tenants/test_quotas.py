@@ -18,11 +18,12 @@ from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
 from agent.pool.prestage import PrestageCache
 from agent.pool.quota import Limits, Measured, Quota
 from agent.pool.reading import Reading
+from agent.pool.refusals import PutRefused
 from agent.pool.tally import MissCause
 from agent.pool.tenants import check_name, with_limits, without_key
 from agent.pool.upkeep import delete, pin
 from agent.pool.volume import Timing, Volume
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 from agent.remote.fabric import Enclosure, Fabric
 from agent.sizes import parse_size
 from agent.telemetry import metrics, snapshot

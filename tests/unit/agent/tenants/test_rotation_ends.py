@@ -12,9 +12,10 @@ from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.key_turn import GRACE_SECONDS, MAP_AGE_SECONDS, QUIET_SECONDS, SETTLE_SECONDS
 from agent.pool.pool_map import PoolMap
 from agent.pool.prestage import PrestageCache
+from agent.pool.refusals import PutRefused
 from agent.pool.resealing import ResealCounts, reseal_set
 from agent.pool.steps import Acquire, Steps
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 from tests.support.memory_pool import key_of
 from tests.unit.agent.tenants.test_key_rotation import NUMBERS, STEP, Agent, Shelf, value_of
 

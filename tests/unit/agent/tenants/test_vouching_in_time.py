@@ -14,11 +14,12 @@ import pytest
 from agent.map_watch import EVERY_SECONDS
 from agent.pool.key_turn import MAP_AGE_SECONDS, QUIET_SECONDS
 from agent.pool.operations import new_writing
+from agent.pool.refusals import PutRefused
 from agent.pool.steps import Acquire, Buffer, Steps, Wait
 from agent.pool.tally import MissCause
 from agent.pool.tenants import without_key
 from agent.pool.write_back import WriteBack
-from agent.pool.writing import PutRefused, Writing
+from agent.pool.writing import Writing
 from tests.support.memory_lanes import MemoryLanes, MemoryPending, T
 from tests.support.memory_pool import key_of
 from tests.unit.agent.tenants.test_key_rotation import STEP, Shelf, value_of
