@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from agent.cli.doctor_engines import Engine, engine_findings
 from agent.cli.doctor_findings import Finding, Verdict
 from agent.cli.hung_agent import LOOK_SECONDS, AgentHangs, asked
-from agent.cli.tables import folding_table, print_tables
+from agent.cli.tables import folding_table
 from agent.fs.mounting import dead_mount_advice, may_mount, mounts_of_agents
 from nvmeof import compiled
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
@@ -59,7 +60,7 @@ def doctor(
         table = folding_table("", ("", "what", "found", "what to do"))
         for finding in findings:
             table.add_row(finding.verdict.value, finding.name, finding.detail, finding.advice)
-        print_tables(table)
+        Console().print(table)  # folds in a pipe, too: these are sentences
     if any(finding.verdict is Verdict.MISSING for finding in findings):
         raise typer.Exit(1)
 

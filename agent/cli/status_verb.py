@@ -56,8 +56,8 @@ def top(
     where = _mount(state, mount)
     earlier = read_status(where)
     looks = 0
-    screen = times == 0
     console = Console()
+    screen = times == 0 and console.is_terminal
 
     def page(now: dict[str, Any], before: dict[str, Any] | None) -> Group:
         whole = tables(now, before)
@@ -69,6 +69,8 @@ def top(
                 time.sleep(every)
                 now = read_status(where)
                 live.update(page(now, earlier))
+                if not console.is_terminal:
+                    print_tables(tables(now, earlier))
                 earlier = now
                 looks += 1
         except KeyboardInterrupt:

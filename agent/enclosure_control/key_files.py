@@ -31,7 +31,10 @@ def check_key_file(name: str, file: str) -> None:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is no ordinary file")
-        parse_secret(os.read(descriptor, _BYTES_MAX).decode("ascii", "replace"))
+        text = os.read(descriptor, _BYTES_MAX).decode("ascii", "replace")
+        if text[:1].isspace():
+            raise ValueError("SPDK takes no blanks before the secret")
+        parse_secret(text)
     except OSError:
         return
     except ValueError as error:

@@ -59,7 +59,7 @@ def plan(description: Description, present: Present, *, prune: bool = False) -> 
     if planner.conflicts:
         raise PlanConflict(
             printable("; ".join(planner.conflicts[:8])),
-            "nothing was changed; change the description, or remove by hand what is in the way",
+            "nothing was changed; change the description, or remove what is in the way (--prune)",
         )
     return Plan(tuple(planner.steps), tuple(planner.left_alone))
 

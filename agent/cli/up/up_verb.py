@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -246,6 +247,8 @@ def _detached(layout: Layout, lock: int) -> None:
     while True:
         said = layout.log.read_text(errors="replace").splitlines()
         if "ready" in said:
+            for line in itertools.takewhile(lambda line: not line.startswith("mounted at "), said):
+                print(line, file=sys.stderr)
             return
         if process.poll() is not None:
             for line in said:
@@ -291,6 +294,7 @@ class _Pool:
         self._agent: Child | None = None
         self._formatted = False
         self._mount_is_new = False
+        self._given: set[int] = set()
         self._console = Console(stderr=True)
 
     def start(self, stop: threading.Event) -> None:
@@ -362,6 +366,11 @@ class _Pool:
                 f"warning: {pool['namespaces_away']} of the pool's {pool['namespaces']} namespaces are away; "
                 "were --enclosures and --drives larger when it was made?"
             )
+        if newcomers := pool.get("newcomers"):
+            self._console.print(
+                f"warning: {len(newcomers)} drives are not in the pool: g35 pool add takes them in, "
+                "a smaller --enclosures or --drives leaves them out"
+            )
 
     def tend(self) -> None:
         """Start again what has died, and say so."""
@@ -386,7 +395,9 @@ class _Pool:
         # A second start, and one after a kill, listens where the agent looks for it.
         port_file = layout.enclosure(number, "port")
         if self._options.transport == "tcp":
-            where = ["--port", str(_free_port_from(port_file, self._ports))]
+            port = _free_port_from(port_file, self._ports, self._given)
+            self._given.update(range(port, port + self._ports))
+            where = ["--port", str(port)]
         else:
             address = free_address_from(layout.enclosure(number, "address"))
             where = ["--transport", "rdma", "--address", address]
@@ -408,7 +419,8 @@ class _Pool:
 
     def _announced(self, number: int) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self._layout.enclosure(number, "json").read_text())
-        self._layout.enclosure(number, "port").write_text(f"{found['port']}\n")
+        if self._options.transport == "tcp":  # over RDMA all have one port, at addresses of their own
+            self._layout.enclosure(number, "port").write_text(f"{found['port']}\n")
         return found
 
     def _format_if_blank(self, stop: threading.Event, are_new: bool) -> None:
@@ -449,11 +461,14 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, start_new_session=True)
 
 
-def _free_port_from(file: Path, count: int) -> int:
-    """The port of the last time if it is free, with the `count` - 1 behind it; else any that is."""
+def _free_port_from(file: Path, count: int, given: Set[int] = frozenset()) -> int:
+    """The port of the last time if it is free, with the `count` - 1 behind it; else any that is.
+
+    `given`: those that others of this start will listen on.
+    """
     try:
         port = int(file.read_text())
-        if _are_free(port, count):
+        if given.isdisjoint(range(port, port + count)) and _are_free(port, count):
             return port
     except (OSError, ValueError):
         pass
@@ -461,7 +476,7 @@ def _free_port_from(file: Path, count: int) -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = int(probe.getsockname()[1])
-        if _are_free(port, count):
+        if given.isdisjoint(range(port, port + count)) and _are_free(port, count):
             return port
     raise G35Error(f"no {count} free ports in a row", "use fewer --ports")
 
