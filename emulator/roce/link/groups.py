@@ -35,6 +35,7 @@ class GroupSockets:
         self._group_of: dict[int, str] = {}
         self._buffer = memoryview(bytearray(MAX_DATAGRAM))
         self._poll = select.epoll()
+        self._process_id = os.getpid()
 
     def __len__(self) -> int:
         return len(self._sockets)
@@ -58,8 +59,7 @@ class GroupSockets:
             # Else it also gets what came by an interface where only other programs have joined the group.
             sock.setsockopt(socket.IPPROTO_IP, IP_MULTICAST_ALL, 0)
             sock.bind((group, self._port))
-            membership = socket.inet_aton(group) + socket.inet_aton(self._ip)
-            sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, self._membership(group))
             self._poll.register(sock.fileno(), select.EPOLLIN)
         except BaseException:
             sock.close()
@@ -72,8 +72,16 @@ class GroupSockets:
         sock = self._sockets.pop(group, None)
         if sock is not None:
             del self._group_of[sock.fileno()]
-            self._poll.unregister(sock.fileno())
+            # A child of a fork has these sockets, too. What it lets go stays its parent's; what the parent
+            # lets go ends, though the child still has a descriptor of it.
+            if os.getpid() == self._process_id:
+                self._poll.unregister(sock.fileno())
+                sock.setsockopt(socket.IPPROTO_IP, socket.IP_DROP_MEMBERSHIP, self._membership(group))
             sock.close()
+
+    def _membership(self, group: str) -> bytes:
+        """struct ip_mreq: the interface is that of the port's address."""
+        return socket.inet_aton(group) + socket.inet_aton(self._ip)
 
     def receive(self) -> Received | None:
         """The next datagram of any group, in turn; None where there is none. Never waits."""

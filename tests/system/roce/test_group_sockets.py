@@ -125,3 +125,41 @@ def test_what_the_system_refuses_leaves_nothing_behind(links: tuple[UdpLink, Udp
     link.close()
     link.close()
     assert len(os.listdir("/proc/self/fd")) == before - 2
+
+
+def test_a_forked_child_takes_no_group_from_its_parent(links: tuple[UdpLink, UdpLink]) -> None:
+    first, second = links
+    group = some_group()
+    second.join(group)
+    child = os.fork()
+    if not child:
+        second.leave(group)
+        second.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    first.send(to_group(group, b"still here"))
+    assert taken(second)[0] == b"still here"
+
+
+def test_a_group_is_left_though_a_child_still_has_its_socket(links: tuple[UdpLink, UdpLink]) -> None:
+    first, second = links
+    group = some_group()
+    second.join(group)
+    until, end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(end)
+        os.read(until, 1)
+        os._exit(0)
+    try:
+        second.leave(group)
+        second.join(some_group(2))
+        first.send(to_group(group, b"nobody's"))
+        first.send(to_group(some_group(2), b"of the other"))
+        assert taken(second)[::2] == (b"of the other", some_group(2))
+        assert second.receive() is None
+        assert not select.select([second.groups_fileno()], [], [], 0)[0], "nothing is left to wake up for"
+    finally:
+        os.close(until)
+        os.close(end)
+        os.waitpid(child, 0)
