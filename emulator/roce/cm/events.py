@@ -49,17 +49,18 @@ class ConnectionParameters:
     rnr_retry_count: int = 7
     srq: bool = False
     qkey: int = 0
-    """Of a datagram service, with ESTABLISHED; `qp_num` is its queue pair then."""
+    """Of a datagram service or a multicast group; `qp_num` is the queue pair to send to then."""
 
 
 @dataclass(frozen=True, slots=True)
 class CmEvent:
     """struct rdma_cm_event.
 
-    `status`: the reason of a REJ with REJECTED; a negative errno with UNREACHABLE, CONNECT_ERROR and with a
-    DISCONNECTED that the peer never confirmed; with UNREACHABLE of a datagram service the status of SIDR;
-    else 0. `parameters` come with CONNECT_REQUEST and CONNECT_RESPONSE, and with ESTABLISHED of a datagram
-    service; `listener` with CONNECT_REQUEST, whose `connection` is new.
+    `status`: the reason of a REJ with REJECTED; a negative errno with UNREACHABLE, CONNECT_ERROR,
+    MULTICAST_ERROR and with a DISCONNECTED that the peer never confirmed; with UNREACHABLE of a datagram
+    service the status of SIDR; else 0. `parameters` come with CONNECT_REQUEST and CONNECT_RESPONSE, with
+    ESTABLISHED of a datagram service, and with MULTICAST_JOIN; `listener` with CONNECT_REQUEST, whose
+    `connection` is new.
     """
 
     type: CmEventType
@@ -68,3 +69,5 @@ class CmEvent:
     private_data: bytes = b""
     parameters: ConnectionParameters | None = None
     listener: Listener | None = None
+    group: str = ""
+    """With MULTICAST_JOIN and MULTICAST_ERROR: the address of the group."""

@@ -127,9 +127,11 @@ class Endpoint:
         self._gsi = GeneralServices(nic)
         nic.on_async_event = self._async_event
 
-    def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
-        """Datagrams have arrived."""
-        self.nic.receive(burst, segment_size, source, now)
+    def receive(
+        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+    ) -> None:
+        """Datagrams have arrived, for our own address or for a multicast group."""
+        self.nic.receive(burst, segment_size, source, now, group)
         if self._gsi.waiting:
             self._gsi.take(self.cm.receive, now)
 

@@ -22,6 +22,9 @@ MAX_SERVICE_WAIT_S: Final = 16.0
 MRA_EXPONENT: Final = 22
 """What we ask for in an MRA: 17 s."""
 
+MAX_GROUPS: Final = 64
+"""Multicast groups that one datagram service joins; as many as the NIC has."""
+
 EPHEMERAL_PORTS: Final = range(32768, 61000)
 """Ports of those who do not ask for one, as Linux deals them."""
 

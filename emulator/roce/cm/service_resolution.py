@@ -4,16 +4,22 @@ The active side asks which queue pair serves a port (SIDR_REQ), the passive side
 (SIDR_REP). Nothing lasts but what was learnt: there is no connection, no disconnect and no time-wait. It has
 the calls and events of a `Connection`, as rdma_cm has one id for both: `connect` asks, and ESTABLISHED brings
 queue pair and Q_Key; a refusal or silence is UNREACHABLE.
+
+A multicast group is joined by the same id, once an address is resolved. Nobody is asked: RoCE has no subnet
+manager, the group's GID is its address (annex A17), and all of the port space share one Q_Key.
 """
 
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from emulator.roce.cm.connection import Connection
-from emulator.roce.cm.events import CmEventType, ConnectionParameters
+from emulator.roce.cm.connection import Connection, EventSink
+from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.limits import MAX_GROUPS
 from emulator.roce.cm.states import CmState
+from emulator.roce.nic.multicast import MULTICAST_QPN
 from emulator.roce.nic.verbs import PSN_MASK, VerbsError
 from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service_id
 from emulator.roce.wire.cm_messages import (
@@ -24,11 +30,11 @@ from emulator.roce.wire.cm_messages import (
     encode_cm,
 )
 from emulator.roce.wire.cm_reject import RejectReason
-from emulator.roce.wire.flow import packed_address
+from emulator.roce.wire.flow import is_multicast, packed_address
 from emulator.roce.wire.mad import Attribute
 
 if TYPE_CHECKING:
-    from emulator.roce.cm.manager import Listener
+    from emulator.roce.cm.manager import ConnectionManager, Listener
 
 UDP_QKEY: Final = 0x01234567
 """The Q_Key of every queue pair of this port space (RDMA_UDP_QKEY of `rdma/rdma_cma.h`)."""
@@ -38,6 +44,42 @@ _MOST_PRIVATE: Final = PRIVATE_BYTES[Attribute.SIDR_REQ] - IP_CM_BYTES
 
 class ServiceResolution(Connection):
     """See the top of this file. Either side."""
+
+    def __init__(self, manager: ConnectionManager, sink: EventSink, local_id: int) -> None:
+        super().__init__(manager, sink, local_id)
+        self._groups: dict[str, bool] = {}
+        """Multicast groups that were joined, and whether a queue pair was attached."""
+
+    def join_multicast(self, group: str, attach: Callable[[], None] | None) -> None:
+        """rdma_join_multicast: MULTICAST_JOIN follows, or MULTICAST_ERROR where `attach` raises VerbsError.
+        Who only sends has no `attach`. EINVAL for what is no group, ENOMEM for too many.
+        """
+        self._expect("join a multicast group", CmState.IDLE)
+        if not self.remote_ip:
+            raise VerbsError(errno.EINVAL, "the address has not been resolved")
+        try:
+            fits = is_multicast(group) and len(packed_address(group)) == len(packed_address(self.manager.ip))
+        except ValueError as error:
+            raise VerbsError(errno.EINVAL, str(error)) from None
+        if not fits:
+            raise VerbsError(errno.EINVAL, f"{group} is no multicast group of our address family")
+        if group not in self._groups and len(self._groups) >= MAX_GROUPS:
+            raise VerbsError(errno.ENOMEM, f"no more than {MAX_GROUPS} multicast groups")
+        try:
+            if attach is not None:
+                attach()
+        except VerbsError as error:
+            self.sink(CmEvent(CmEventType.MULTICAST_ERROR, self, -error.errno, group=group))
+            return
+        self._groups[group] = self._groups.get(group, False) or attach is not None
+        told = ConnectionParameters(MULTICAST_QPN, qkey=UDP_QKEY)
+        self.sink(CmEvent(CmEventType.MULTICAST_JOIN, self, parameters=told, group=group))
+
+    def leave_multicast(self, group: str) -> bool:
+        """rdma_leave_multicast; whether a queue pair is to be detached. EADDRNOTAVAIL if not joined."""
+        if group not in self._groups:
+            raise VerbsError(errno.EADDRNOTAVAIL, f"{group!r} was not joined")
+        return self._groups.pop(group)
 
     def connect(self, parameters: ConnectionParameters, now: float) -> None:
         """Send a SIDR_REQ. ESTABLISHED or UNREACHABLE follows."""

@@ -27,6 +27,8 @@ class Received(NamedTuple):
     data: memoryview
     segment_size: int
     source: Address
+    group: str = ""
+    """The multicast group that it was sent to; empty where that was the link's own address."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,15 @@ class Link(Protocol):
 
     def fileno(self) -> int:
         """For select and poll; -1 once closed."""
+
+    def groups_fileno(self) -> int:
+        """For poll: readable while anything for a multicast group waits; -1 where there can be nothing."""
+
+    def join(self, group: str) -> None:
+        """Receive what is sent to a multicast group, too. OSError where that cannot be."""
+
+    def leave(self, group: str) -> None:
+        """Receive no more of it."""
 
     def close(self) -> None:
         """Give everything back. Closing twice is fine."""

@@ -13,7 +13,9 @@ A congested switch would mark datagrams (ECN) where they queue: `_Flight` is mad
 
 from __future__ import annotations
 
+import errno
 import heapq
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,13 +28,16 @@ MAX_IN_FLIGHT: Final = 1 << 16
 """Rows on their way; more are dropped and counted, as by a switch that is full."""
 
 MAX_STATIONS: Final = 4096
+MAX_GROUPS: Final = 4096
 
 
 class Station(Protocol):
     """What can be attached: a device, or a device with its connection manager. It has no clock of its own."""
 
-    def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
-        """Datagrams have arrived."""
+    def receive(
+        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+    ) -> None:
+        """Datagrams have arrived, for the station's own address or for a multicast group."""
 
     def deadline(self) -> float | None:
         """When `advance` must be called, if nothing happens before."""
@@ -77,6 +82,8 @@ class _Flight(NamedTuple):
     segment_size: int
     source: Address
     destination: Address
+    group: str = ""
+    """The multicast group that it was sent to, if any; `destination` is the member that this copy is for."""
 
 
 class MemoryNetwork:
@@ -98,6 +105,7 @@ class MemoryNetwork:
         self._log = log
         self._tap = tap
         self._stations: dict[str, Station] = {}
+        self._groups: dict[str, list[str]] = {}
         self._partitions: set[frozenset[str]] = set()
         self._flights: list[_Flight] = []
         self._launched = 0
@@ -118,6 +126,22 @@ class MemoryNetwork:
 
     # --- who is there ------------------------------------------------------------
 
+    def join(self, group: str, ip: str) -> None:
+        """The station at `ip` gets what is sent to a multicast group. OSError (ENOBUFS) for too many."""
+        if group not in self._groups and len(self._groups) >= MAX_GROUPS:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        members = self._groups.setdefault(group, [])
+        if ip not in members:
+            members.append(ip)
+
+    def leave(self, group: str, ip: str) -> None:
+        """It gets no more of it; nothing happens where it did not."""
+        members = self._groups.get(group, [])
+        if ip in members:
+            members.remove(ip)
+            if not members:
+                del self._groups[group]
+
     def attach(self, station: Station, ip: str) -> None:
         """Put a station at an address; ValueError if somebody is there."""
         if ip in self._stations or len(self._stations) >= MAX_STATIONS:
@@ -127,6 +151,8 @@ class MemoryNetwork:
     def detach(self, ip: str) -> None:
         """The station vanishes, as a machine that is switched off; what is on its way to it is lost."""
         del self._stations[ip]
+        for group in list(self._groups):
+            self.leave(group, ip)
 
     def partition(self, first: str, second: str) -> None:
         """Nothing passes between the two from now on; what is on its way still arrives."""
@@ -204,6 +230,16 @@ class MemoryNetwork:
 
     def _send(self, burst: Burst, source: Address) -> None:
         data, segment_size, destination = burst
+        members = self._groups.get(destination.ip)
+        if members is None:
+            self._send_to(data, segment_size, source, destination)
+            return
+        for ip in members:
+            self._send_to(data, segment_size, source, Address(ip, destination.port), destination.ip)
+
+    def _send_to(
+        self, data: memoryview, segment_size: int, source: Address, destination: Address, group: str = ""
+    ) -> None:
         count = -(-len(data) // segment_size)
         self.counters.sent += count
         if destination.ip not in self._stations:
@@ -216,11 +252,12 @@ class MemoryNetwork:
             return
         weather = self._dice.weather
         if not weather.changes_packets and not self.parted:
-            self._launch(bytearray(data), segment_size, source, destination, self.now + weather.delay_s)
+            arrival = self.now + weather.delay_s
+            self._launch(bytearray(data), segment_size, source, destination, arrival, group)
             self._tell(source, destination, len(data), "delivered")
             return
         for arrival, size, row in self._rows(data, segment_size, source, destination):
-            self._launch(row, size, source, destination, arrival)
+            self._launch(row, size, source, destination, arrival, group)
 
     def _rows(
         self, data: memoryview, segment_size: int, source: Address, destination: Address
@@ -274,14 +311,20 @@ class MemoryNetwork:
             self._log(Decision(self.now, source.ip, destination.ip, size, what))
 
     def _launch(
-        self, data: bytearray, segment_size: int, source: Address, destination: Address, arrival: float
+        self,
+        data: bytearray,
+        segment_size: int,
+        source: Address,
+        destination: Address,
+        arrival: float,
+        group: str = "",
     ) -> None:
         if len(self._flights) >= MAX_IN_FLIGHT:
             self.counters.full += -(-len(data) // segment_size)
             self._tell(source, destination, len(data), "full")
             return
         self._launched += 1
-        flight = _Flight(arrival, self._launched, data, segment_size, source, destination)
+        flight = _Flight(arrival, self._launched, data, segment_size, source, destination, group)
         heapq.heappush(self._flights, flight)
 
     def _land(self, flight: _Flight) -> None:
@@ -289,5 +332,5 @@ class MemoryNetwork:
         if station is None:
             self.counters.nobody += 1
             return
-        station.receive(memoryview(flight.data), flight.segment_size, flight.source, self.now)
+        station.receive(memoryview(flight.data), flight.segment_size, flight.source, self.now, flight.group)
         self._collect(flight.destination.ip, station)

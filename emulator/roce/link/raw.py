@@ -12,6 +12,8 @@ counted and dropped. IPv4 alone: IPv6 has no identification and needs nothing of
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import struct
 from typing import Final
@@ -97,6 +99,14 @@ class RawCheckedLink(UdpLink):
             self.counters.wrong_icrc += 1
             return None
         return Received(payload, len(payload), peer)
+
+    def groups_fileno(self) -> int:
+        """See `Link`: there are no groups."""
+        return -1
+
+    def join(self, group: str) -> None:
+        """The raw socket gets what is for its own address: no group can be joined (EOPNOTSUPP)."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
     def close(self) -> None:
         """See `Link`."""

@@ -69,7 +69,9 @@ class TappedLink:
 
     def _captured(self, received: Received | None) -> Received | None:
         if received is not None:
-            self._write(received.source, self._link.address, received.data, received.segment_size)
+            own = self._link.address
+            to = Address(received.group, own.port) if received.group else own
+            self._write(received.source, to, received.data, received.segment_size)
         return received
 
     def send(self, burst: Burst) -> None:
@@ -84,6 +86,18 @@ class TappedLink:
     def fileno(self) -> int:
         """See `Link`."""
         return self._link.fileno()
+
+    def groups_fileno(self) -> int:
+        """See `Link`."""
+        return self._link.groups_fileno()
+
+    def join(self, group: str) -> None:
+        """See `Link`."""
+        self._link.join(group)
+
+    def leave(self, group: str) -> None:
+        """See `Link`."""
+        self._link.leave(group)
 
     def close(self) -> None:
         """See `Link`; the file is complete afterwards."""

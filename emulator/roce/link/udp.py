@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from emulator.roce.link.base import MAX_DATAGRAM, LinkCounters, Received
+from emulator.roce.link.groups import GroupSockets
 from emulator.roce.link.messages import SOL_UDP, UDP_GRO, UDP_SEGMENT, Inbox, Outbox, address_in, name_of
 from emulator.roce.nic.verbs import ROCE_PORT, Address, Burst
 
@@ -128,9 +129,11 @@ class UdpLink:
             self._configure(self._socket)
             self._socket.bind((ip, port))
             bound = self._socket.getsockname()
+            self._groups = GroupSockets(bound[0], bound[1])
         except BaseException:
             self._socket.close()
             raise
+        self._groups_first = False
         self._descriptor = self._socket.fileno()
         self._address = Address(bound[0], bound[1])
         self._numbers = offload and not self._ipv6 and not ipaddress.ip_address(ip).is_loopback
@@ -186,7 +189,34 @@ class UdpLink:
 
     def receive(self) -> Received | None:
         """See `Link`. A report that some datagram of ours found nobody is counted on the way."""
-        return self._next() if self._held or self._receive_some() else None
+        if not self._groups:
+            return self._next() if self._held or self._receive_some() else None
+        # Neither the port's own address nor the groups are kept waiting by a flood for the others.
+        self._groups_first = not self._groups_first
+        if self._groups_first and (received := self._from_group()) is not None:
+            return received
+        if self._held or self._receive_some():
+            return self._next()
+        return None if self._groups_first else self._from_group()
+
+    def _from_group(self) -> Received | None:
+        received = self._groups.receive()
+        if received is not None:
+            self.counters.bursts_received += 1
+            self.counters.bytes_received += len(received.data)
+        return received
+
+    def groups_fileno(self) -> int:
+        """See `Link`."""
+        return self._groups.fileno()
+
+    def join(self, group: str) -> None:
+        """See `Link`, and `groups.py`."""
+        self._groups.join(group)
+
+    def leave(self, group: str) -> None:
+        """See `Link`."""
+        self._groups.leave(group)
 
     def _next(self) -> Received:
         """The first burst that is held, and with it what follows it side by side."""
@@ -384,6 +414,7 @@ class UdpLink:
         self._waiting.clear()
         self._held.clear()
         self._descriptor = -1
+        self._groups.close()
         self._socket.close()
 
 

@@ -19,6 +19,8 @@ class Count(StrEnum):
     STRANGE_SOURCE = "strange source"
     """No address that a queue pair could have for its peer."""
     NO_QUEUE_PAIR = "no queue pair"
+    NO_GROUP = "no multicast group"
+    """A multicast packet for a group that no queue pair is attached to."""
     WRONG_SERVICE = "wrong service"
     """An RC packet for a UD queue pair, or the other way round."""
     NOT_READY = "queue pair not ready"

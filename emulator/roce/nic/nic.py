@@ -21,6 +21,7 @@ from collections import deque
 from typing import Final
 
 from emulator.roce.nic.counters import Count
+from emulator.roce.nic.multicast import MULTICAST_QPN
 from emulator.roce.nic.objects import Objects
 from emulator.roce.nic.packets_in import RowReader, identification_of
 from emulator.roce.nic.packets_out import MAX_BURST, ROW_OVERHEAD, VOLLEY_BURSTS, PacketWriter, rows_of
@@ -187,19 +188,29 @@ class Nic(Objects):
                 call(now)
 
     def receive(
-        self, data: memoryview, segment_size: int, source: Address | tuple[str, int], now: float
+        self,
+        data: memoryview,
+        segment_size: int,
+        source: Address | tuple[str, int],
+        now: float,
+        group: str = "",
     ) -> None:
-        """Datagrams of `segment_size` bytes each (the last may be shorter) have come from `source`. The
-        memory is the caller's again afterwards."""
+        """Datagrams of `segment_size` bytes each (the last may be shorter) have come from `source`, for our
+        own address or for a multicast group. The memory is the caller's again afterwards."""
         self.now = now
         try:
-            flow = incoming_flow(self.address, source[0], source[1])
+            flow = incoming_flow(group or self.address, source[0], source[1])
         except ValueError:
             self.counters[Count.STRANGE_SOURCE] += 1
             return
         self.expects = 0
         at, index, size = 0, 0, len(data)
         segment_size = max(1, segment_size)
+        if group:
+            for index, at in enumerate(range(0, size, segment_size)):
+                self.counters[Count.PACKETS_IN] += 1
+                self._receive_multicast(data[at : at + segment_size], flow, group, index)
+            return
         while at < size:
             whole = (size - at) // segment_size
             count = (
@@ -290,3 +301,31 @@ class Nic(Objects):
             qp.responder.receive(packet)
         else:
             qp.requester.receive(packet, self.now)
+
+    def _receive_multicast(self, datagram: memoryview, flow: Flow, group: str, index: int) -> None:
+        """One datagram for all queue pairs that are attached to a group."""
+        counters = self.counters
+        try:
+            packet = decode_transport_untrusted(datagram)
+        except MalformedPacket as error:
+            counters[error.cause] += 1
+            return
+        members = self.groups.members(group)
+        if packet.queue_pair != MULTICAST_QPN:
+            counters[Count.NO_QUEUE_PAIR] += 1
+        elif not members:
+            counters[Count.NO_GROUP] += 1
+        elif class_of(packet.opcode).service is not Service.UD:
+            counters[Count.WRONG_SERVICE] += 1
+        elif packet.p_key & 0x7FFF != DEFAULT_P_KEY & 0x7FFF:
+            counters[Count.WRONG_PKEY] += 1
+        elif identification_of(datagram, flow, index, self.solve_identification) is None:
+            counters[Cause.ICRC] += 1
+        else:
+            for qp in members:
+                if not qp.receiving:
+                    counters[Count.NOT_READY] += 1
+                elif len(packet.payload) > qp.mtu:
+                    counters[Count.MTU] += 1
+                elif qp.datagrams is not None:
+                    qp.datagrams.receive(packet, datagram, flow)

@@ -25,6 +25,7 @@ from emulator.roce.nic.memory import (
     MemoryWindow,
     ProtectionDomain,
 )
+from emulator.roce.nic.multicast import MULTICAST_QPN, MulticastGroups
 from emulator.roce.nic.path import incoming_flow
 from emulator.roce.nic.queue_pair import SERVICES, QueuePair
 from emulator.roce.nic.retry import RetryClock
@@ -76,6 +77,7 @@ class Objects(ABC):
         self.ready: deque[QueuePair] = deque()
         self.running: dict[RetryClock, Callable[[float], None]] = {}
         """The clocks that run, at most one for each queue pair, and whom they call."""
+        self.groups = MulticastGroups(address, self.limits)
         self._rng = rng
         self._qps: dict[int, QueuePair] = {}
         self._pds: set[ProtectionDomain] = set()
@@ -230,7 +232,7 @@ class Objects(ABC):
         """ibv_create_qp. The number is one that no queue pair of this device had of late."""
         while True:
             self._next_qpn = max(2, (self._next_qpn + self._rng.randrange(1, 64)) & LOW_24_BITS)
-            if self._next_qpn not in self._qps:
+            if self._next_qpn != MULTICAST_QPN and self._next_qpn not in self._qps:
                 break
         return self._make_qp(self._next_qpn, pd, kind, send_cq, recv_cq, capabilities, signal_all, srq)
 
@@ -289,9 +291,9 @@ class Objects(ABC):
         return qp
 
     def destroy_qp(self, qp: QueuePair) -> None:
-        """ibv_destroy_qp: what is queued is not completed any more."""
-        if self._qps.get(qp.number) is not qp:
-            raise VerbsError(errno.EINVAL, "this queue pair does not exist here")
+        """ibv_destroy_qp: what is queued is not completed any more. EBUSY while it is attached to a group."""
+        self._known_qp(qp)
+        self._unused(len(self.groups.groups_of(qp)), "queue pair")
         del self._qps[qp.number]
         qp.abandon()
         qp.pd.users -= 1
@@ -301,8 +303,23 @@ class Objects(ABC):
             qp.srq.users -= 1
         self._forget_events_of(qp)
 
+    def attach_mcast(self, qp: QueuePair, gid: bytes) -> None:
+        """ibv_attach_mcast: see `MulticastGroups.attach`."""
+        self._known_qp(qp)
+        self.groups.attach(qp, gid)
+
+    def detach_mcast(self, qp: QueuePair, gid: bytes) -> None:
+        """ibv_detach_mcast: see `MulticastGroups.detach`."""
+        self._known_qp(qp)
+        self.groups.detach(qp, gid)
+
+    def _known_qp(self, qp: QueuePair) -> None:
+        if self._qps.get(qp.number) is not qp:
+            raise VerbsError(errno.EINVAL, "this queue pair does not exist here")
+
     def close(self) -> None:
         """Everything goes at once, as with a process; no memory is touched afterwards."""
+        self.groups.clear()
         for qp in list(self._qps.values()):
             self.destroy_qp(qp)
         self.keys.forget_all()

@@ -417,6 +417,10 @@ class Limits:
     max_srq: int = 1024
     max_srq_wr: int = 16384
     max_srq_sge: int = 32
+    max_mcast_grp: int = 64
+    """Each group is one more socket of the device."""
+    max_mcast_qp_attach: int = 64
+    """Queue pairs of one group; a datagram is copied for each."""
     max_qp_rd_atom: int = 128
     max_message: int = MAX_MESSAGE
 

@@ -10,6 +10,7 @@ import errno
 import os
 import select
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from emulator.roce.cm import events as cm_events
@@ -97,15 +98,18 @@ class CMEventChannel(PyverbsObject):
 
     def forget(self, connection: Connection | None, cmid: CMID) -> None:
         """Take back what waits for an id that is destroyed (rdma_destroy_id). Not in pyverbs."""
+        self.discard(
+            lambda one: one.cmid is cmid or (one.event is not None and one.event.connection is connection)
+        )
+
+    def discard(self, unwanted: Callable[[Happened], bool]) -> None:
+        """Take back what waits and is of no use any more. Not in pyverbs."""
         with self._lock:
             kept = []
             while len(self._events):
                 one = self._events.pop()
-                if one is None or one.cmid is cmid:
-                    continue
-                if one.event is not None and one.event.connection is connection:
-                    continue
-                kept.append(one)
+                if one is not None and not unwanted(one):
+                    kept.append(one)
             for one in kept:
                 self._events.push(one)
 
@@ -208,6 +212,11 @@ class CMEvent(PyverbsObject):
     def param(self) -> ConnectionParameters | None:
         """What the peer asks for, with a CONNECT_REQUEST or CONNECT_RESPONSE. Not in pyverbs."""
         return self._happened.event.parameters if self._happened.event is not None else None
+
+    @property
+    def group(self) -> str:
+        """The address of the multicast group that it is about, if any. Not in pyverbs."""
+        return self._happened.event.group if self._happened.event is not None else ""
 
     @property
     def connection(self) -> Connection | None:

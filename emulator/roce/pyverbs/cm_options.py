@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from emulator.roce.pyverbs.cm_enums import RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, rdma_port_space
 from emulator.roce.pyverbs.cm_queue_pair import QueuePairOfId
-from emulator.roce.pyverbs.cm_records import AddrInfo, JoinMCAttrEx
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp import ECE
 from emulator.roce.wire.cm_ip import PortSpace
@@ -52,15 +51,3 @@ class OptionsOfId(QueuePairOfId):
     def get_remote_ece(self) -> ECE:
         """No peer is heard of extensions."""
         return ECE()
-
-    def join_multicast(
-        self, addr: AddrInfo | None = None, mc_attr: JoinMCAttrEx | None = None, context: int = 0
-    ) -> NoReturn:
-        """There is no multicast (EOPNOTSUPP)."""
-        if addr is None and mc_attr is None:
-            raise PyverbsUserError("Join to multicast must have AddrInfo or JoinMCAttrEx arguments")
-        raise PyverbsRDMAError("Failed to Join multicast", errno.EOPNOTSUPP)
-
-    def leave_multicast(self, addr: AddrInfo) -> NoReturn:
-        """There is no multicast (EOPNOTSUPP)."""
-        raise PyverbsRDMAError("Failed to leave multicast", errno.EOPNOTSUPP)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 AS_MANY_AS_POSSIBLE: Final = 0xFF
 """RDMA_MAX_RESP_RES and RDMA_MAX_INIT_DEPTH: what the device can do."""
 
+_WHERE_TO_SEND: Final = (
+    rdma_cm_event_type.RDMA_CM_EVENT_ESTABLISHED, rdma_cm_event_type.RDMA_CM_EVENT_MULTICAST_JOIN,
+)  # fmt: skip
+
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
 
 _BAD_NAME: Final = {
@@ -59,6 +63,8 @@ class AddrInfo(PyverbsObject):
         if src is not None:
             self.source = _resolved(src, src_service, flags)
         if dst is None and dst_service is None:
+            if self.source is not None:
+                return  # as the hints alone: enough for a multicast group
             raise PyverbsRDMAError("Failed to get Address Info", errno.EINVAL)
         self.destination = _resolved(dst, dst_service, flags)
 
@@ -152,7 +158,7 @@ class ConnParam(PyverbsObject):
 
 
 class JoinMCAttrEx(PyverbsObject):
-    """struct rdma_cm_join_mc_attr_ex: a multicast group, which no device here joins."""
+    """struct rdma_cm_join_mc_attr_ex: a multicast group, the source of `addr`, and how it is joined."""
 
     __slots__ = ("addr", "comp_mask", "join_flags")
 
@@ -163,7 +169,8 @@ class JoinMCAttrEx(PyverbsObject):
 
 
 class UDParam(PyverbsObject):
-    """struct rdma_ud_param: where datagrams go, with ESTABLISHED of a service of RDMA_PS_UDP; else zeros."""
+    """struct rdma_ud_param: where datagrams go, with ESTABLISHED of a service of RDMA_PS_UDP and with
+    MULTICAST_JOIN; else zeros."""
 
     __slots__ = ("ah_attr", "qkey", "qp_num")
 
@@ -171,11 +178,8 @@ class UDParam(PyverbsObject):
         self.qp_num = 0
         self.qkey = 0
         self.ah_attr = AHAttr(port_num=0)
-        service = cm_event.connection
-        if cm_event.event_type == rdma_cm_event_type.RDMA_CM_EVENT_ESTABLISHED and isinstance(
-            service, ServiceResolution
-        ):
-            told = cm_event.param
+        service, told = cm_event.connection, cm_event.param
+        if cm_event.event_type in _WHERE_TO_SEND and isinstance(service, ServiceResolution):
             assert told is not None
             self.qp_num, self.qkey = told.qp_num, told.qkey
-            self.ah_attr = AHAttr.of(AddressVector(service.remote_ip))
+            self.ah_attr = AHAttr.of(AddressVector(cm_event.group or service.remote_ip))

@@ -7,7 +7,7 @@ Beyond pyverbs, a passive side may have many connections: a `CMEvent` names its 
 a listening CMID and its connections share goes with the listening one.
 
 With RDMA_PS_UDP there is no connection: `connect` asks for the queue pair that serves a port, and ESTABLISHED
-brings it (`UDParam`). There is no multicast.
+brings it (`UDParam`). Multicast groups are joined by such a CMID too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,8 @@ from emulator.roce.pyverbs import cm_devices
 from emulator.roce.pyverbs.addr import AH
 from emulator.roce.pyverbs.base import bury, close_children, forsake, refusal
 from emulator.roce.pyverbs.cm_channel import CMEvent, CMEventChannel, Happened
-from emulator.roce.pyverbs.cm_enums import (
-    RAI_PASSIVE,
-    rdma_port_space,
-)
-from emulator.roce.pyverbs.cm_options import OptionsOfId
+from emulator.roce.pyverbs.cm_enums import RAI_PASSIVE, rdma_port_space
+from emulator.roce.pyverbs.cm_multicast import MulticastOfId
 from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx, UDParam
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pd import PD
@@ -44,15 +41,18 @@ if TYPE_CHECKING:
     from emulator.roce.runtime.device import Device
 
 _FAILED = frozenset(
-    {CmEventType.REJECTED, CmEventType.UNREACHABLE, CmEventType.CONNECT_ERROR, CmEventType.ADDR_ERROR}
-)
+    {
+        CmEventType.REJECTED, CmEventType.UNREACHABLE, CmEventType.CONNECT_ERROR, CmEventType.ADDR_ERROR,
+        CmEventType.MULTICAST_ERROR,
+    }
+)  # fmt: skip
 
 
-class CMID(OptionsOfId):
+class CMID(MulticastOfId):
     """One end of a connection, or a listener. See the top of this file."""
 
     __slots__ = (
-        "_channel", "_device", "_listeners", "_local", "_open", "_over",
+        "_device", "_listeners", "_local", "_open", "_over",
         "_passive_qp", "_shares", "_users", "ctx", "event_channel", "mrs", "pd",
     )  # fmt: skip
 

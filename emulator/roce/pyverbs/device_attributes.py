@@ -109,6 +109,7 @@ class DeviceAttr(_Record):
             max_res_rd_atom=limits.max_qp_rd_atom * limits.max_qp,
             atomic_caps=ibv_atomic_cap.IBV_ATOMIC_HCA, max_mw=limits.max_mw, max_ah=limits.max_ah,
             max_srq=limits.max_srq, max_srq_wr=limits.max_srq_wr, max_srq_sge=limits.max_srq_sge,
+            max_mcast_grp=limits.max_mcast_grp, max_mcast_qp_attach=limits.max_mcast_qp_attach,
             max_pkeys=1, local_ca_ack_delay=15, phys_port_cnt=1,
         )  # fmt: skip
         attr.fw_version = "0.0.0"

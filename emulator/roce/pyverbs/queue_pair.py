@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.states import MOVES
 from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendOpcode, SendRequest, VerbsError
 from emulator.roce.pyverbs.base import (
@@ -22,11 +24,12 @@ from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type
 from emulator.roce.pyverbs.enums_queues import ibv_qp_init_attr_mask, ibv_qp_state, ibv_qp_type
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp_attributes import ECE, QPAttr, QPInitAttr, QPInitAttrEx
-from emulator.roce.pyverbs.utils import qp_state_to_str, qp_type_to_str
+from emulator.roce.pyverbs.utils import gid_bytes, qp_state_to_str, qp_type_to_str
 from emulator.roce.pyverbs.wr import FLAGS, RecvWR, SendWR
 
 if TYPE_CHECKING:
     from emulator.roce.nic.queue_pair import QueuePair
+    from emulator.roce.pyverbs.addr import GID
     from emulator.roce.pyverbs.cq import CQ, CQEX
     from emulator.roce.pyverbs.device import Context
     from emulator.roce.pyverbs.mr import MW, MWBind
@@ -159,10 +162,14 @@ class QP(PyverbsCM):
         return self.pair.number
 
     def close(self) -> None:
-        """Close windows that were bound here, and the pair; what was posted and is not complete is gone."""
+        """Close windows that were bound here, leave all groups, and close the pair; what was posted and
+        is not complete is gone."""
         if self._pair is None:
             return
         close_children(self.mws)
+        with self.device.turn():
+            for group in self.device.nic.groups.groups_of(self._pair):
+                self.device.nic.detach_mcast(self._pair, gid_of(group))
         give_back(self.device, self.device.nic.destroy_qp, self._pair, "Failed to destroy QP")
         self._pair = self.pd = self.scq = self.rcq = self.srq = None
 
@@ -210,6 +217,24 @@ class QP(PyverbsCM):
             given = self.pair.query()
         attr = QPAttr.of(given)
         return attr, QPInitAttr(self.qp_type, cap=attr.cap, sq_sig_all=self._sig_all)
+
+    # --- multicast ----------------------------------------------------------------------------------------
+
+    def attach_mcast(self, gid: GID | str, lid: int = 0) -> None:
+        """ibv_attach_mcast: receive what is sent to a group (its GID, ::ffff:a.b.c.d over IPv4); only of a UD
+        pair. RoCE has no LIDs. Not in pyverbs."""
+        self._multicast("Failed to attach QP to multicast", self.device.nic.attach_mcast, gid)
+
+    def detach_mcast(self, gid: GID | str, lid: int = 0) -> None:
+        """ibv_detach_mcast. Not in pyverbs."""
+        self._multicast("Failed to detach QP from multicast", self.device.nic.detach_mcast, gid)
+
+    def _multicast(self, refused: str, call: Callable[[QueuePair, bytes], None], gid: GID | str) -> None:
+        try:
+            with self.device.turn():
+                call(self.pair, gid_bytes(gid) if isinstance(gid, str) else gid.raw)
+        except VerbsError as error:
+            raise refusal(refused, error) from error
 
     # --- work ---------------------------------------------------------------------------------------------
 

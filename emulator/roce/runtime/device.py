@@ -121,6 +121,7 @@ class Device:
             limits=limits,
             window_bytes=window_for(link.receive_buffer_bytes, most),
         )
+        self.nic.groups.on_join, self.nic.groups.on_leave = link.join, link.leave
         self.nic.segments_numbered = link.numbers_segments("")
         # Peers in the kernel number their packets as they like; those on loopback are all our own kind.
         self.nic.solve_identification = self.nic.segments_numbered

@@ -71,7 +71,9 @@ class Engine(Protocol):
         """Bytes that are still to come of the message that the last burst was part of, as far as the peer
         sends them without waiting for us."""
 
-    def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
+    def receive(
+        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+    ) -> None:
         """Datagrams have arrived."""
 
     def deadline(self) -> float | None:
@@ -355,7 +357,7 @@ class Seat:
             self._bursts += 1
             now = clock()
             data = received[0]
-            take(data, received[1], received[2], now)
+            take(data, received[1], received[2], now, received[3])
             left -= len(data)
             self._bytes_since_sleep += len(data)
             if left <= 0 or condition():
@@ -363,7 +365,7 @@ class Seat:
             if number & 1 or len(data) > MAX_DATAGRAM:
                 self._send(now)
         while (received := link.pending()) is not None:
-            take(received[0], received[1], received[2], clock())
+            take(received[0], received[1], received[2], clock(), received[3])
         return True
 
     def _send(self, now: float) -> None:

@@ -49,6 +49,9 @@ class Sleep:
     def _new_poll(self, link: Link, events: int) -> select.poll:
         poll = select.poll()
         poll.register(link.fileno(), events)
+        groups = link.groups_fileno()
+        if groups >= 0:
+            poll.register(groups, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         return poll
 

@@ -78,6 +78,13 @@ def text_address(packed: bytes) -> str:
     return socket.inet_ntop(socket.AF_INET6 if len(packed) == 16 else socket.AF_INET, packed)
 
 
+def is_multicast(text: str) -> bool:
+    """Whether an address, as it is written, is a group of receivers: 224.0.0.0/4 (RFC 5771), ff00::/8 (RFC
+    4291). ValueError where it is no address."""
+    packed = packed_address(text)
+    return packed[0] == 0xFF if len(packed) == 16 else packed[0] >> 4 == 0xE
+
+
 def gid_of(address: bytes) -> bytes:
     """The 16-byte GID of an address: IPv6 as it is, IPv4 as ::ffff:a.b.c.d (IBTA annex A17)."""
     return _MAPPED + address if len(address) == 4 else address

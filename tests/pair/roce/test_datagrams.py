@@ -2,83 +2,24 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from emulator.roce.link.memory import MemoryNetwork
 from emulator.roce.link.weather import CALM
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.gid import gid_of, ip_of
-from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.verbs import (
     GRH_BYTES,
-    GSI_QKEY,
-    AddressVector,
     QpAttr,
     QpAttributes,
     QpCapabilities,
     QpState,
-    QpType,
-    ReceiveRequest,
-    SendFlags,
     SendOpcode,
-    SendRequest,
-    Sge,
     VerbsError,
     WcFlags,
     WcStatus,
-    WorkCompletion,
 )
-from tests.support.roce_ends import ALL_ACCESS, GuardedMemory
-
-QKEY = 0x1234
-
-
-class Post:
-    """A UD queue pair, or QP1, with 64 KiB of memory and a few receives."""
-
-    def __init__(self, network: MemoryNetwork, address: str, *, gsi: bool = False) -> None:
-        self.nic = Nic(address, rng=random.Random(address))
-        self.pd = self.nic.alloc_pd()
-        self.cq = self.nic.create_cq(64)
-        caps = QpCapabilities(16, 16, 2, 2, 256)
-        if gsi:
-            self.qp = self.nic.create_gsi_qp(self.pd, self.cq, self.cq, caps)
-        else:
-            self.qp = self.nic.create_qp(self.pd, QpType.UD, self.cq, self.cq, caps)
-        self.memory = GuardedMemory(1 << 16)
-        self.region = self.nic.reg_mr(self.pd, self.memory.view, 0, ALL_ACCESS)
-        attributes = QpAttributes(port_num=1, qkey=GSI_QKEY if gsi else QKEY)
-        start = QpAttr.STATE | QpAttr.PKEY_INDEX | QpAttr.QKEY
-        for state, mask in (
-            (QpState.INIT, start if gsi else start | QpAttr.PORT),
-            (QpState.RTR, QpAttr.STATE),
-            (QpState.RTS, QpAttr.STATE | QpAttr.SQ_PSN),
-        ):
-            attributes.state = state
-            self.qp.modify(attributes, mask)
-        network.attach(self.nic, address)
-
-    def send(self, to: Post, size: int, *, qkey: int = QKEY, **rest: object) -> None:
-        ah = self.nic.create_ah(self.pd, AddressVector(to.nic.address))
-        self.qp.post_send(
-            SendRequest(
-                1,
-                sges=(Sge(0, size, self.region.lkey),),
-                flags=SendFlags.SIGNALED,
-                ah=ah,
-                remote_qpn=to.qp.number,
-                remote_qkey=qkey,
-                **rest,  # type: ignore[arg-type]
-            )
-        )
-
-    def receive(self, size: int) -> None:
-        self.qp.post_recv(ReceiveRequest(2, (Sge(0x8000, size, self.region.lkey),)))
-
-    def polled(self) -> list[WorkCompletion]:
-        return self.cq.poll(64)
+from tests.support.roce_posts import Post
 
 
 @pytest.fixture

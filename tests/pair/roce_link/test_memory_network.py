@@ -21,7 +21,9 @@ class Station:
         self.outgoing: list[Burst] = []
         self.alarms: list[float] = []
 
-    def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
+    def receive(
+        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+    ) -> None:
         self.got.append((now, bytes(burst), segment_size, source.ip))
 
     def deadline(self) -> float | None:

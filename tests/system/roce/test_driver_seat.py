@@ -62,6 +62,15 @@ class PairLink:
         while self.waiting and not self.blocked:
             self.sock.send(self.waiting.pop(0))
 
+    def groups_fileno(self) -> int:
+        return -1
+
+    def join(self, group: str) -> None:
+        raise OSError
+
+    def leave(self, group: str) -> None:
+        raise OSError
+
     def fileno(self) -> int:
         return self.sock.fileno()
 
@@ -81,7 +90,9 @@ class CountingEngine:
         self.advanced = 0
         self.trip: Callable[[bytes], None] = lambda data: None
 
-    def receive(self, burst: memoryview, segment_size: int, source: Address, now: float) -> None:
+    def receive(
+        self, burst: memoryview, segment_size: int, source: Address, now: float, group: str = ""
+    ) -> None:
         self.bursts += 1
         if len(self.got) < 1000:
             self.got.append(bytes(burst))

@@ -326,7 +326,7 @@ def test_calls_out_of_turn_are_refused() -> None:
         with pytest.raises(PyverbsRDMAError):
             cmid.get_request()
         with pytest.raises(PyverbsRDMAError):
-            cmid.join_multicast(AddrInfo(dst="224.0.0.1", dst_service="1"))
+            cmid.join_multicast(AddrInfo(src="224.0.0.1"))
     with pytest.raises(PyverbsRDMAError) as refused:
         CMID(creator=CMEventChannel(), port_space=ce.RDMA_PS_IPOIB)
     assert refused.value.error_code == errno.EOPNOTSUPP
