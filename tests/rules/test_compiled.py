@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 
@@ -35,6 +36,23 @@ def test_constants_are_final(name: str) -> None:
     targets = [line.targets[0] for line in body if isinstance(line, ast.Assign) and not makes_a_type(line)]
     named = [name for each in targets for name in (each.elts if isinstance(each, ast.Tuple) else [each])]
     assert [each.id for each in named if isinstance(each, ast.Name) and each.id.isupper()] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_constant_is_a_tuple_with_a_float_unless_it_is_called_a_sequence(name: str) -> None:
+    """The translator keeps such a tuple unboxed, and takes it for one that was never set at each use."""
+    body = ast.parse(compiled.source_of(name).read_text()).body
+    named = [
+        line.target.id
+        for line in body
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(line.annotation, ast.Name)
+        and isinstance(line.value, ast.Tuple)
+    ]
+    module = importlib.import_module(name)
+    wrong = [each for each in named if any(isinstance(item, float) for item in getattr(module, each))]
+    assert wrong == [], "write Final[Sequence[float]]"
 
 
 def makes_a_type(line: ast.Assign) -> bool:
