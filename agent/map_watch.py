@@ -82,7 +82,7 @@ class MapWatch:
     ) -> None:
         """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
         where others have followed those that there were. Without it they wait for the next start. `distrust`
-        is asked first, for the ids of volumes that nobody may be served by that map (agent/seen_map.py).
+        is asked first, for the ids of volumes to which a map gives what no root key made (agent/seen_map.py).
         `taken` is told of a namespace (NGUID) that carries another pool now, and which, so that nothing is
         written there; and with "" when it carries this one again. `confirm` is told of a map that was
         followed once most namespaces were seen with it; `opens` whether the root key opens a volume."""
@@ -107,6 +107,8 @@ class MapWatch:
         self.without_map: dict[str, str] = {}
         """Namespaces (NGUID) that answer and do not carry the pool's map any more, and what was found. One
         thread puts another dictionary here; any may read it."""
+        self._said_forged: set[bytes] = set()
+        """Marks of maps that were not made with the root key; OTHERS_MAX at most."""
         self._said_too_far_ahead: set[int] = set()
         """Numbers of namespaces."""
         for volume in volumes:
@@ -141,11 +143,13 @@ class MapWatch:
         if found.pool_map is known:
             self._elsewhere.pop(number, None)
             self._seen_with.add(number)
-        elif known.version < found.pool_map.version <= known.version + VERSIONS_AHEAD_MAX:
+        elif not known.version < found.pool_map.version <= known.version + VERSIONS_AHEAD_MAX:
+            self._compare(number, found)
+        elif forged := self._distrust(found.pool_map):
+            self._refuse(number, found, forged)
+        else:
             self._follow(found.pool_map, {found.mark})
             self._seen_with.add(number)
-        else:
-            self._compare(number, found)
         if not self._is_confirmed and 2 * len(self._seen_with) > len(self.pool_map.namespaces):
             self._is_confirmed = True
             self._confirm(self.pool_map)
@@ -159,11 +163,49 @@ class MapWatch:
         One that is too far ahead is nobody's next map, or what the pool's own says later would be older. What
         is gone in it is gone: it may be all that verbs have to go on from.
         """
-        there, known = found.pool_map, self.pool_map
-        is_too_far = there.version > known.version
+        there = found.pool_map
+        is_too_far = there.version > self.pool_map.version
         if is_too_far:
             self._say_too_far_ahead(number, there)
-            self._drop_gone(there, self._distrust(there))
+            self._drop_gone(there)
+        self._end_keys(number, found)
+        if is_too_far:
+            return
+        self._elsewhere[number] = found
+        left = agreed(each.pool_map for each in self._elsewhere.values())
+        carriers = {self.pool_map.namespaces[each].nguid for each in self._elsewhere}
+        if carriers.issuperset(each.nguid for each in left.namespaces) and not self._distrust(left):
+            log.warning(
+                "no namespace carries pool map %d any more: map %d, which all of them lead to, is in force",
+                self.pool_map.version,
+                left.version,
+            )
+            self._follow(left, {each.mark for each in self._elsewhere.values()})
+
+    def _refuse(self, number: int, found: _Found, forged: Collection[str]) -> None:
+        """A greater version with keys or settings that the root key never made: no map of this pool.
+
+        The volumes are served on by the map that is known. What ends keys in it counts, as in any copy.
+        """
+        if found.mark not in self._said_forged:
+            self._said_forged = {
+                *(self._said_forged if len(self._said_forged) < OTHERS_MAX else ()),
+                found.mark,
+            }
+            names = [each.settings.name for each in self._volumes if each.settings.volume_id.hex() in forged]
+            log.error(
+                "namespace %s carries pool map %d, which gives %s other settings than their keys were made "
+                "for, or keys that were dropped: it is not followed. Somebody without the root key has "
+                "written it: look at who writes to the enclosures",
+                self.pool_map.namespaces[number].nguid,
+                found.pool_map.version,
+                ", ".join(f"volume {name}" for name in names),
+            )
+        self._end_keys(number, found)
+
+    def _end_keys(self, number: int, found: _Found) -> None:
+        """Go by the ends of keys that a copy tells of."""
+        there, known = found.pool_map, self.pool_map
         ended = with_key_ends(known, there, self._opens)
         if ended is not known:
             log.info(
@@ -175,18 +217,6 @@ class MapWatch:
             self._follow(ended, self._known.same, is_known=True)
         self._remember_other(found)
         self._seen_with.discard(number)
-        if is_too_far:
-            return
-        self._elsewhere[number] = found
-        left = agreed(each.pool_map for each in self._elsewhere.values())
-        carriers = {self.pool_map.namespaces[each].nguid for each in self._elsewhere}
-        if carriers.issuperset(each.nguid for each in left.namespaces):
-            log.warning(
-                "no namespace carries pool map %d any more: map %d, which all of them lead to, is in force",
-                self.pool_map.version,
-                left.version,
-            )
-            self._follow(left, {each.mark for each in self._elsewhere.values()})
 
     def _remember_other(self, found: _Found) -> None:
         known, same, others = self._known
@@ -320,25 +350,15 @@ class MapWatch:
                 self.pool_map.version,
             )
 
-    def _drop_gone(self, newer: PoolMap, forged: Collection[str]) -> None:
-        """Forget the volumes that nobody may be served by a map; `forged`: those that it has other keys or
-        settings for than were made with the root key."""
+    def _drop_gone(self, newer: PoolMap) -> None:
+        """Forget the volumes that a map has no more, or whose tenant has no key in it."""
         kept = {each.volume_id for each in newer.volumes if not newer.is_erased(each)}
         for volume in self._volumes:
-            volume_id = volume.settings.volume_id.hex()
-            if volume.erased or (volume_id in kept and volume_id not in forged):
+            if volume.erased or volume.settings.volume_id.hex() in kept:
                 continue
             volume.forget_secret()
             self._prestage.discard_volume(volume.settings.volume_id)
-            if volume_id in kept:
-                log.error(
-                    "volume %s is served no longer: the pool map that is there gives it other settings than "
-                    "its key was made for, or a key that was dropped. Somebody without the root key has "
-                    "changed it: look at who writes to the enclosures",
-                    volume.settings.name,
-                )
-            else:
-                log.warning("volume %s was erased; it is served no longer", volume.settings.name)
+            log.warning("volume %s was erased; it is served no longer", volume.settings.name)
 
     def _follow(self, newer: PoolMap, marks: Set[bytes], *, is_known: bool = False) -> None:
         """Go by another map, which lies on flash under these marks. `is_known`: it is the map in force, with
@@ -346,9 +366,8 @@ class MapWatch:
 
         Everything that may fail is done before anything is changed.
         """
-        forged = self._distrust(newer)
         members = self._members_to_follow(newer)
-        courses = [] if members is None else self._courses(newer, forged)
+        courses = [] if members is None else self._courses(newer)
         more = 0 if members is None else len(members) - len(self._members())
         if members is not None and self._grow is not None and more > 0:
             self._grow([bytes.fromhex(each) for each in members])
@@ -356,7 +375,7 @@ class MapWatch:
         if members is not None and more:
             # Where there are fewer, their numbers stay good: somebody may be reading there.
             self._turn = itertools.cycle(range(len(members)))
-        self._drop_gone(newer, forged)
+        self._drop_gone(newer)
         for volume, course in courses:
             if not volume.erased:
                 volume.take(course)
@@ -378,13 +397,13 @@ class MapWatch:
         shorter = min(len(before), len(now))
         return None if self._grow is None or before[:shorter] != now[:shorter] else now
 
-    def _courses(self, newer: PoolMap, forged: Collection[str]) -> list[tuple[Volume, Course]]:
+    def _courses(self, newer: PoolMap) -> list[tuple[Volume, Course]]:
         """What the volumes that are served on do to go by the extents of another map."""
         entries = {each.volume_id: each for each in newer.volumes}
         found = []
         for volume in self._volumes:
             entry = entries.get(volume.settings.volume_id.hex())
-            if entry is None or not isinstance(volume, Volume) or volume.erased or entry.volume_id in forged:
+            if entry is None or not isinstance(volume, Volume) or volume.erased:
                 continue
             settings, had = newer.settings(entry), volume.settings
             shorter = min(len(settings.extents), len(had.extents))

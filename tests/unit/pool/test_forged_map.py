@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agent import seen_map
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
@@ -173,6 +175,7 @@ class Serving:
             lambda newer: self.seen.note(newer, opened),
             grow=lambda _: None,
             distrust=lambda newer: self.seen.distrusted(self.volumes.values(), ROOT, newer),
+            opens=functools.partial(seen_map.opens, ROOT),
         )
 
     def _open(self, volume: MapVolume, cache: DirectoryCache) -> Volume:
@@ -188,18 +191,26 @@ class Serving:
         return [name for name, volume in self.volumes.items() if not volume.erased]
 
 
-@pytest.mark.expects_log("is served no longer")
+@pytest.mark.expects_log("it is not followed")
 @pytest.mark.parametrize("edit", [name for name, (_, left) in EDITS.items() if left is not None])
-def test_a_serving_agent_drops_what_somebody_without_the_key_has_changed(tmp_path: Path, edit: str) -> None:
-    change, left = EDITS[edit]
+def test_a_serving_agent_follows_no_map_that_somebody_without_the_key_has_changed(
+    tmp_path: Path, edit: str
+) -> None:
+    """It serves on by the one that it knows, and follows the next that is the pool's own."""
+    change, _ = EDITS[edit]
     agent = Serving(tmp_path)
     settings = {name: volume.settings for name, volume in agent.volumes.items()}
     agent.replace(forged(agent.pool_map, change))
-    assert agent.look() == left
+    assert agent.look() == [*settings]
     assert {name: volume.settings for name, volume in agent.volumes.items()} == settings
+    assert agent.watch.pool_map is agent.pool_map
+    limited = with_limits(agent.pool_map, "red", bandwidth=1 << 20)
+    agent.replace(limited)
+    assert agent.look() == [*settings]
+    assert agent.watch.pool_map == limited
 
 
-@pytest.mark.expects_log("is served no longer")
+@pytest.mark.expects_log("it is not followed")
 def test_a_serving_agent_seals_with_no_key_that_it_saw_rotated_away(tmp_path: Path) -> None:
     agent = Serving(tmp_path)
     old = agent.pool_map
@@ -209,7 +220,8 @@ def test_a_serving_agent_seals_with_no_key_that_it_saw_rotated_away(tmp_path: Pa
     agent.replace(ended)
     assert agent.look() == ["model-a", "model-b", "model-c"]
     agent.replace(old.model_copy(update={"version": ended.version + 1}))
-    assert agent.look() == ["model-c"]
+    assert agent.look() == ["model-a", "model-b", "model-c"]
+    assert agent.watch.pool_map == ended
 
 
 @pytest.mark.expects_log("cannot be written")
