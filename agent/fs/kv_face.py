@@ -471,7 +471,10 @@ class KvFace(RefusesAll):
             return None
         if holder is not None:
             self._open_writers.give_back(holder)
-        return writer.end(self._lanes())
+        return self._end(writer)
+
+    def _end(self, writer: ValueWriter) -> Steps[None]:
+        yield from writer.end(self._lanes())
 
 
 def _key(name: bytes) -> bytes:
