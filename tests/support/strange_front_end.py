@@ -89,8 +89,14 @@ def connect_when_heard(asking: socket.socket, path: str) -> None:
 def _sent(words: dict[str, Any], descriptor: int) -> str:
     with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(ConnectionError):
         asking.settimeout(PATIENCE_SECONDS)
-        connect_when_heard(asking, words["socket"])
         found = b""
+        if words["wait"]:
+            connect_when_heard(asking, words["socket"])
+        else:
+            try:
+                asking.connect(words["socket"])
+            except BlockingIOError:
+                return ""  # as many wait there as may: who is not heard is turned away, too
         with contextlib.suppress(ConnectionError):
             socket.send_fds(asking, [bytes.fromhex(words["data"])], [descriptor] * words["count"])
             asking.shutdown(socket.SHUT_WR)
