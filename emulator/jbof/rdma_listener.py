@@ -27,7 +27,6 @@ from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Access
 from nvmeof.transport.rdma_pair import Domain, poll, verbs_errors
 from nvmeof.transport.verbs_provider import Verbs, load_verbs
-from nvmeof.transport.verbs_waiting import Completions
 from nvmeof.wire.rdma import (
     ConnectReject,
     RejectStatus,
@@ -114,7 +113,7 @@ class RdmaListener:
             self._domain = Domain(verbs, self._context)
             self._close.append(self._domain.close)
             self._buffers = RegisteredBuffers(self._domain, Access.LOCAL_WRITE)
-            self._completions = Completions(verbs, self._context, COMPLETIONS)
+            self._completions = verbs.make_completions(self._context, COMPLETIONS)
             self._close.append(self._completions.close)
             for view in media:
                 self._buffers.register(view)

@@ -109,7 +109,7 @@ class RdmaLink:
         verbs, context = self._verbs, self._context
         self.domain = Domain(verbs, context)
         with verbs_errors(verbs, "no completion queue"):
-            self.completions = Completions(verbs, context, room + receives)
+            self.completions = verbs.make_completions(context, room + receives)
         self.completions.watch(self.fd)
         self.pair = QueuePair(
             verbs, context, self.domain, self.completions.queue, room=room, receives=receives

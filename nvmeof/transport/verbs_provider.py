@@ -32,7 +32,7 @@ from typing import Any
 
 from nvmeof.errors import NvmeofError
 from nvmeof.transport.base import DEFAULT_PROVIDER
-from nvmeof.transport.verbs_waiting import Channel
+from nvmeof.transport.verbs_waiting import Channel, Completions
 
 MODULES = ("cm_enums", "cmid", "cq", "device", "enums", "mr", "pd", "pyverbs_error", "qp", "wr")
 
@@ -179,6 +179,12 @@ class Verbs:
                 fd = fresh[0]
         os.set_blocking(fd, False)
         return Channel(channel, fd)
+
+    def make_completions(self, context: Any, entries: int) -> Completions:
+        """A completion queue with so many entries, and its channel."""
+        channel = self.make_channel(lambda: self.cq.CompChannel(context))
+        queue = self.cq.CQ(context, entries, None, channel.channel)
+        return Completions(context, queue, channel, self.name, self.error)
 
 
 def _descriptors() -> dict[int, str]:

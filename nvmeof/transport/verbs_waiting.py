@@ -10,16 +10,12 @@ import contextlib
 import select
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from nvmeof.errors import ConnectionLost
 
-if TYPE_CHECKING:
-    from nvmeof.transport.verbs_provider import Verbs
-
 POLL_AT_MOST: Final = 64
 """Completions taken in one call."""
-
 
 Taken: TypeAlias = tuple[int, int, int, int, int, int]
 """A completion: number of the queue pair, id of the work request, status, bytes, the R_Key that was
@@ -47,15 +43,19 @@ class Channel:
 
 
 class Completions:
-    """A completion queue and the ways to wait for it. Used by one thread or task."""
+    """A completion queue and the ways to wait for it. Used by one thread or task.
 
-    def __init__(self, verbs: Verbs, context: Any, entries: int) -> None:
-        self._verbs = verbs
+    `provider` is the name of the package that `queue` is of, `failure` the exception that it raises.
+    """
+
+    def __init__(
+        self, context: Any, queue: Any, channel: Channel, provider: str, failure: type[Exception]
+    ) -> None:
         self._context = context
         self._driven = hasattr(getattr(context, "device", None), "drive_until")
-        made = verbs.make_channel(lambda: verbs.cq.CompChannel(context))
-        self.channel, self.fd = made.channel, made.fd
-        self.queue = verbs.cq.CQ(context, entries, None, self.channel)
+        self._provider, self._failure = provider, failure
+        self.channel, self.fd = channel.channel, channel.fd
+        self.queue = queue
         # The device's own queue, which this process can look into without a call of the provider.
         self._row: Any = self.queue.queue if self._driven else None
         self._poll = select.poll()
@@ -71,7 +71,7 @@ class Completions:
 
     def consume(self) -> None:
         """Take the event that made `fd` readable."""
-        with contextlib.suppress(self._verbs.error):  # it was none of ours, or was taken already
+        with contextlib.suppress(self._failure):  # it was none of ours, or was taken already
             self.channel.get_cq_event(self.queue)
             self.queue.ack_events(1)
 
@@ -101,7 +101,7 @@ class Completions:
             try:
                 self._context.device.drive_until(lambda: len(row) or also(), deadline)
             except Exception as error:
-                raise ConnectionLost(f"{self._verbs.name}: {error}") from error
+                raise ConnectionLost(f"{self._provider}: {error}") from error
             return
         left = deadline - time.monotonic()
         if left > 0:
