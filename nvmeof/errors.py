@@ -64,16 +64,11 @@ class MalformedPdu(RemoteProtocolError):
 
 
 class CommandFailed(NvmeofError):
-    """A command was answered with a status other than success."""
+    """A command was answered with a `status` other than success; `reason` names both."""
 
-    def __init__(self, status: int, command: str, *, do_not_retry: bool = False) -> None:
-        # Imported here because the status table is a wire file, and every wire file imports this one.
-        from nvmeof.wire.status import describe
-
-        super().__init__(f"{command}: {describe(status)}")
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
         self.status = status
-        self.command = command
-        self.do_not_retry = do_not_retry
 
 
 class ConnectionLost(NvmeofError):
@@ -83,12 +78,11 @@ class ConnectionLost(NvmeofError):
 class ConnectRefused(NvmeofError):
     """The peer refused Connect; trying again with the same names will give the same answer.
 
-    `status` is the NVMe status. `retry_is_useless` follows its do-not-retry bit and its code.
+    `retry_is_useless` follows the do-not-retry bit of the status, and its code.
     """
 
-    def __init__(self, reason: str, *, status: int, retry_is_useless: bool) -> None:
+    def __init__(self, reason: str, *, retry_is_useless: bool) -> None:
         super().__init__(reason)
-        self.status = status
         self.retry_is_useless = retry_is_useless
 
 
@@ -99,8 +93,5 @@ class AuthenticationFailed(ConnectRefused):
     """
 
     def __init__(self, reason: str, *, farewell: bytes | None = None) -> None:
-        # Imported here for the same reason as above.
-        from nvmeof.wire.status import FabricsStatus
-
-        super().__init__(reason, status=FabricsStatus.AUTHENTICATION_REQUIRED, retry_is_useless=True)
+        super().__init__(reason, retry_is_useless=True)
         self.farewell = farewell

@@ -136,7 +136,6 @@ def connected(command: Command) -> int:
     if command.status:
         raise ConnectRefused(
             f"the controller refuses the connection: {describe(command.status, fabrics=True)}",
-            status=command.status,
             retry_is_useless=command.do_not_retry or command.status in _POINTLESS,
         )
     command.check()

@@ -148,7 +148,7 @@ class Command:
         if self.lost:
             raise ConnectionLost(f"{self.name}: {self.failure()}")
         if self.status:
-            raise CommandFailed(self.status, self.name, do_not_retry=self.do_not_retry)
+            raise CommandFailed(self.status, f"{self.name}: {self.failure()}")
 
     @property
     def answer_bytes(self) -> int:

@@ -100,7 +100,7 @@ def _look_at_kv_namespace(nsid: int, names: NamespaceDescriptors) -> Procedure[N
         )
     except CommandFailed as failure:
         unless_lost(failure)
-        return None  # as below: it went away
+        return None  # as above: it went away
     assert command.data_in is not None
     namespace = decode_identify_kv_namespace_untrusted(command.data_in)
     if namespace.nsze == 0:

@@ -31,7 +31,7 @@ from nvmeof.transport import HostQueue, connect_io_queue
 from nvmeof.transport.keeper import Connected, Disconnected, GivenUp, keep_controller
 from nvmeof.transport.tcp import Controller, open_controller
 from nvmeof.wire.identify import IdentifyCns
-from nvmeof.wire.status import FabricsStatus, Status
+from nvmeof.wire.status import Status
 from tests.support.nvme_ends import HOST, HOST_ID, same
 from tests.support.transport_ways import WAYS, Way
 from tests.support.waiting import wait_until
@@ -327,10 +327,9 @@ def test_what_the_block_raises_comes_out_as_it_is(way: Way, enclosure: Enclosure
 
 def test_refusals(way: Way, enclosure: Enclosure) -> None:
     async def main() -> None:
-        with pytest.raises(ConnectRefused) as caught:
+        with pytest.raises(ConnectRefused, match="connect invalid host"):
             async with opener(way, enclosure, host="nqn.2026-01.io.g35:stranger"):
                 pass
-        assert caught.value.status == FabricsStatus.CONNECT_INVALID_HOST
         with pytest.raises(LocalProtocolError):
             async with open_controller("127.0.0.1", 1, "nqn.a", HOST, b"short"):
                 pass

@@ -331,6 +331,7 @@ def test_a_failed_command() -> None:
     with pytest.raises(CommandFailed) as caught:
         command.check()
     assert caught.value.status == Status.LBA_OUT_OF_RANGE
+    assert str(caught.value) == "read: lba out of range (0x080)"
 
 
 def test_the_controller_ends_the_connection() -> None:

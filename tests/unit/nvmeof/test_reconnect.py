@@ -7,8 +7,8 @@ from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
 
 POLICY = ReconnectPolicy(first_s=0.1, most_s=5.0, loss_s=600.0)
 LOST = ConnectionLost("gone")
-USELESS = ConnectRefused("no", status=0x184, retry_is_useless=True)
-BUSY = ConnectRefused("busy", status=0x181, retry_is_useless=False)
+USELESS = ConnectRefused("no", retry_is_useless=True)
+BUSY = ConnectRefused("busy", retry_is_useless=False)
 
 
 def test_back_off() -> None:
