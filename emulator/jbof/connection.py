@@ -23,7 +23,7 @@ from typing import Final
 
 from emulator.jbof.near_host import NearHost, incoming_processor
 from emulator.jbof.page_sender import PageSender, pays_here
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.transport.socket_options import set_options

@@ -33,7 +33,8 @@ from nvmeof.authentication.credentials import Credentials
 from nvmeof.controller.port_access import PortAccess
 from nvmeof.controller.rdma_rules import RdmaSettings
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT, ControllerSettings
-from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Subsystem, Target
+from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Subsystem
+from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import NvmeofError
 from nvmeof.wire.ana import AnaState

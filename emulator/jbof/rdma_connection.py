@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from nvmeof.controller.rdma_queue import RdmaControllerQueue
 from nvmeof.controller.rdma_rules import RdmaSettings, send_room
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.errors import ConnectionLost
 from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Done

@@ -21,7 +21,8 @@ from typing import Any, Final
 from emulator.jbof.rdma_connection import RdmaConnection
 from nvmeof.controller.crowd import DISPLACED, peer_of
 from nvmeof.controller.rdma_rules import RdmaSettings, judge_request, send_room
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.served_queue import ServedQueue
+from nvmeof.controller.target import Target
 from nvmeof.errors import NvmeofError
 from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Access
@@ -256,7 +257,7 @@ class RdmaListener:
 
     def _displace_for(self, peer: str) -> bool:
         """End a queue pair of a guest's, for a newcomer of `peer`; False where none gives way."""
-        by_session = {each.queue.session: each for each in self._by_pair.values()}
+        by_session: dict[ServedQueue, RdmaConnection] = {each.queue.session: each for each in self._by_pair.values()}
         with self._target.lock:
             victim = self._target.guests.make_room(peer, time.monotonic(), by_session)
         if victim is None:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from emulator.jbof.connection import Connection
 from nvmeof.controller.crowd import peer_of
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,14 @@ this is on the data path. Fabrics commands are in `fabrics_commands.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nvmeof.controller.controller import Controller
 from nvmeof.controller.identify_data import identify
 from nvmeof.controller.log_data import log_page
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
+from nvmeof.controller.served_queue import ServedQueue
+from nvmeof.controller.target import Target
 from nvmeof.wire.features import (
     AEC_ANA_CHANGED,
     AEC_DISCOVERY_CHANGED,
@@ -25,10 +27,6 @@ from nvmeof.wire.identify import IDENTIFY_BYTES
 from nvmeof.wire.log_page import decode_log_page_request
 from nvmeof.wire.sqe import AdminOpcode
 from nvmeof.wire.status import Status
-
-if TYPE_CHECKING:
-    from nvmeof.controller.session import QueueSession
-    from nvmeof.controller.subsystem import Target
 
 _HOST_ID_EXTENDED: Final = 1  # command dword 11 bit 0 of Get Features, Host Identifier
 _HOST_ID_BYTES: Final = 16
@@ -70,11 +68,9 @@ def begin_admin(request: Request, controller: Controller) -> None:
             pass
 
 
-def execute_admin(request: Request, target: Target, session: QueueSession, now: float) -> Outcome:
-    """Answer the command. Raises Refusal."""
+def execute_admin(request: Request, target: Target, controller: Controller, admin: ServedQueue) -> Outcome:
+    """Answer the command, which came by the queue `admin`. Raises Refusal."""
     sqe = request.sqe
-    controller = session.controller
-    assert controller is not None
     match sqe.opcode:
         case AdminOpcode.IDENTIFY:
             request.data = memoryview(identify(controller, sqe))
@@ -89,7 +85,7 @@ def execute_admin(request: Request, target: Target, session: QueueSession, now: 
                 raise Refusal(Status.AER_LIMIT_EXCEEDED)
             return Outcome.PARKED
         case AdminOpcode.ABORT:
-            request.result = _abort(controller, session, sqid=sqe.cdw10 & 0xFFFF, cid=sqe.cdw10 >> 16)
+            request.result = _abort(controller, admin, sqid=sqe.cdw10 & 0xFFFF, cid=sqe.cdw10 >> 16)
         case AdminOpcode.KEEP_ALIVE:
             pass  # That it came is all there is to it; the session has noted the time.
         case _:  # begin_admin has let nothing else through
@@ -97,10 +93,10 @@ def execute_admin(request: Request, target: Target, session: QueueSession, now: 
     return Outcome.DONE
 
 
-def _abort(controller: Controller, session: QueueSession, *, sqid: int, cid: int) -> int:
+def _abort(controller: Controller, admin: ServedQueue, *, sqid: int, cid: int) -> int:
     """0 if the command was stopped before its end, 1 if it was not: it has ended, or is ending."""
     if sqid == 0 and controller.abort_event_request(cid):
-        session.complete_aborted(cid)
+        admin.complete_aborted(cid)
         return _ABORTED
     queue = controller.queues.get(sqid)
     if queue is not None and queue.abort(cid):

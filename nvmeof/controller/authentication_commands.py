@@ -7,17 +7,15 @@ executed without `Target.lock`: a Diffie-Hellman exchange takes milliseconds, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from nvmeof.authentication.controller_side import LEAST_ROOM, ControllerAuthentication
+from nvmeof.controller.controller import Controller
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
+from nvmeof.controller.served_queue import ServedQueue
+from nvmeof.controller.target import Target
 from nvmeof.wire.authentication import MAX_MESSAGE_BYTES, PROTOCOL_SPECIFIC, SECURITY_PROTOCOL
 from nvmeof.wire.fabrics import FabricsType, decode_authentication
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import FabricsStatus, Status
-
-if TYPE_CHECKING:
-    from nvmeof.controller.session import QueueSession
 
 
 def is_authentication(sqe: Sqe) -> bool:
@@ -27,20 +25,18 @@ def is_authentication(sqe: Sqe) -> bool:
     )
 
 
-def require_authentication(session: QueueSession, now: float) -> None:
+def require_authentication(controller: Controller, queue: ServedQueue, now: float) -> None:
     """Connect succeeded, and the host has a secret here: the queue serves nothing else until it is proven.
 
     Called with `Target.lock` held.
     """
-    controller = session.controller
-    assert controller is not None
-    session.authentication = ControllerAuthentication(controller.host_nqn, controller.subsystem.nqn, now)
-    session.unproven = True
+    queue.authentication = ControllerAuthentication(controller.host_nqn, controller.subsystem.nqn, now)
+    queue.unproven = True
 
 
-def begin_authentication(request: Request, session: QueueSession) -> None:
+def begin_authentication(request: Request, queue: ServedQueue) -> None:
     """Set direction, length and window. Raises Refusal."""
-    if session.authentication is None:
+    if queue.authentication is None:
         raise Refusal(Status.INVALID_OPCODE)
     fields = decode_authentication(request.sqe)
     if (fields.secp, fields.spsp0, fields.spsp1) != (
@@ -60,10 +56,12 @@ def begin_authentication(request: Request, session: QueueSession) -> None:
         request.window = memoryview(bytearray(fields.length))
 
 
-def execute_authentication(request: Request, session: QueueSession, now: float) -> Outcome:
+def execute_authentication(
+    request: Request, target: Target, controller: Controller, queue: ServedQueue, now: float
+) -> Outcome:
     """One step of the exchange; a queue that failed ends with the answer. Raises Refusal."""
-    authentication, controller = session.authentication, session.controller
-    if authentication is None or controller is None:
+    authentication = queue.authentication
+    if authentication is None:
         raise Refusal(Status.INVALID_OPCODE)
     successes = authentication.successes
     if request.sqe.fctype == FabricsType.AUTHENTICATION_SEND:
@@ -76,27 +74,26 @@ def execute_authentication(request: Request, session: QueueSession, now: float) 
             message = message.ljust(request.length, b"\0")
         request.data = memoryview(message)
     if authentication.over:
-        give_up(session, now)
-        session.close_when_answered("authentication failed")
+        give_up(target, controller, queue, now)
+        queue.close_when_answered("authentication failed")
     elif authentication.successes != successes:
-        with session.target.lock:
-            session.target.unproven.leave(session)
-            session.target.guests.leave(session)
-            session.target.authentications.succeeded += 1
-        session.unproven = False
+        with target.lock:
+            target.unproven.leave(queue)
+            target.guests.leave(queue)
+            target.authentications.succeeded += 1
+        queue.unproven = False
     return Outcome.DONE
 
 
-def give_up(session: QueueSession, now: float) -> None:
+def give_up(target: Target, controller: Controller, queue: ServedQueue, now: float) -> None:
     """Authentication failed: nothing is served any more, and it is counted."""
-    authentication, controller = session.authentication, session.controller
+    authentication = queue.authentication
     assert authentication is not None
-    assert controller is not None
-    session.unproven = True
-    who = f"{controller.host_nqn} on queue {session.qid} of {controller.subsystem.nqn}"
-    with session.target.lock:
-        session.target.unproven.leave(session)
-        session.target.authentications.fail(who, authentication.failure or "", now)
+    queue.unproven = True
+    who = f"{controller.host_nqn} on queue {queue.qid} of {controller.subsystem.nqn}"
+    with target.lock:
+        target.unproven.leave(queue)
+        target.authentications.fail(who, authentication.failure or "", now)
 
 
 def not_proven() -> Refusal:

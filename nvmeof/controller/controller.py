@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from nvmeof.controller.served_queue import ServedQueue
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.subsystem import AnyNamespace, Namespace, Subsystem
 from nvmeof.wire.features import (
@@ -40,9 +40,6 @@ from nvmeof.wire.properties import (
     Shutdown,
     decode_configuration,
 )
-
-if TYPE_CHECKING:
-    from nvmeof.controller.session import QueueSession
 
 ERROR_LOG_ENTRIES: Final = 16
 _CHANGED_LIMIT: Final = 1025  # one more than the changed-namespace log can list
@@ -77,7 +74,7 @@ class Controller:
         self.version = VERSION_1_4
         self.enabled = False
         self.ended: str | None = None
-        self.queues: dict[int, QueueSession] = {}
+        self.queues: dict[int, ServedQueue] = {}
         self._configuration = 0
         self._shutdown_status = 0
         self._fatal = False
@@ -270,7 +267,3 @@ class Controller:
         self.error_log.appendleft(
             ErrorEntry(self.error_count, qid, cid, status, lba=lba, nsid=nsid, transport_type=self.transport)
         )
-
-
-WakeHook = Callable[[], None]
-"""Called from any thread when a queue's owner should look at it again."""

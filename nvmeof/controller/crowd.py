@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Container
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from nvmeof.controller.session import QueueSession
+from nvmeof.controller.served_queue import ServedQueue
 
 SETTLED_S: Final = 1.0
 """A member of this age may be displaced by a newcomer of its own address. Connect takes milliseconds, and an
@@ -58,7 +57,7 @@ class Crowd:
         """Members that gave way to a newcomer."""
         self.refused = 0
         """Newcomers for which nobody gave way."""
-        self._since: dict[QueueSession, float] = {}  # in the order of their coming
+        self._since: dict[ServedQueue, float] = {}  # in the order of their coming
         self._of_peer: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -68,13 +67,13 @@ class Crowd:
         return session in self._since
 
     def admit(
-        self, session: QueueSession, now: float, *, full_of: Container[QueueSession] | None = None
+        self, session: ServedQueue, now: float, *, full_of: Container[ServedQueue] | None = None
     ) -> bool:
         """Take a newcomer in; False where nobody gives way. Who gives way is told to end at once.
 
         `full_of`: the newcomer needs the place of one of these, whether or not the crowd has room.
         """
-        victim: QueueSession | None = None
+        victim: ServedQueue | None = None
         if self._of_peer.get(session.peer, 0) >= self.most_of_a_peer:
             victim = self._settled(session.peer, now, full_of)
         elif len(self) >= self.most or full_of is not None:
@@ -89,7 +88,7 @@ class Crowd:
         self._enter(session, now)
         return True
 
-    def make_room(self, peer: str, now: float, among: Container[QueueSession]) -> QueueSession | None:
+    def make_room(self, peer: str, now: float, among: Container[ServedQueue]) -> ServedQueue | None:
         """Who of `among` gives way to a newcomer of `peer`, and is told so; None where nobody does."""
         victim = self._victim(peer, now, among)
         if victim is None:
@@ -98,7 +97,7 @@ class Crowd:
             self._displace(victim)
         return victim
 
-    def leave(self, session: QueueSession) -> None:
+    def leave(self, session: ServedQueue) -> None:
         """It has proven itself, or has ended. Idempotent."""
         if self._since.pop(session, None) is None:
             return
@@ -112,16 +111,16 @@ class Crowd:
         """For statistics."""
         return {"now": len(self), "displaced": self.displaced, "refused": self.refused}
 
-    def _displace(self, victim: QueueSession) -> None:
+    def _displace(self, victim: ServedQueue) -> None:
         self.displaced += 1
         self.leave(victim)
         victim.displace(DISPLACED)
 
-    def _enter(self, session: QueueSession, now: float) -> None:
+    def _enter(self, session: ServedQueue, now: float) -> None:
         self._since[session] = now
         self._of_peer[session.peer] = self._of_peer.get(session.peer, 0) + 1
 
-    def _victim(self, peer: str, now: float, among: Container[QueueSession] | None) -> QueueSession | None:
+    def _victim(self, peer: str, now: float, among: Container[ServedQueue] | None) -> ServedQueue | None:
         """Who gives way to a newcomer of `peer` where all places are taken."""
         counts = self._of_peer
         if among is not None:
@@ -140,7 +139,7 @@ class Crowd:
             return oldest
         return None
 
-    def _settled(self, peer: str, now: float, among: Container[QueueSession] | None) -> QueueSession | None:
+    def _settled(self, peer: str, now: float, among: Container[ServedQueue] | None) -> ServedQueue | None:
         """The oldest member of one address, if it is old enough."""
         found = (s for s in self._since if s.peer == peer and (among is None or s in among))
         oldest = next(found, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
 from nvmeof.controller.port_access import ANA_GROUP
 from nvmeof.controller.request import Refusal
 from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
+from nvmeof.controller.target import Target
 from nvmeof.wire.ana import ANA_GROUPS_ONLY, AnaGroup, AnaLog, ana_log_bytes
 from nvmeof.wire.identify import CommandSet
 from nvmeof.wire.kv import KvOpcode
@@ -25,9 +26,6 @@ from nvmeof.wire.log_page import (
 )
 from nvmeof.wire.sqe import AdminOpcode, IoOpcode
 from nvmeof.wire.status import Status
-
-if TYPE_CHECKING:
-    from nvmeof.controller.subsystem import Target
 
 _ROOM_TEMPERATURE_K: Final = 298
 
@@ -132,7 +130,7 @@ def _discovery(target: Target, controller: Controller) -> bytes:
     return DiscoveryLog(generation, entries).encode()
 
 
-_Builder = Callable[["Target", Controller], bytes]
+_Builder = Callable[[Target, Controller], bytes]
 
 _DISCOVERY: Final[dict[int, _Builder]] = {
     LogPage.SUPPORTED: _supported,

@@ -30,7 +30,7 @@ from nvmeof.controller.rdma_rules import RdmaSettings, send_room
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.session import QueueSession
 from nvmeof.controller.storage import Scratch
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.rdma.buffers import Loan, Place, RegisteredBuffers
 from nvmeof.rdma.send_queue import SendQueue
 from nvmeof.rdma.work import Done, Read, Receive, Send, Span, WorkKind, Write, describe_status, work_id

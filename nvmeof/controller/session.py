@@ -9,20 +9,15 @@ The transport's part, for each command that arrives:
 
 and whenever it is woken or a deadline passes: `take_completions`, `ready`, `check(now)`.
 
-A session belongs to one thread, that of its connection. Other threads reach it in four ways only, all safe
-without a lock on the data path: `abort` (takes a waiting command out of a dictionary: whoever pops it owns
-it), `complete_aborted`, `recheck` and `close`, each of which ends in `wake`.
+A session belongs to one thread, that of its connection. Other threads reach it only as a `ServedQueue`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Container
-from typing import NamedTuple
 
-from nvmeof.authentication.controller_side import ControllerAuthentication
 from nvmeof.controller.admin_commands import begin_admin, execute_admin
 from nvmeof.controller.authentication_commands import (
     execute_authentication,
@@ -31,12 +26,13 @@ from nvmeof.controller.authentication_commands import (
     not_proven,
 )
 from nvmeof.controller.controller import Controller
-from nvmeof.controller.fabrics_commands import begin_fabrics, execute_fabrics
+from nvmeof.controller.fabrics_commands import begin_fabrics, connect, execute_fabrics
 from nvmeof.controller.io_commands import accept_io, begin_io, execute_io, open_window
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
+from nvmeof.controller.served_queue import Completion, ServedQueue
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import HELD, Scratch, StorageError
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.sqe import FLAGS_FUSE, FLAGS_PSDT, FLAGS_SGL, AdminOpcode, Sqe
 from nvmeof.wire.status import Status
@@ -44,19 +40,11 @@ from nvmeof.wire.status import Status
 log = logging.getLogger(__name__)
 
 
-class Completion(NamedTuple):
-    """An answer to a command that the transport does not hold (any more)."""
-
-    cid: int
-    status: int
-    result: int
-
-
 def _nothing() -> None:
     """The wake hook of a session whose owner looks by itself."""
 
 
-class QueueSession:
+class QueueSession(ServedQueue):
     """See the module's docstring. `wake` is called from any thread when the owner should look again.
 
     `settings` are the target's unless the transport has narrower bounds (or other capsules).
@@ -70,30 +58,9 @@ class QueueSession:
         settings: ControllerSettings | None = None,
         transport: TransportType = TransportType.TCP,
     ) -> None:
-        self.peer = ""
-        """Where the connection comes from (`crowd.peer_of`)."""
+        super().__init__(wake, settings or target.settings, transport)
         self.target = target
-        self.wake = wake
-        self.settings = settings or target.settings
-        self.transport = transport
-        self.port_id = 1
-        """By which port of the target the host came; the listener says so before anything arrives."""
         self.controller: Controller | None = None
-        self.qid = 0
-        self.entries = 1  # Until Connect has told the size of the queue, it holds Connect.
-        self.no_flow_control = False
-        self.authentication: ControllerAuthentication | None = None
-        self.unproven = False
-        """The host has to authenticate on this queue before anything else is served."""
-        self.close_reason: str | None = None
-        self.displaced = False
-        """It had proven nothing and gave way to another: nothing more is sent."""
-        self.closes_when_answered = False
-        self.farewell = "the host disconnected"
-        """Why the connection ends where it `closes_when_answered`."""
-        self.waiting: dict[int, Request] = {}
-        self._completions: deque[Completion] = deque()
-        self._recheck = False
 
     def enter(self, peer: str, now: float, *, full_of: Container[QueueSession] | None = None) -> bool:
         """A guest from an address, until it is known to be more; False where it has to go (`Crowd.admit`)."""
@@ -133,7 +100,7 @@ class QueueSession:
                 raise not_proven()
             if sqe.opcode == AdminOpcode.FABRICS:
                 with self.target.lock:
-                    begin_fabrics(request, self)
+                    begin_fabrics(request, self, connected=controller is not None)
             elif controller is None:
                 raise Refusal(Status.COMMAND_SEQUENCE_ERROR)
             elif self.qid == 0:
@@ -170,19 +137,23 @@ class QueueSession:
             request.let_go()
             self._record_error(request)
             return Outcome.DONE
+        controller = self.controller
         try:
+            if controller is None:  # `begin` has let nothing through but Connect.
+                with self.target.lock:
+                    self.controller = connect(request, self.target, self, now)
+                return Outcome.DONE
             if request.operation is not None:
-                assert self.controller is not None
-                outcome = execute_io(request, self.controller, now, scratch)
+                outcome = execute_io(request, controller, now, scratch)
                 if outcome is Outcome.LATER:
                     self.waiting[request.sqe.cid] = request
                 return outcome
             if is_authentication(request.sqe):
-                return execute_authentication(request, self, now)
+                return execute_authentication(request, self.target, controller, self, now)
             with self.target.lock:
                 if request.sqe.opcode == AdminOpcode.FABRICS:
-                    return execute_fabrics(request, self.target, self, now)
-                return execute_admin(request, self.target, self, now)
+                    return execute_fabrics(request, controller, self)
+                return execute_admin(request, self.target, controller, self)
         except Refusal as refusal:
             request.fail(refusal.status, result=refusal.result, do_not_retry=refusal.do_not_retry)
         except StorageError as error:
@@ -258,7 +229,8 @@ class QueueSession:
         authentication = self.authentication
         if authentication is not None and now >= authentication.deadline:
             authentication.expire()
-            give_up(self, now)
+            assert self.controller is not None
+            give_up(self.target, self.controller, self, now)
             self.close("no authentication within the time for it")
         return self.close_reason
 
@@ -279,50 +251,6 @@ class QueueSession:
             return False
         with self.target.lock:
             return controller.abort_event_request(sqe.cid)
-
-    # --- called by commands and by other threads -----------------------------------------------------------
-
-    def attach(self, controller: Controller, qid: int, entries: int, *, no_flow_control: bool) -> None:
-        """Connect succeeded."""
-        self.controller = controller
-        self.qid = qid
-        self.entries = entries
-        self.no_flow_control = no_flow_control
-
-    def abort(self, cid: int) -> bool:
-        """Stop a command that waits for its drive; False if it does not, and so ends by itself."""
-        request = self.waiting.pop(cid, None)
-        if request is None:
-            return False
-        request.let_go()
-        self.complete_aborted(cid)
-        return True
-
-    def complete_aborted(self, cid: int) -> None:
-        """Answer a command with Abort Requested."""
-        self._completions.append(Completion(cid, Status.ABORT_REQUESTED, 0))
-        self.wake()
-
-    def recheck(self) -> None:
-        """Something about drives has changed: commands that are held should ask again."""
-        self._recheck = True
-        self.wake()
-
-    def close(self, reason: str) -> None:
-        """End the connection. Idempotent."""
-        if self.close_reason is None:
-            self.close_reason = reason
-            self.wake()
-
-    def displace(self, reason: str) -> None:
-        """End the connection without another word. Called with `Target.lock` held."""
-        self.displaced = True
-        self.close(reason)
-
-    def close_when_answered(self, reason: str = "the host disconnected") -> None:
-        """End the connection once the command under way has been answered."""
-        self.farewell = reason
-        self.closes_when_answered = True
 
     def connection_lost(self) -> None:
         """The transport is done with this session. With the admin queue goes its controller."""

@@ -28,7 +28,7 @@ from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.session import QueueSession
 from nvmeof.controller.settings import ADMIN_IN_CAPSULE_BYTES
 from nvmeof.controller.storage import Scratch
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_arrivals import Arrival, Transfer
 from nvmeof.controller.tcp_rules import TcpSettings, judge_data, out_of_order, wrong_sgl
 from nvmeof.errors import FatalErrorStatus, RemoteProtocolError

@@ -6,7 +6,8 @@ import random
 from collections.abc import Sequence
 
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.subsystem import Subsystem, Target
+from nvmeof.controller.subsystem import Subsystem
+from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import RemoteProtocolError

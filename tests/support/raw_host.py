@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import Storage
-from nvmeof.controller.subsystem import Subsystem, Target
+from nvmeof.controller.subsystem import Subsystem
+from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.tcp.pdu import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from nvmeof.controller.rdma_queue import RdmaControllerQueue
 from nvmeof.controller.rdma_rules import RdmaSettings
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.subsystem import Subsystem, Target
+from nvmeof.controller.subsystem import Subsystem
+from nvmeof.controller.target import Target
 from nvmeof.errors import RemoteProtocolError
 from nvmeof.host.bring_up import ControllerFacts, SessionConfig, bring_up, connect_command
 from nvmeof.host.command import Command

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nvmeof.controller.subsystem import Subsystem, Target
+from nvmeof.controller.subsystem import Subsystem
+from nvmeof.controller.target import Target
 from nvmeof.tcp.pdu import (
     NO_DIGESTS,
     R2T,

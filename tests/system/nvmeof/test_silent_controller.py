@@ -58,12 +58,12 @@ def fall_silent(monkeypatch: pytest.MonkeyPatch, credentials: Credentials, then:
     """Leave a farewell unanswered, or where there will be none who asks for a message; `then` is called."""
     execute = session.execute_authentication
 
-    def or_not(request: Request, queue: session.QueueSession, now: float) -> Outcome:
+    def or_not(request: Request, *rest: Any) -> Outcome:
         sent = request.window
         if (sent is None) if credentials is RIGHT else (sent is not None and is_farewell(sent)):
             then()
             return Outcome.PARKED
-        return execute(request, queue, now)
+        return execute(request, *rest)
 
     monkeypatch.setattr(session, "execute_authentication", or_not)
 

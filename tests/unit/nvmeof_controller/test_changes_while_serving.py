@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nvmeof.controller.subsystem import Namespace, Port, Subsystem, Target
+from nvmeof.controller.subsystem import Namespace, Port, Subsystem
+from nvmeof.controller.target import Target
 from tests.support.heap_storage import HeapStorage
 
 NQN, OTHER = "nqn.2026-01.io.g35:one", "nqn.2026-01.io.g35:other"

@@ -7,7 +7,7 @@ import pytest
 from nvmeof.controller.crowd import DISPLACED, SETTLED_S, Crowd, peer_of
 from nvmeof.controller.session import QueueSession
 from nvmeof.controller.settings import ControllerSettings
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.status import Status
 from tests.support.heap_storage import HeapStorage

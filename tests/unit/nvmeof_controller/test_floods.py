@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_queue import OUTPUT_LIMIT
 from nvmeof.rdma.work import Access, Done, Receive, Work
 from nvmeof.tcp.pdu import CapsuleCmd, encode_pdu

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from nvmeof.controller.subsystem import Target
+from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import FatalErrorStatus
 from nvmeof.tcp.crc32c import crc32c
