@@ -257,7 +257,9 @@ class RdmaListener:
 
     def _displace_for(self, peer: str) -> bool:
         """End a queue pair of a guest's, for a newcomer of `peer`; False where none gives way."""
-        by_session: dict[ServedQueue, RdmaConnection] = {each.queue.session: each for each in self._by_pair.values()}
+        by_session: dict[ServedQueue, RdmaConnection] = {
+            each.queue.session: each for each in self._by_pair.values()
+        }
         with self._target.lock:
             victim = self._target.guests.make_room(peer, time.monotonic(), by_session)
         if victim is None:

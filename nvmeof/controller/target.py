@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
+from typing import Final
 
 from nvmeof.authentication.credentials import Credentials
-from nvmeof.controller.authentication_tally import AuthenticationTally
 from nvmeof.controller.controller import Controller
 from nvmeof.controller.crowd import Crowd
 from nvmeof.controller.kv_storage import KvStorage
@@ -20,6 +22,40 @@ from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace, Po
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import DiscoveryEntry, SubsystemType
+
+log = logging.getLogger(__name__)
+
+WARN_EVERY_S: Final = 10.0
+"""A host with a wrong secret tries again and again; the log hears of failures this often at most."""
+
+
+class AuthenticationTally:
+    """How authentication went over all queues, for statistics and the log. Changed under `Target.lock`."""
+
+    def __init__(self) -> None:
+        self.succeeded = 0
+        self.failed = 0
+        self.turned_away = 0
+        """Admin queues for which there was no room among those that had yet to authenticate."""
+        self.last_failure = ""
+        self._warn_at = -math.inf
+
+    def fail(self, who: str, why: str, now: float) -> None:
+        """Count a failure, and log it unless another was logged a moment ago."""
+        self.failed += 1
+        self.last_failure = f"{who}: {why}"
+        if now >= self._warn_at:
+            self._warn_at = now + WARN_EVERY_S
+            log.warning("authentication failed, %s (%d so far)", self.last_failure, self.failed)
+
+    def described(self) -> dict[str, int | str]:
+        """For statistics."""
+        return {
+            "succeeded": self.succeeded,
+            "failed": self.failed,
+            "turned_away": self.turned_away,
+            "last_failure": self.last_failure,
+        }
 
 
 class Target:

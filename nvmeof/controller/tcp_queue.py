@@ -29,8 +29,7 @@ from nvmeof.controller.session import QueueSession
 from nvmeof.controller.settings import ADMIN_IN_CAPSULE_BYTES
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.target import Target
-from nvmeof.controller.tcp_arrivals import Arrival, Transfer
-from nvmeof.controller.tcp_rules import TcpSettings, judge_data, out_of_order, wrong_sgl
+from nvmeof.controller.tcp_rules import TcpSettings, Transfer, judge_data, out_of_order, wrong_sgl
 from nvmeof.errors import FatalErrorStatus, RemoteProtocolError
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.tcp.pdu import (
@@ -80,6 +79,20 @@ _INITIALIZING: Final = _State.INITIALIZING
 _RUNNING: Final = _State.RUNNING
 _ENDING: Final = _State.ENDING
 """Asked for with every command, and quicker to have than a member of its class."""
+
+
+class Arrival:
+    """Data under way into their place, `offset` bytes into their command; the PDU's event follows."""
+
+    __slots__ = ("offset", "request", "transfer", "view")
+
+    def __init__(
+        self, request: Request, offset: int, view: memoryview, transfer: Transfer | None = None
+    ) -> None:
+        self.request: Final = request
+        self.offset: Final = offset
+        self.view: Final = view
+        self.transfer: Final = transfer
 
 
 class TcpControllerQueue:

@@ -1,4 +1,4 @@
-"""NVMe/TCP rules of the controller role that need no state: settings, and the judgement of SGLs and data.
+"""NVMe/TCP rules of the controller role: settings, and the judgement of SGLs and data.
 
 `tcp_queue.py` applies them.
 """
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from nvmeof.controller.request import Direction, Request
-from nvmeof.controller.tcp_arrivals import Transfer
 from nvmeof.errors import FatalErrorStatus, RemoteProtocolError
 from nvmeof.limits import MIN_MAXH2CDATA
 from nvmeof.tcp.pdu import H2CData
@@ -34,6 +33,18 @@ class TcpSettings:
     def __post_init__(self) -> None:
         if self.max_h2c_data < MIN_MAXH2CDATA or self.max_h2c_data % 4:
             raise ValueError(f"max_h2c_data is a multiple of 4 of at least {MIN_MAXH2CDATA}")
+
+
+class Transfer:
+    """Data that an R2T has asked for. `placed` bytes have been given a place, `accepted` have arrived."""
+
+    __slots__ = ("accepted", "placed", "request", "tag")
+
+    def __init__(self, request: Request, tag: int) -> None:
+        self.request = request
+        self.tag = tag
+        self.placed = 0
+        self.accepted = 0
 
 
 def wrong_sgl(sqe: Sqe, request: Request, capsule_data: int) -> int:

@@ -11,8 +11,7 @@ from nvmeof.authentication.secret import DhchapSecret, new_secret
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.errors import AuthenticationFailed, ConnectionLost, NvmeofError
 from nvmeof.host import commands
-from nvmeof.host.authentication import authenticate
-from nvmeof.host.bring_up import SessionConfig, connect_command, join
+from nvmeof.host.bring_up import SessionConfig, authenticate, connect_command, join
 from nvmeof.host.command import Command
 from nvmeof.host.controller_session import Ended, SessionState
 from nvmeof.host.procedure import each_command
