@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from nvmeof.controller.rdma_queue import RdmaControllerQueue
 from nvmeof.controller.rdma_rules import RdmaSettings, send_room
@@ -15,14 +15,11 @@ from nvmeof.controller.target import Target
 from nvmeof.errors import ConnectionLost
 from nvmeof.rdma.buffers import RegisteredBuffers
 from nvmeof.rdma.work import Done
-from nvmeof.transport.rdma_pair import Domain, QueuePair, verbs_errors
+from nvmeof.transport.rdma_pair import ACK_TIMEOUT, Domain, QueuePair, verbs_errors
 from nvmeof.transport.verbs_provider import Verbs
 from nvmeof.wire.rdma import ConnectAccept, ConnectRequest
 
 log = logging.getLogger(__name__)
-
-ACK_TIMEOUT: Final = 16
-"""4.096 us * 2^16 = 0.27 s until a packet is sent again; a host is given up after eight tries."""
 
 
 class RdmaConnection:

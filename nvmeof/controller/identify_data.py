@@ -11,9 +11,10 @@ from typing import Final
 from nvmeof.controller.controller import ERROR_LOG_ENTRIES, Controller
 from nvmeof.controller.port_access import ANA_GROUP, ANA_TRANSITION_S
 from nvmeof.controller.request import Refusal
-from nvmeof.controller.settings import COMPLETION_BYTES, NAMESPACE_ID_LIMIT
+from nvmeof.controller.settings import NAMESPACE_ID_LIMIT
 from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Namespace
 from nvmeof.wire.ana import ANACAP_ALL_STATES, CMIC_ANA
+from nvmeof.wire.cqe import CQE
 from nvmeof.wire.identify import (
     CTRATT_HOST_ID_128,
     IDENTIFY_BYTES,
@@ -107,7 +108,7 @@ def _controller(controller: Controller, sqe: Sqe) -> bytes:
         mnan=NAMESPACE_ID_LIMIT if ana else 0,  # Linux: wanted where there is ANA
         subnqn=subsystem.nqn,
         ioccsz=settings.ioccsz,  # Linux: at least 4
-        iorcsz=COMPLETION_BYTES // 16,  # Linux: at least 1
+        iorcsz=CQE.size // 16,  # Linux: at least 1
         icdoff=0,
         msdbd=1,
         ofcs=_OFCS_DISCONNECT,

@@ -28,30 +28,25 @@ from typing import Final
 
 from nvmeof.controller.rdma_rules import RdmaSettings, send_room
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
-from nvmeof.controller.session import QueueSession
+from nvmeof.controller.session import HANDSHAKE_S, QueueSession, is_connect
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.target import Target
 from nvmeof.rdma.buffers import Loan, Place, RegisteredBuffers
 from nvmeof.rdma.send_queue import SendQueue
 from nvmeof.rdma.work import Done, Read, Receive, Send, Span, WorkKind, Write, describe_status, work_id
 from nvmeof.wire.cqe import Cqe
-from nvmeof.wire.fabrics import FabricsType
 from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.rdma import CAPSULE_BYTES, COMPLETION_BYTES, ConnectRequest, wrong_sgl
 from nvmeof.wire.sgl import SUBTYPE_INVALIDATE, SglKind
-from nvmeof.wire.sqe import AdminOpcode, Sqe, decode_sqe_untrusted
+from nvmeof.wire.sqe import Sqe, decode_sqe_untrusted
 from nvmeof.wire.status import Status
 
 LENT_LIMIT: Final = 8 << 20
 """Nothing more is begun for a queue while it has this much in loans."""
 
-HANDSHAKE_S: Final = 10.0
-"""Connect has to come within this many seconds."""
-
 GOODBYE_S: Final = 1.0
 """The answer to Disconnect has this many seconds to leave."""
 
-_SQHD_NO_FLOW_CONTROL: Final = 0xFFFF
 _WRITE: Final = work_id(WorkKind.WRITE)
 
 
@@ -125,7 +120,6 @@ class RdmaControllerQueue:
         self._reads: dict[int, _Flight] = {}
         self._runnable: deque[Request] = deque()
         self._lent = 0
-        self._sq_head = 0
         self._scratch = Scratch(narrowed.max_transfer_bytes)
 
     # --- what the owner of the queue pair sees -----------------------------------------------------------
@@ -232,9 +226,7 @@ class RdmaControllerQueue:
         if len(self._flights) >= session.most_in_flight:
             self._end(session.count_overfull())
             return
-        # Connect tells the size of the queue, so until then the head does not come round.
-        size = session.entries if session.controller is not None else 0x10000
-        self._sq_head = (self._sq_head + 1) % size
+        session.take_entry()
         other = self._flights.get(sqe.cid)
         if other is not None:
             if not session.gave_up_event(sqe, other.request):
@@ -256,7 +248,7 @@ class RdmaControllerQueue:
 
     def _begin(self, sqe: Sqe, capsule_data: int) -> Request:
         session = self.session
-        if self.request.qid and session.controller is None and not _is_connect(sqe):
+        if self.request.qid and session.controller is None and not is_connect(sqe):
             # An I/O queue of a controller that has ended: nothing but Connect makes sense.
             self._end("a command before Connect")
         request = session.begin(sqe, self._now)
@@ -324,9 +316,7 @@ class RdmaControllerQueue:
         sqe = request.sqe
         if self._flights.get(sqe.cid) is flight:
             del self._flights[sqe.cid]
-        head = self._sq_head
-        if session.no_flow_control:
-            head = _SQHD_NO_FLOW_CONTROL if _is_connect(sqe) else 0
+        head = session.head_for(request)
         cqe = Cqe(sqe.cid, request.status, request.result, head, session.qid, request.do_not_retry)
         receive = self._receive(flight.slot)
         data, request.data = request.data, None
@@ -377,7 +367,3 @@ class RdmaControllerQueue:
         if loan is not None:
             self._lent -= len(loan.view)
             self._buffers.give_back(loan)
-
-
-def _is_connect(sqe: Sqe) -> bool:
-    return sqe.opcode == AdminOpcode.FABRICS and sqe.fctype == FabricsType.CONNECT

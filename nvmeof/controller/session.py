@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Container
+from typing import Final
 
 from nvmeof.controller.admin_commands import begin_admin, execute_admin
 from nvmeof.controller.authentication_commands import (
@@ -33,11 +34,22 @@ from nvmeof.controller.served_queue import Completion, ServedQueue
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.storage import HELD, Scratch, StorageError
 from nvmeof.controller.target import Target
+from nvmeof.wire.fabrics import FabricsType
 from nvmeof.wire.log_page import TransportType
 from nvmeof.wire.sqe import FLAGS_FUSE, FLAGS_PSDT, FLAGS_SGL, AdminOpcode, Sqe
 from nvmeof.wire.status import Status
 
 log = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 10.0
+"""Connect, and over TCP ICReq before it, have to come within this many seconds."""
+
+_NO_FLOW_CONTROL: Final = 0xFFFF
+"""SQHD of the answer to a Connect that asked for no flow control."""
+
+
+def is_connect(sqe: Sqe) -> bool:
+    return sqe.opcode == AdminOpcode.FABRICS and sqe.fctype == FabricsType.CONNECT
 
 
 def _nothing() -> None:
@@ -61,6 +73,7 @@ class QueueSession(ServedQueue):
         super().__init__(wake, settings or target.settings, transport)
         self.target = target
         self.controller: Controller | None = None
+        self._head = 0
 
     def enter(self, peer: str, now: float, *, full_of: Container[QueueSession] | None = None) -> bool:
         """A guest from an address, until it is known to be more; False where it has to go (`Crowd.admit`)."""
@@ -80,6 +93,17 @@ class QueueSession(ServedQueue):
         if self.unproven:
             return min(self.entries, self.settings.unproven_entries)
         return self.entries
+
+    def take_entry(self) -> None:
+        """A command has come, so the head of the submission queue goes on."""
+        # Connect tells the size of the queue, so until then the head does not come round.
+        self._head = (self._head + 1) % (self.entries if self.controller is not None else 0x10000)
+
+    def head_for(self, request: Request | None) -> int:
+        """SQHD of an answer."""
+        if not self.no_flow_control:
+            return self._head
+        return _NO_FLOW_CONTROL if request is not None and is_connect(request.sqe) else 0
 
     # --- a command, from its arrival to its end -------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-CAPSULE_BYTES: Final = 64
-COMPLETION_BYTES: Final = 16
+from nvmeof.wire.sqe import SQE
+
 ADMIN_IN_CAPSULE_BYTES: Final = 8192
 """In-capsule data on the admin queue: NVMe/TCP fixes it, whatever IOCCSZ says (NVMe/TCP 1.0, 3.4.4)."""
 
@@ -68,4 +68,4 @@ class ControllerSettings:
     @property
     def ioccsz(self) -> int:
         """IOCCSZ: the size of a command capsule in units of 16 bytes."""
-        return (CAPSULE_BYTES + self.in_capsule_bytes) // 16
+        return (SQE.size + self.in_capsule_bytes) // 16

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
-from nvmeof.controller.session import QueueSession
+from nvmeof.controller.session import HANDSHAKE_S, QueueSession
 from nvmeof.controller.settings import ADMIN_IN_CAPSULE_BYTES
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.target import Target
@@ -51,22 +51,17 @@ from nvmeof.tcp.pdu import (
 )
 from nvmeof.tcp.receiver import BadDataDigest, Event, PduReceiver
 from nvmeof.wire.cqe import Cqe
-from nvmeof.wire.fabrics import FabricsType
 from nvmeof.wire.sqe import AdminOpcode, Sqe
 from nvmeof.wire.status import Status
 
 OUTPUT_LIMIT: Final = 256 << 10
 """Commands wait while this much is unsent: a host that does not read holds up itself and nobody's memory."""
 
-HANDSHAKE_S: Final = 10.0
-"""ICReq and Connect have to come within this many seconds."""
-
 GOODBYE_S: Final = 5.0
 """What is unsent when the connection ends has this many seconds to leave."""
 
 _SMALL_PIECE: Final = 4096
 _MOST_BUFFERS: Final = 64
-_SQHD_NO_FLOW_CONTROL: Final = 0xFFFF
 
 
 class _State(enum.Enum):
@@ -123,7 +118,6 @@ class TcpControllerQueue:
         self._conflicting = 0
         """Commands whose id was taken, and that have not been answered: they hold no id."""
         self._runnable: deque[Request] = deque()
-        self._sq_head = 0
         self._output: list[Buffer] = []
         self._output_bytes = 0
         room = max(self.settings.max_h2c_data, target.settings.in_capsule_bytes, ADMIN_IN_CAPSULE_BYTES)
@@ -350,9 +344,7 @@ class TcpControllerQueue:
         session = self.session
         if len(self._in_flight) + self._conflicting >= session.most_in_flight:
             raise out_of_order(session.count_overfull())
-        # Connect tells the size of the queue, so until then the head does not come round.
-        size = session.entries if session.controller is not None else 0x10000
-        self._sq_head = (self._sq_head + 1) % size
+        session.take_entry()
         other = self._in_flight.get(sqe.cid)
         if other is not None and not session.gave_up_event(sqe, other):
             self._conflicting += 1
@@ -450,15 +442,7 @@ class TcpControllerQueue:
             request = self._in_flight.get(cid)
         if request is not None:
             self._release(request)
-        head = self._sq_head
-        if session.no_flow_control:
-            is_connect = (
-                request is not None
-                and request.sqe.opcode == AdminOpcode.FABRICS
-                and request.sqe.fctype == FabricsType.CONNECT
-            )
-            head = _SQHD_NO_FLOW_CONTROL if is_connect else 0
-        cqe = Cqe(cid, status, result, head, session.qid, do_not_retry)
+        cqe = Cqe(cid, status, result, session.head_for(request), session.qid, do_not_retry)
         self._send(encode_pdu(CapsuleResp(cqe), self._digests, self._alignment))
         if session.closes_when_answered:
             self._end(session.farewell)

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from nvmeof.errors import ConnectionLost, MalformedPdu
 from nvmeof.rdma.work import Done, Receive, Work
 from nvmeof.transport.base import Address, VerbsChoice
-from nvmeof.transport.rdma_pair import Domain, QueuePair, poll, verbs_errors
+from nvmeof.transport.rdma_pair import ACK_TIMEOUT, Domain, QueuePair, poll, verbs_errors
 from nvmeof.transport.verbs_provider import Verbs
 from nvmeof.transport.verbs_waiting import Completions
 from nvmeof.wire.rdma import (
@@ -34,11 +34,6 @@ log = logging.getLogger(__name__)
 
 RESPONDER_RESOURCES: Final = 16
 """RDMA READs of the controller that may be under way on one queue pair (IRD)."""
-
-ACK_TIMEOUT: Final = 16
-"""4.096 us * 2^16 = 0.27 s until a packet is sent again. The connection manager proposes 2.1 s, which makes
-eight tries a quarter of a minute; a peer that does not answer for two seconds is as good as gone. An emulated
-device takes 0.54 s at the least, and so 4.3 s."""
 
 RETRIES: Final = 7
 

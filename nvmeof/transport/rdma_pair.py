@@ -37,6 +37,10 @@ INVALIDATED: Final = 8 | 4
 READS_MAX: Final = 128
 """RDMA READs and atomics of one queue pair at once, each way: what rdma_rxe and the emulated device take."""
 
+ACK_TIMEOUT: Final = 16
+"""4.096 us * 2^16 = 0.27 s until a packet is sent again; a peer is given up after eight tries. The connection
+manager proposes 2.1 s, and so a quarter of a minute. An emulated device takes 0.54 s or more: so 4.3 s."""
+
 _RECEIVED: Final = int(WorkKind.RECEIVE)
 
 
