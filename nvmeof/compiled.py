@@ -3,9 +3,9 @@
 `.ci/compile` has mypyc translate the modules that pyproject.toml names (`[tool.g35] compiled`) to C, has the
 C compiled into a folder of its own in `.cache/compiled` of the checkout, and leaves a manifest there that
 names it. `use` then has Python import those modules from there, whatever is compiled while the process
-lives. It is all or nothing, because the translation lays out the classes of all those modules together:
-where one source is another than at that time, or the interpreter is, the sources are run as everywhere
-else, slower and with the same outcome.
+lives. It is all or nothing, because the translation lays out the classes of all those modules together.
+Where one source or the interpreter is another than at that time, the sources are run as everywhere else:
+slower, with the same outcome.
 
 A source, or a file that was made of them, is the same where size and time of change are (what Python asks of
 its own bytecode), or else the SHA-256 of what it says. G35_COMPILED=no leaves everything interpreted;

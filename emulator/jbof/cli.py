@@ -265,7 +265,7 @@ def _serve(
         sys.stdout.flush()
         stop.wait()
         if failures:
-            # Of no use any more, and whoever looks after it begins it anew once the process has ended.
+            # Of no use any more, and its supervisor begins it anew once the process has ended.
             raise EnclosureError(failures[0])
 
 

@@ -1,6 +1,6 @@
 """A Unix socket of mode 0600 with a thread for each client, a few at most: of control and RPC alike.
 
-What is said on it is for whoever derives from `ClientServer`, by `converse`.
+A class that derives from `ClientServer` says what is said on it, by `converse`.
 """
 
 from __future__ import annotations

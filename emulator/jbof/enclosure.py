@@ -116,7 +116,7 @@ class Enclosure:
     """Serves from `start` to `close`. Drives are numbered from 0; the namespace id is the number plus 1.
 
     `on_failure` is told, from any thread, why it cannot go on where a bug or the machine ends its serving:
-    whoever runs it closes it then, and may begin anew.
+    its owner closes it then, and may begin anew.
     """
 
     def __init__(

@@ -2,8 +2,8 @@
 
 In memory a value is one bytearray: it is received into it and sent out of it, and a value that replaces
 another is another bytearray, so that a Retrieve under way still sends the old one whole. In a folder a value
-is one file, named by its key in hexadecimal; it is written under another name and then renamed, so that a
-crash, of the enclosure or of a Store, leaves the old value or the new one and nothing between.
+is one file, named by its key in hexadecimal. It is written under another name and then renamed, so a crash of
+the enclosure or of a Store leaves the old value or the new one.
 
 Nothing in here knows capacities, faults or statuses: `kv_drive.py` does.
 """

@@ -1,9 +1,9 @@
 """What a drive keeps its bytes in: a stretch of memory, or a sparse file that outlives the process.
 
 The two differ in one respect that everything else follows from. Memory can be received into and sent from
-directly. A file cannot: mapped into memory it would be as fast, but a full disk then is a SIGBUS in the
-middle of a copy instead of an errno, so a file is read and written by pread and pwrite, and ENOSPC becomes
-an NVMe status (`emulator.jbof.drive`).
+directly. A file cannot: mapped into memory it would be as fast, but a full disk would be a SIGBUS in the
+middle of a copy. So a file is read and written by pread and pwrite, and ENOSPC becomes an NVMe status
+(`emulator.jbof.drive`).
 
 Both zero a range without writing it where the system can (`punch`), so that deallocation gives room back.
 """
@@ -27,7 +27,7 @@ _ZEROS: Final = bytes(1 << 20)
 
 
 class Medium(Protocol):
-    """Bytes at offsets. Ranges are inside the medium: whoever calls has checked. May raise OSError."""
+    """Bytes at offsets. Ranges are inside the medium: the caller has checked. May raise OSError."""
 
     @property
     def size(self) -> int:

@@ -4,10 +4,10 @@ The kernel's own NVMe/TCP target hands pages to the socket (MSG_SPLICE_PAGES). F
 same takes two calls: vmsplice(2) names pages in a pipe, splice(2) moves them on. On loopback the host's
 receive is then the only copy there is (docs/decisions/0040-payload-by-reference.md).
 
-What is on its way are the pages themselves. Only memory that belongs to a drive may leave so: a write that
-overlaps the read may be seen in it, in the middle of a block too (as where it is copied, for writes are
-received where they stay), and no longer than until the host has the read's completion, which comes behind
-the data. Scratch memory, which the next command uses, is copied as ever.
+The pages themselves are on their way, so a read may show a write that overlaps it, also in the middle of a
+block. A copy may show that too, because writes are received where they stay. A later write cannot be seen
+once the host has the read's completion, which comes behind the data. Only a drive's memory may leave so:
+scratch memory, which the next command uses, is copied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NVMe/RDMA at an enclosure: one thread with an emulated RoCE device, its queue pairs and their queues.
 
-One thread, because the device has one UDP port: whoever waits on it receives for everybody, so a thread for
+One thread, because the device has one UDP port: a thread that waits on it receives for all, so a thread for
 each connection would only take turns. It takes completions of all queue pairs from one completion queue and
 connection events from one channel, carries out what they ask for, and waits until there is more, or a
 deadline comes. Other threads (the control socket, a drive that was healed) reach it by `wake`.

@@ -4,9 +4,9 @@ The moduli are made from their definition (appendix A): 2^b - 2^(b-64) + (floor(
 with e of natural logarithms and X the least that makes the number a safe prime. The generator is 2.
 
 `pow` takes a time that depends on the exponent, and keeps the interpreter lock. Exponents are fresh for every
-exchange, of one length, and used twice, so an attacker has two measurements of each and never more; and they
-are as short as RFC 7919 recommends (rounded up to 32 bits), which makes the time one of milliseconds. The
-binding of OpenSSL that we have marks these groups deprecated and will lose them.
+exchange, of one length, and used twice, so an attacker has two measurements of each and never more. They are
+as short as RFC 7919 recommends (rounded up to 32 bits), so that it takes milliseconds. Our binding of OpenSSL
+marks these groups deprecated and will lose them.
 """
 
 from __future__ import annotations

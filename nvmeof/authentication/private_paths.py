@@ -114,7 +114,7 @@ def _descend(path: Path, *, of_anybody: bool = False) -> tuple[_Folder, str]:
             except FileNotFoundError:
                 if parts:
                     raise
-                return folder, name  # whoever opens it says so
+                return folder, name  # the caller that opens it says so
             try:
                 facts = os.fstat(part)
                 if stat.S_ISLNK(facts.st_mode):

@@ -1,7 +1,7 @@
 """Connections that have proven nothing yet, and who of them gives way when there are many.
 
-A stranger may open as many connections as the network carries. Those that a host with a secret needs must not
-be taken by them, so connections without proof are members of a crowd with a bound, a bound for each peer
+A stranger may open as many connections as the network carries, and must not take those that a host with a
+secret needs. So connections without proof are members of a crowd. It has a bound, a bound for each peer
 address, and a rule by which members give way to newcomers:
 
 * where another address has more members than the newcomer's, the oldest member of that address goes;
@@ -33,7 +33,7 @@ _IPV6_NETWORK_BITS: Final = 64
 def peer_of(address: str) -> str:
     """The name under which connections from an address are counted.
 
-    IPv6 peers are counted by network of 64 bits, for whoever has one address there has them all. What is no
+    IPv6 peers are counted by network of 64 bits, because a peer with one of them has them all. What is no
     IP address counts by itself.
     """
     try:

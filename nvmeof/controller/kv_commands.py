@@ -1,9 +1,9 @@
 """I/O commands of the Key Value command set, in the same three steps as those on blocks: judged on arrival
 (`begin_kv`), fed with data (`accept_kv`), carried out (`execute_kv`). Read `io_commands.py` first.
 
-KV Command Set 1.0, chapter 3. Where it leaves a choice: keys are listed in the order of their bytes; a List
-fills the host's whole buffer, with zeros behind the last key; values are not compressed, so that the options
-about compression change nothing.
+KV Command Set 1.0, chapter 3. Where it leaves a choice: keys are listed in the order of their bytes. A List
+fills the host's whole buffer, with zeros behind the last key. Values are not compressed, so the options about
+compression change nothing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Read `session.py` and `nvmeof/rdma/work.py` first.
 
-It joins a queue pair to a `QueueSession`: a SEND of the host is a capsule, its data come in the capsule or
-by RDMA READ, data for the host leave by RDMA WRITE, and the completion is a SEND behind it. Whoever has the
+It joins a queue pair to a `QueueSession`. A SEND of the host is a capsule; its data come in the capsule or by
+RDMA READ. Data for the host leave by RDMA WRITE, and the completion is a SEND behind it. The owner of the
 queue pair does
 
     queue.start()                                        # receives for capsules, before the host is accepted

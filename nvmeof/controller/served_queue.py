@@ -3,7 +3,7 @@
 It knows neither its controller nor its target, because these know their queues.
 
 Other threads reach it in four ways only: `abort`, `complete_aborted`, `recheck` and `close`. Each ends in
-`wake`, and none needs a lock on the data path: who pops a waiting command out of its dictionary owns it.
+`wake`, and none needs a lock on the data path: the thread that pops a waiting command owns it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One NVMe/TCP connection of the controller role, without I/O. Read `session.py` and `nvmeof/tcp/` first.
 
 It joins a `PduReceiver` to a `QueueSession`: PDUs become commands, commands' data are placed or sent, and
-completions become PDUs. Whoever has the socket does
+completions become PDUs. The owner of the socket does
 
     n = sock.recv_into(queue.next_buffer()); queue.received(n, now)
     queue.run(now)                          # after each wake-up and at queue.deadline()

@@ -14,16 +14,16 @@ Where the data of a command lie while it is in flight:
 * anything else is copied through a loan, which the queue keeps until the command is answered.
 
 With memory windows (type 2) every command has an R_Key of its own, bound just before its capsule and gone
-with its answer: the SGL asks the controller to invalidate it (4Fh), and where its answer did not, we do
-before the command ends. Without them the registration's own key goes out (40h), and a controller that means
+with its answer. The SGL asks the controller to invalidate it (4Fh); where its answer did not, we do before
+the command ends. Without them the registration's own key goes out (40h), and a controller that means
 harm may use it for longer; what it can reach that way is sealed, and proves itself when it is opened.
 `windows` are the R_Keys of windows that may be bound again and again, or, with `renew_window`, once: it
 makes a new one of that number and tells its key.
 
 An abandoned command whose data are in the owner's memory is the one case that ends a queue: `abandon` says
 so, and the owner must break the queue pair before it lets go of the buffer. Invalidating the window instead
-would keep the queue only for as long as the late answer stays away; when it comes, the access error takes the
-queue pair down all the same, at a moment of the peer's choosing, with whatever is in flight by then.
+would keep the queue only until the late answer comes. Then the access error takes the queue pair down all the
+same, at a moment of the peer's choosing, with whatever is in flight by then.
 
 Credits: no more capsules are out than the controller has receives for, because a command counts until it is
 answered, and the controller has posted its receive again when it answers.

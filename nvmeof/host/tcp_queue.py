@@ -7,7 +7,7 @@
     n = sock.recv_into(queue.next_buffer()); ended = queue.received(n)
 
 What drives it: calls of submit, abandon and fail, and the bytes of the peer. It has no clock and no retry:
-a queue that has failed is over, and whoever owns it makes a new one.
+a queue that has failed is over, and its owner makes a new one.
 
 Data of a command go straight into its `data_in`. Data of the host go out from its own buffers: in the
 capsule where they fit into `in_capsule_bytes`, otherwise when the controller asks (R2T).

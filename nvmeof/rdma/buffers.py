@@ -1,8 +1,8 @@
 """Registered memory: what the owner of a queue registered, and buffers that are lent where he did not.
 
 Payload moves straight from and to memory that was registered with `register`. Everything else (a few KiB in
-bytes objects, parts that do not lie side by side, the answer to Identify) goes through a loan: a registered
-buffer of a power of two bytes that is copied from or to. Loans are kept for the next use up to `SPARE_BYTES`.
+bytes objects, scattered parts, the answer to Identify) goes through a loan, a registered buffer of a power of
+two bytes that is copied from or to. Loans are kept for the next use up to `SPARE_BYTES`.
 
 A view is found again by its address, so slices of registered memory are as good as the whole.
 """

@@ -1,8 +1,8 @@
 """Work requests and completions as the protocol objects of NVMe/RDMA speak them.
 
-A queue puts `Work` into its send queue and `Receive` into its receive queue, in order; the transport maps
-them to verbs, posts them, and gives back a `Done` for each receive, for each work request that is
-`signaled`, and for each that fails.
+A queue puts `Work` into its send queue and `Receive` into its receive queue, in order. The transport maps
+them to verbs and posts them. It gives back a `Done` for each receive and for each work request that is
+`signaled` or fails.
 
 A work request's id says what it is, because a completion with an error says nothing else:
 `kind << 32 | number`.

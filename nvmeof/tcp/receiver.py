@@ -9,8 +9,7 @@ into its place:
 
 Headers are read into a small staging buffer, which may by luck hold several PDUs and the first few hundred
 bytes of a payload. As soon as the header of a PDU with data is whole and its digest verified, the owner is
-asked where the data belong (`place`); what staging holds of them is copied there, and the rest is received
-there.
+asked where the data belong (`place`). What staging holds of them is copied there; the rest is received there.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ Event: TypeAlias = Pdu | BadDataDigest
 
 
 class Owner(Protocol):
-    """Whoever knows the commands that data belong to."""
+    """Knows the commands that data belong to."""
 
     def place(self, pdu: DataPdu) -> memoryview | Sequence[memoryview]:
         """Where `pdu.data_length` bytes go: writable memory of exactly that length, in one piece or more.

@@ -3,10 +3,10 @@
 Steps that wait are generators: each `yield` asks for an event on the link's `fd` (or its deadline). So one
 text serves threads, which poll the descriptor, and trio, which waits for it.
 
-The queue pair is ours and not the connection manager's (which could neither bind windows nor post work that
-pyverbs lets us see), so its states are ours to change: INIT, receives, `connect`, and on the answer INIT
-**again** (only now are the access rights known; without it every RDMA READ of the controller would be
-refused), RTR, RTS, `establish`.
+The queue pair is ours: one of the connection manager's could neither bind windows nor post work that pyverbs
+lets us see. So its states are ours to change: INIT, receives, `connect`, and on the answer INIT **again**,
+RTR, RTS, `establish`. The access rights are known only with the answer; without the second INIT every RDMA
+READ of the controller would be refused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ RETRIES: Final = 7
 
 ANSWER_S: Final = 2.0
 """A controller that lives answers a request within milliseconds, and one that has died not at all: nothing
-refuses in its stead. The connection manager would ask again every four seconds; whoever wants the controller
-tries again sooner, and finds it as soon as it is back."""
+refuses in its stead. The connection manager would ask again every four seconds; a caller that wants the
+controller tries again sooner, and finds it as soon as it is back."""
 
 
 T = TypeVar("T")

@@ -1,12 +1,11 @@
 """An RDMA I/O queue for one thread: blocking, run to completion. Read `base.HostQueue` first.
 
 The waiter takes completions for every command in flight until its own is done; with an emulated device it
-also receives for everybody meanwhile (`verbs_provider.Completions.wait`).
+also receives for everybody meanwhile (`verbs_waiting.Completions.wait`).
 
-A queue whose only trouble is that we gave up on a command with a buffer of ours (`host/rdma_queue.py`) is
-still `alive`: its queue pair is broken at once, which makes the buffer safe, and the next `submit` connects
-a new one to the same controller. So a slow drive costs its reader the deadline and a new connection, and
-the session and the queues of others go on.
+A queue that gave up on a command with a buffer of ours (`host/rdma_queue.py`) is still `alive`. Its queue
+pair is broken at once, which makes the buffer safe; the next `submit` connects a new one to the same
+controller. So a slow drive costs its reader the deadline and a new connection; other queues go on.
 """
 
 from __future__ import annotations

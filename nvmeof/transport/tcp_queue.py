@@ -8,9 +8,9 @@ time left differs from what is set by more than a slack, so that on the hot path
 Sending never blocks in the socket: what the kernel does not take at once waits in the queue's `output` and
 goes out while we wait, in turn with receiving. Two ends that both only send would wait for each other.
 
-What was sent ends with the queue. A kernel goes on repeating what lies in the send queue of a socket that is
-gone, for as long as the network loses it: a write of a process that was killed would land behind those of the
-one that took its place. So the socket is closed hard (SO_LINGER of 0 s: the send queue is dropped and the
+What was sent ends with the queue. While the network loses it, a kernel repeats what lies in the send queue of
+a socket that is gone. A write of a killed process would land behind those of the process that took its place.
+So the socket is closed hard (SO_LINGER of 0 s: the send queue is dropped and the
 controller gets a reset), by the kernel too when the process dies; but where nothing is in flight.
 """
 
@@ -167,7 +167,7 @@ class TcpHostQueue:
         self._die("closed by us")
 
     def give_up(self, reason: str) -> None:
-        """Hang up. What is in flight is lost for this reason, and whoever waits for it says what it means."""
+        """Hang up. What is in flight is lost for this reason, and the waiter says what it means."""
         self._die(reason)
 
     # --- inside ----------------------------------------------------------------

@@ -7,8 +7,8 @@ folder.
 WHAT DIFFERS, and is settled here and nowhere else:
 
 * Descriptors. pyverbs 44 tells the descriptor of neither channel, so the one that appears in /proc/self/fd
-  while a channel is made is taken for it, and made non-blocking: its calls hold the interpreter lock, and one
-  that blocked would stop every thread. The emulator's channels have `fd`.
+  while a channel is made is taken for it. It is made non-blocking: calls of pyverbs hold the interpreter
+  lock, and one that blocked would stop every thread. The emulator's channels have `fd`.
 * Waiting. A thread that waits for the emulator receives for everybody meanwhile (`drive_until`), because that
   saves handing every packet to another thread; pyverbs is waited for by arming the queue and poll().
 * Windows. A type 2 window is bound again under a new key, which a program has to note in `ibv_mw.rkey`

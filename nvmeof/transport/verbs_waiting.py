@@ -66,7 +66,7 @@ class Completions:
         self._poll.register(fd, select.POLLIN)
 
     def arm(self) -> None:
-        """`fd` becomes readable with the next completion; whoever arms looks once more before he waits."""
+        """`fd` becomes readable with the next completion; look once more before waiting."""
         self.queue.req_notify()
 
     def consume(self) -> None:

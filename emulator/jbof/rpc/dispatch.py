@@ -1,7 +1,7 @@
 """JSON-RPC 2.0 as SPDK speaks it: one decoded request (or a batch of them) to its answer. No I/O.
 
-What differs from the letter of JSON-RPC is as a real target did it: a missing "jsonrpc" is accepted, an id
-may be a number or a string and nothing else, no id is a notification, and an error has no "data".
+Differences from the letter of JSON-RPC are those of a real target. A missing "jsonrpc" is accepted. An id is
+a number or a string; a request without one is a notification. An error has no "data".
 """
 
 from __future__ import annotations
