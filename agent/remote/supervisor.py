@@ -35,7 +35,7 @@ from nvmeof.host.reconnect import ReconnectPolicy
 from nvmeof.tcp.pdu import Digests
 from nvmeof.transport import VerbsChoice, transport_named
 from nvmeof.transport.base import DEFAULT_PROVIDER
-from nvmeof.transport.discovering import follow_discovery
+from nvmeof.transport.discovery import follow_discovery
 from nvmeof.transport.keeper import Connected, Disconnected, Keeper, Opener, keep_controller
 from nvmeof.wire.ana import AnaState
 from nvmeof.wire.log_page import DiscoveryEntry

@@ -23,7 +23,7 @@ from nvmeof.controller.subsystem import Port, Subsystem
 from nvmeof.errors import NvmeofError
 from nvmeof.host.discovery import PIECE_BYTES
 from nvmeof.host.reconnect import ReconnectPolicy
-from nvmeof.transport.discovering import follow_discovery
+from nvmeof.transport.discovery import follow_discovery
 from nvmeof.transport.tcp import open_controller
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import DISCOVERY_ENTRY, DiscoveryEntry
