@@ -12,7 +12,7 @@ from nvmeof.host.command import Command
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.wire.authentication import MAX_MESSAGE_BYTES
 from nvmeof.wire.fabrics import Authentication, Connect, ConnectData, Disconnect, PropertyAccess
-from nvmeof.wire.features import Feature, FeatureSelect, QueueCount
+from nvmeof.wire.features import Feature, QueueCount
 from nvmeof.wire.identify import IDENTIFY_BYTES, IdentifyCns
 from nvmeof.wire.log_page import LogPageRequest
 from nvmeof.wire.properties import PROPERTY_BYTES, Property
@@ -142,13 +142,9 @@ def get_log_page(
     return command
 
 
-def get_features(
-    feature: Feature | int, select: int = FeatureSelect.CURRENT, *, nsid: int = 0, cdw11: int = 0
-) -> Command:
+def get_features(feature: Feature | int) -> Command:
     """The value of a feature, in `result`."""
-    return Command(
-        f"get feature {feature:#04x}", AdminOpcode.GET_FEATURES, nsid, feature | select << 8, cdw11
-    )
+    return Command(f"get feature {feature:#04x}", AdminOpcode.GET_FEATURES, 0, feature)
 
 
 def set_features(feature: Feature | int, value: int, *, nsid: int = 0) -> Command:

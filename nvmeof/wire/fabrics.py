@@ -34,9 +34,8 @@ DYNAMIC_CONTROLLER = 0xFFFF
 CONNECT_DATA = struct.Struct("<16sH238x256s256s256x")
 assert CONNECT_DATA.size == 1024
 
-CATTR_PRIORITY = 0x03
 CATTR_NO_FLOW_CONTROL = 0x04
-"""CATTR: the queue's priority, and "do not use SQ head pointers for flow control"."""
+"""CATTR: do not use SQ head pointers for flow control."""
 
 RESULT_AUTH_REQUIRED = 1 << 17
 RESULT_AUTH_SECURE_CHANNEL = 1 << 18

@@ -31,21 +31,7 @@ class Feature(IntEnum):
     NAMESPACE_WRITE_PROTECT = 0x84
 
 
-class FeatureSelect(IntEnum):
-    """SEL of Get Features."""
-
-    CURRENT = 0
-    DEFAULT = 1
-    SAVED = 2
-    CAPABILITIES = 3
-
-
 FEATURE_SAVE = 1 << 31
-
-CAPABILITY_SAVEABLE = 1 << 0
-CAPABILITY_NAMESPACE = 1 << 1
-CAPABILITY_CHANGEABLE = 1 << 2
-"""Result of Get Features with SEL = CAPABILITIES."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +51,7 @@ def decode_queue_count(value: int) -> QueueCount:
     return QueueCount((value & 0xFFFF) + 1, (value >> 16 & 0xFFFF) + 1)
 
 
-AEC_SMART = 0xFF
 AEC_NAMESPACE_CHANGED = 1 << 8
-AEC_FIRMWARE = 1 << 9
 AEC_ANA_CHANGED = 1 << 11
 AEC_DISCOVERY_CHANGED = 1 << 31
 """Bits of Asynchronous Event Configuration: which events the host wants."""
@@ -87,8 +71,7 @@ class EventKind(IntEnum):
 NOTICE_NAMESPACE_CHANGED = 0x00
 NOTICE_ANA_CHANGED = 0x03
 NOTICE_DISCOVERY_CHANGED = 0xF0
-ERROR_PERSISTENT_INTERNAL = 0x03
-"""Information of an event: of kind NOTICE, and one of kind ERROR."""
+"""Information of an event of kind NOTICE."""
 
 
 @dataclass(frozen=True, slots=True)

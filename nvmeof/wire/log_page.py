@@ -252,12 +252,6 @@ class SubsystemType(IntEnum):
     CURRENT_DISCOVERY = 3
 
 
-TREQ_NOT_SPECIFIED = 0
-TREQ_SECURE = 1
-TREQ_NOT_SECURE = 2
-TREQ_NO_FLOW_CONTROL = 4
-
-
 @dataclass(frozen=True, slots=True)
 class DiscoveryEntry:
     """One way to one subsystem. `port_id` names the port, `tsas` is transport specific (256 bytes)."""

@@ -30,9 +30,7 @@ PROPERTY_BYTES = {
 }
 """Size of each property in bytes."""
 
-VERSION_1_3 = 0x0001_0300
 VERSION_1_4 = 0x0001_0400
-VERSION_2_0 = 0x0002_0000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,6 @@ CONFIGURE_NVM = 0
 CONFIGURE_ALL_SETS = 6
 """CC.CSS."""
 
-SHUTDOWN_OCCURRING = 1
 SHUTDOWN_COMPLETE = 2
 """CSTS.SHST."""
 

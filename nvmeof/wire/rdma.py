@@ -31,9 +31,6 @@ REJECT = struct.Struct("<HH")
 TSAS = struct.Struct("<BBB5xH246x")
 assert (REQUEST.size, ACCEPT.size, REJECT.size, TSAS.size) == (32, 32, 4, 256)
 
-CONSUMER_REJECT = 28
-"""The connection manager's reason of a REJ that carries one of ours (IBTA 12.6.7.2)."""
-
 CAPSULE_BYTES = 64
 COMPLETION_BYTES = 16
 

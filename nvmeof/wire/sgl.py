@@ -15,8 +15,6 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-from nvmeof.errors import MalformedPdu
-
 SGL: Final = struct.Struct("<QQ")
 SGL_IN: Final = struct.Struct("<QII")
 """The same to read: a number of more than 62 bits is many times as slow to work with, compiled."""
@@ -76,13 +74,6 @@ def from_words(address: int, low: int, high: int) -> SglDescriptor:
         length, key = low & 0xFF_FFFF, low >> 24 | (high & 0xFF_FFFF) << 8
     # A named tuple's own way to be made is interpreted, and every command has one.
     return tuple.__new__(SglDescriptor, (address, length, kind, subtype, key))
-
-
-def decode_sgl_untrusted(data: bytes | memoryview) -> SglDescriptor:
-    """One descriptor from exactly 16 bytes. Reserved bytes are ignored."""
-    if len(data) != SGL.size:
-        raise MalformedPdu(f"an SGL descriptor has 16 bytes, not {len(data)}")
-    return from_words(*SGL_IN.unpack(data))
 
 
 def in_capsule(length: int, offset: int = 0) -> SglDescriptor:

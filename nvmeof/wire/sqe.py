@@ -64,7 +64,6 @@ class IoOpcode(IntEnum):
 
 
 READ_WRITE_FUA: Final = 1 << 30
-READ_WRITE_LIMITED_RETRY: Final = 1 << 31
 WRITE_ZEROES_DEALLOCATE: Final = 1 << 25
 """Bits of command dword 12 of Read, Write, Compare and Write Zeroes; 15:0 is the block count, 0's based."""
 
