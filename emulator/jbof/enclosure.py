@@ -37,12 +37,12 @@ from nvmeof.controller.subsystem import AnyNamespace, KvNamespace, Subsystem
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings
 from nvmeof.errors import NvmeofError
+from nvmeof.transport import TRANSPORTS
 from nvmeof.wire.ana import AnaState
 
 log = logging.getLogger(__name__)
 
 NQN_PREFIX: Final = "nqn.2026-01.io.g35:"
-TRANSPORTS: Final = ("tcp", "rdma")
 DEFAULT_RDMA_PORT: Final = 4420
 """Every RDMA device has a port space of its own, so that none need be looked for."""
 

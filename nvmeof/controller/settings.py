@@ -7,9 +7,6 @@ from typing import Final
 
 from nvmeof.wire.sqe import SQE
 
-ADMIN_IN_CAPSULE_BYTES: Final = 8192
-"""In-capsule data on the admin queue: NVMe/TCP fixes it, whatever IOCCSZ says (NVMe/TCP 1.0, 3.4.4)."""
-
 NAMESPACE_ID_LIMIT: Final = 1024
 """NN: the largest namespace id."""
 

@@ -26,13 +26,13 @@ from typing import Final
 
 from nvmeof.controller.request import Direction, Outcome, Refusal, Request
 from nvmeof.controller.session import HANDSHAKE_S, QueueSession
-from nvmeof.controller.settings import ADMIN_IN_CAPSULE_BYTES
 from nvmeof.controller.storage import Scratch
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_rules import TcpSettings, Transfer, judge_data, out_of_order, wrong_sgl
 from nvmeof.errors import FatalErrorStatus, RemoteProtocolError
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.tcp.pdu import (
+    ADMIN_IN_CAPSULE_BYTES,
     FROM_HOST,
     NO_DIGESTS,
     R2T,

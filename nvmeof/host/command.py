@@ -7,11 +7,16 @@ completion, the death of the queue (`lost`), or, for one that was abandoned, wit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from nvmeof.errors import CommandFailed, ConnectionLost
 from nvmeof.tcp.crc32c import Buffer
 from nvmeof.wire.sqe import AdminOpcode
 from nvmeof.wire.status import Status, describe
+
+CID_COUNT: Final = 0xFFFF
+"""Ids are dealt in turn from 0 to FFFEh, so that an id comes again as late as it can. FFFFh has a meaning
+of its own (the error log: no particular command)."""
 
 
 class Command:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from nvmeof.errors import LocalProtocolError, MalformedPdu, QueueFull, RemoteProtocolError
-from nvmeof.host.command import Command
+from nvmeof.host.command import CID_COUNT, Command
 from nvmeof.limits import MAX_QUEUE_DEPTH
 from nvmeof.rdma.buffers import LEAST_LOAN, Loan, Place, RegisteredBuffers, gather
 from nvmeof.rdma.send_queue import SendQueue
@@ -55,15 +55,12 @@ from nvmeof.rdma.work import (
 )
 from nvmeof.wire.cqe import CQE
 from nvmeof.wire.rdma import CAPSULE_BYTES, COMPLETION_BYTES, MAX_KEYED_LENGTH
+from nvmeof.wire.sgl import SGL_IN_CAPSULE
 from nvmeof.wire.sqe import FLAGS_SGL, SQE
 
-SGL_IN_CAPSULE: Final = 0x01 << 56
 SGL_KEYED: Final = 0x40 << 56
 SGL_KEYED_INVALIDATE: Final = 0x4F << 56
 """The high halves of the descriptors, less key and length (`wire/sgl.py`)."""
-
-CID_COUNT: Final = 0xFFFF
-"""Ids are dealt in turn, so that an id comes again as late as it can."""
 
 CAPSULE_ALIGNMENT: Final = 64
 SPARE_RECEIVES: Final = 2

@@ -27,7 +27,7 @@ from nvmeof.errors import (
     QueueFull,
     RemoteProtocolError,
 )
-from nvmeof.host.command import Command
+from nvmeof.host.command import CID_COUNT, Command
 from nvmeof.limits import DISCARD_BYTES, MAX_OUTSTANDING_R2T, MAX_QUEUE_DEPTH, MIN_MAXH2CDATA
 from nvmeof.tcp.crc32c import Buffer, crc32c
 from nvmeof.tcp.pdu import (
@@ -53,6 +53,7 @@ from nvmeof.tcp.pdu import (
 )
 from nvmeof.tcp.receiver import BadDataDigest, Event, PduReceiver
 from nvmeof.wire.cqe import Cqe
+from nvmeof.wire.sgl import SGL_IN_CAPSULE
 from nvmeof.wire.sqe import FLAGS_SGL
 from nvmeof.wire.status import Status
 
@@ -60,15 +61,10 @@ CAPSULE: Final = struct.Struct("<BBBBIBBHIIIQQQ6I")
 """The common header and the submission entry in one, because this is packed for every command."""
 assert CAPSULE.size == 72
 
-SGL_IN_CAPSULE: Final = 0x01 << 56
 SGL_TRANSPORT: Final = 0x5A << 56
-"""The high halves of the two descriptors that TCP uses, less their length (`wire/sgl.py`)."""
+"""The high half of the descriptor of other data, less their length (`wire/sgl.py`)."""
 
 _SUCCESS: Final[int] = Status.SUCCESS.value
-
-CID_COUNT: Final = 0xFFFF
-"""Ids are dealt in turn from 0 to FFFEh, so that an id comes again as late as it can. FFFFh has a meaning
-of its own (the error log: no particular command)."""
 
 
 class QueueState(Enum):

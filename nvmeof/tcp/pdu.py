@@ -49,6 +49,9 @@ assert COMMON.size + SQE.size == 72
 
 SMALLEST_PDU: Final = 24
 
+ADMIN_IN_CAPSULE_BYTES: Final = 8192
+"""Data in a capsule of the admin queue. NVMe/TCP fixes it, whatever IOCCSZ says."""
+
 FLAG_HEADER_DIGEST: Final = 0x01
 FLAG_DATA_DIGEST: Final = 0x02
 FLAG_LAST: Final = 0x04

@@ -19,17 +19,13 @@ from nvmeof.limits import (
     KEEP_ALIVE_S,
     SHUTDOWN_TIMEOUT_S,
 )
-from nvmeof.tcp.pdu import NO_DIGESTS, Digests
+from nvmeof.tcp.pdu import ADMIN_IN_CAPSULE_BYTES, NO_DIGESTS, Digests
 from nvmeof.transport.base import Address, ControllerInfo
 from nvmeof.transport.controller import Controller, held, read_discovery
+from nvmeof.transport.tcp_queue import MOST_BUFFERS
 from nvmeof.wire.log_page import DiscoveryEntry
 
-ADMIN_IN_CAPSULE_BYTES = 8192
-"""Every NVMe/TCP controller takes this much in a capsule of the admin queue (NVMe/TCP 1.0, 3.3.2.1)."""
-
 ADMIN_DIGESTS = Digests(header=True, data=True)
-
-MOST_BUFFERS = 256
 
 
 class TcpAdminLink:

@@ -20,6 +20,9 @@ SGL_IN: Final = struct.Struct("<QII")
 """The same to read: a number of more than 62 bits is many times as slow to work with, compiled."""
 assert SGL.size == SGL_IN.size == 16
 
+SGL_IN_CAPSULE: Final = 0x01 << 56
+"""The high half of a descriptor of data in the capsule, less their length."""
+
 
 class SglKind(IntEnum):
     """Descriptor type, bits 7:4 of the identifier."""
