@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from emulator.roce.cm.attributes import queue_pair_attributes
-from emulator.roce.cm.connection import Connection
-from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.connection import CmEvent, Connection
+from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.nic.verbs import (
     Access,

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from emulator.roce.cm import events as cm_events
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.pyverbs.base import PyverbsObject
 from emulator.roce.pyverbs.cm_enums import rdma_cm_event_type
@@ -22,8 +21,7 @@ from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import DeviceClosed
 
 if TYPE_CHECKING:
-    from emulator.roce.cm.connection import Connection
-    from emulator.roce.cm.manager import Listener
+    from emulator.roce.cm.connection import CmEvent, Connection, Listener
     from emulator.roce.pyverbs.cmid import CMID
     from emulator.roce.runtime.device import Device
 
@@ -37,7 +35,7 @@ class Happened(NamedTuple):
 
     type: CmEventType
     cmid: CMID | None
-    event: cm_events.CmEvent | None = None
+    event: CmEvent | None = None
     status: int = 0
 
 
@@ -86,7 +84,7 @@ class CMEventChannel(PyverbsObject):
                     pass  # whoever drives looks again
         self.devices.clear()
 
-    def happened(self, event: cm_events.CmEvent) -> None:
+    def happened(self, event: CmEvent) -> None:
         """The sink of connections: with their device's lock held. Not in pyverbs."""
         with self._lock:
             self._events.push(Happened(event.type, None, event, event.status))

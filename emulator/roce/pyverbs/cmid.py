@@ -34,8 +34,7 @@ from emulator.roce.runtime import registry
 from emulator.roce.wire.cm_ip import PortSpace
 
 if TYPE_CHECKING:
-    from emulator.roce.cm.connection import Connection
-    from emulator.roce.cm.manager import Listener
+    from emulator.roce.cm.connection import Connection, Listener
     from emulator.roce.nic.memory import ProtectionDomain
     from emulator.roce.pyverbs.mr import MR
     from emulator.roce.runtime.device import Device
