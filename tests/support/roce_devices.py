@@ -17,13 +17,12 @@ from emulator.roce.nic.verbs import (
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
-    SendRequest,
     Sge,
     WorkCompletion,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.runtime.device import Device
 from emulator.roce.wire.cm_ip import PortSpace
 

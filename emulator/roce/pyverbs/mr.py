@@ -12,7 +12,8 @@ import errno
 import mmap
 from typing import TYPE_CHECKING, Any, Final
 
-from emulator.roce.nic.verbs import Access, Bind, MwType, VerbsError
+from emulator.roce.nic.memory import Bind
+from emulator.roce.nic.verbs import Access, MwType, VerbsError
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, forsake, give_back, listing, refusal
 from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type, ibv_rereg_mr_flags

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.states import MOVES
-from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendOpcode, SendRequest, VerbsError
+from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendOpcode, VerbsError
+from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.pyverbs.base import (
     PyverbsCM,
     bury,

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from emulator.roce.nic.verbs import ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge
+from emulator.roce.nic.verbs import SendFlags, SendOpcode, Sge
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, inc_rkey, listing
 from emulator.roce.pyverbs.enums_queues import ibv_send_flags, ibv_wr_opcode

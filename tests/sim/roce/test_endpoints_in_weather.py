@@ -25,13 +25,12 @@ from emulator.roce.nic.verbs import (
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
-    SendRequest,
     Sge,
     WcStatus,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.wire.cm_ip import PortSpace
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
