@@ -30,8 +30,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from emulator.roce.cm.attributes import queue_pair_attributes
-from emulator.roce.cm.connection import Connection
-from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.connection import CmEvent, Connection
+from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.link.udp import UdpLink
 from emulator.roce.nic.queue_pair import QueuePair
 from emulator.roce.nic.verbs import (
@@ -41,13 +41,12 @@ from emulator.roce.nic.verbs import (
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
-    SendRequest,
     Sge,
     WcStatus,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.runtime.device import Device
 from emulator.roce.wire.cm_ip import PortSpace
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from emulator.roce.cm.connection import Connection
-from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.connection import CmEvent, Connection, Listener
+from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.limits import CmTimes
-from emulator.roce.cm.manager import ConnectionManager, Listener
+from emulator.roce.cm.manager import ConnectionManager
 from emulator.roce.link.memory import MemoryNetwork
 from emulator.roce.link.weather import CALM, Weather
 from emulator.roce.nic.verbs import Address, Burst, Mtu

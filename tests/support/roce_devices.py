@@ -9,21 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from emulator.roce.cm.attributes import queue_pair_attributes
-from emulator.roce.cm.connection import Connection
-from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.connection import CmEvent, Connection
+from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.nic.verbs import (
     Access,
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
-    SendRequest,
     Sge,
     WorkCompletion,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.runtime.device import Device
 from emulator.roce.wire.cm_ip import PortSpace
 

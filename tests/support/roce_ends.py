@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from emulator.roce.link.memory import MemoryNetwork
 from emulator.roce.link.weather import CALM, Weather
 from emulator.roce.nic.completion import CompletionQueue
+from emulator.roce.nic.device_services import WINDOW_BYTES
 from emulator.roce.nic.memory import MemoryRegion, ProtectionDomain
-from emulator.roce.nic.nic import WINDOW_BYTES, Nic
+from emulator.roce.nic.nic import Nic
 from emulator.roce.nic.queue_pair import QueuePair
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
 from emulator.roce.nic.states import MOVES
@@ -22,13 +23,12 @@ from emulator.roce.nic.verbs import (
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
-    SendRequest,
     Sge,
     WorkCompletion,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 
 ALL_ACCESS = (
     Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC | Access.MW_BIND

@@ -15,12 +15,11 @@ from emulator.roce.nic.verbs import (
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
-    SendRequest,
     Sge,
     WorkCompletion,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from tests.support.roce_ends import ALL_ACCESS, GuardedMemory
 
 QKEY = 0x1234

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
-from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.events import CmEventType, ConnectionParameters, check_private
 from emulator.roce.cm.limits import MAX_SERVICE_WAIT_S, MRA_EXPONENT, REQ_CONSUMER_BYTES, seconds
+from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import LEGAL, CmState
 from emulator.roce.nic.gid import gid_of
-from emulator.roce.nic.verbs import PSN_MASK, Mtu, VerbsError
+from emulator.roce.nic.verbs import Mtu, VerbsError
 from emulator.roce.wire.cm_ip import IP_CM_BYTES, IpCmHeader, PortSpace, service_id
 from emulator.roce.wire.cm_messages import (
     PRIVATE_BYTES,
@@ -39,27 +39,50 @@ from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.flow import packed_address
 from emulator.roce.wire.mad import Attribute
 
-if TYPE_CHECKING:
-    from emulator.roce.cm.manager import ConnectionManager, Listener
-
-EventSink = Callable[[CmEvent], None]
+EventSink = Callable[["CmEvent"], None]
 """Where events go: a channel's `push`, or a list's `append`."""
 
-MAX_ATOMIC_DEPTH = 255
-"""Responder resources and initiator depth are one byte each."""
+
+@dataclass(frozen=True, slots=True)
+class CmEvent:
+    """struct rdma_cm_event.
+
+    `status`: the reason of a REJ with REJECTED; a negative errno with UNREACHABLE, CONNECT_ERROR,
+    MULTICAST_ERROR and with a DISCONNECTED that the peer never confirmed; with UNREACHABLE of a datagram
+    service the status of SIDR; else 0. `parameters` come with CONNECT_REQUEST and CONNECT_RESPONSE, with
+    ESTABLISHED of a datagram service, and with MULTICAST_JOIN; `listener` with CONNECT_REQUEST, whose
+    `connection` is new.
+    """
+
+    type: CmEventType
+    connection: Connection
+    status: int = 0
+    private_data: bytes = b""
+    parameters: ConnectionParameters | None = None
+    listener: Listener | None = None
+    group: str = ""
+    """With MULTICAST_JOIN and MULTICAST_ERROR: the address of the group."""
 
 
-def told_by(message: ConnectRequest | ConnectReply, private_data: bytes) -> ConnectionParameters:
-    """What a program is told of the other side's wishes: resources and depth are crossed."""
-    return ConnectionParameters(
-        qp_num=message.queue_pair,
-        private_data=private_data,
-        responder_resources=message.initiator_depth,
-        initiator_depth=message.responder_resources,
-        flow_control=message.end_to_end_flow_control,
-        rnr_retry_count=message.rnr_retry_count,
-        srq=message.srq,
-    )
+class Listener:
+    """One port that connections are requested of; `sink` gets their CONNECT_REQUESTs."""
+
+    def __init__(
+        self, space: PortSpace, port: int, sink: EventSink, backlog: int, stop: Callable[[Listener], None]
+    ) -> None:
+        self.port_space = space
+        self.port = port
+        self.sink = sink
+        self.backlog = backlog
+        self.waiting = 0
+        """Requests that have not been answered."""
+        self.context: object = None
+        """Its user's own."""
+        self._stop = stop
+
+    def close(self) -> None:
+        """No more requests; those that wait stay. Closing twice is fine."""
+        self._stop(self)
 
 
 class Connection:
@@ -68,7 +91,7 @@ class Connection:
     Calls that the state does not allow raise `VerbsError` with EINVAL; nothing has happened then.
     """
 
-    def __init__(self, manager: ConnectionManager, sink: EventSink, local_id: int) -> None:
+    def __init__(self, manager: ConnectionServices, sink: EventSink, local_id: int) -> None:
         self.manager = manager
         self.sink = sink
         """May be changed at any time: rdma_migrate_id."""
@@ -182,7 +205,6 @@ class Connection:
         if not self.local_port:
             self.local_port = manager.ephemeral_port()
         header = IpCmHeader(packed_address(manager.ip), packed_address(self.remote_ip), self.local_port)
-        times = manager.times
         request = ConnectRequest(
             local_id=self.local_id,
             service_id=service_id(self.port_space, self.remote_port),
@@ -195,21 +217,21 @@ class Connection:
             initiator_depth=parameters.initiator_depth,
             retry_count=self.retry_count,
             rnr_retry_count=self.rnr_retry_count,
-            remote_response_timeout=times.response_exponent,
-            local_response_timeout=times.response_exponent,
-            max_cm_retries=times.tries,
+            remote_response_timeout=manager.times.response_exponent,
+            local_response_timeout=manager.times.response_exponent,
+            max_cm_retries=manager.times.tries,
             end_to_end_flow_control=parameters.flow_control,
             srq=parameters.srq,
             private_data=header.encode() + parameters.private_data,
         )
         self._become(CmState.REQ_SENT)
         self._transaction = manager.new_transaction()
-        self._ask(request, self._transaction, now, times.tries)
+        self._ask(request, self._transaction, now, manager.times.tries)
 
     def establish(self, now: float, private_data: bytes = b"") -> None:
         """rdma_establish: send the RTU, once the queue pair is ready to receive. No event follows."""
         self._expect("establish", CmState.REP_RECEIVED)
-        self._check_private(private_data, PRIVATE_BYTES[Attribute.RTU])
+        check_private(private_data, PRIVATE_BYTES[Attribute.RTU])
         self._become(CmState.ESTABLISHED)
         self._reply(ReadyToUse(self.local_id, self.remote_id, private_data))
 
@@ -246,7 +268,7 @@ class Connection:
     ) -> None:
         """rdma_reject, of a request on the passive side or a reply on the active one; no event follows."""
         self._expect("reject", CmState.REQ_RECEIVED, CmState.REP_RECEIVED)
-        self._check_private(private_data, PRIVATE_BYTES[Attribute.REJ])
+        check_private(private_data, PRIVATE_BYTES[Attribute.REJ])
         if self.state is CmState.REQ_RECEIVED:
             self._send_reject(reason, MessageKind.REQ, private_data)
             self._close()
@@ -284,16 +306,14 @@ class Connection:
         self._wait_s = seconds(min(request.local_response_timeout, self.manager.times.response_exponent))
         self._become(CmState.REQ_RECEIVED)
         private = request.private_data[IP_CM_BYTES:]
-        told = replace(told_by(request, private), retry_count=request.retry_count)
+        told = replace(ConnectionParameters.told_by(request, private), retry_count=request.retry_count)
         self._tell(CmEventType.CONNECT_REQUEST, private_data=private, parameters=told, listener=listener)
 
     def repeated_request(self) -> None:
         """The REQ that began this connection, once more."""
         if self.state is CmState.REQ_RECEIVED:
-            self._send(
-                MessageReceipt(self.local_id, self.remote_id, MessageKind.REQ, MRA_EXPONENT),
-                self._transaction,
-            )
+            receipt = MessageReceipt(self.local_id, self.remote_id, MessageKind.REQ, MRA_EXPONENT)
+            self._send(receipt, self._transaction)
         elif self.state is CmState.REP_SENT:
             self.manager.send(self._again, self.remote_ip)
 
@@ -319,8 +339,8 @@ class Connection:
         self._transaction = transaction
         self._set_deadline(None)
         self._become(CmState.REP_RECEIVED)
-        private = reply.private_data
-        self._tell(CmEventType.CONNECT_RESPONSE, private_data=private, parameters=told_by(reply, private))
+        told = ConnectionParameters.told_by(reply, reply.private_data)
+        self._tell(CmEventType.CONNECT_RESPONSE, private_data=reply.private_data, parameters=told)
         return True
 
     def ready_received(self, message: ReadyToUse) -> bool:
@@ -335,8 +355,7 @@ class Connection:
         waiting_for = {CmState.REQ_SENT: MessageKind.REQ, CmState.REP_SENT: MessageKind.REP}
         if waiting_for.get(self.state) != message.message:
             return False
-        service = min(seconds(message.service_timeout), MAX_SERVICE_WAIT_S)
-        self._set_deadline(now + self._wait_s + service)
+        self._set_deadline(now + self._wait_s + min(seconds(message.service_timeout), MAX_SERVICE_WAIT_S))
         return True
 
     def reject_received(self, message: ConnectReject, now: float) -> bool:
@@ -356,16 +375,14 @@ class Connection:
         """DREQ: answered at once, whatever the user does."""
         if message.remote_queue_pair != self.local_qpn or message.local_id != self.remote_id:
             return False
-        if self.state is CmState.TIME_WAIT:
-            self._send(DisconnectReply(self.local_id, self.remote_id), transaction)
-            return True
         if self.state not in (
-            CmState.ESTABLISHED, CmState.REP_SENT, CmState.REP_RECEIVED, CmState.DREQ_SENT,
+            CmState.ESTABLISHED, CmState.REP_SENT, CmState.REP_RECEIVED, CmState.DREQ_SENT, CmState.TIME_WAIT,
         ):  # fmt: skip
             return False
         self._send(DisconnectReply(self.local_id, self.remote_id), transaction)
-        self._wait_out(now)
-        self._tell(CmEventType.DISCONNECTED, private_data=message.private_data)
+        if self.state is not CmState.TIME_WAIT:
+            self._wait_out(now)
+            self._tell(CmEventType.DISCONNECTED, private_data=message.private_data)
         return True
 
     def disconnected(self, message: DisconnectReply, now: float) -> bool:
@@ -414,22 +431,9 @@ class Connection:
             raise AssertionError(f"a bug: no way from {self.state.value} to {state.value}")
         self.state = state
 
-    def _check_private(self, private_data: bytes, most: int) -> None:
-        if len(private_data) > most:
-            raise VerbsError(errno.EINVAL, f"{len(private_data)} bytes of private data, more than {most}")
-
     def _take(self, parameters: ConnectionParameters, most_private: int) -> None:
         """Note what the user says of its queue pair; EINVAL where it cannot be said to the peer."""
-        self._check_private(parameters.private_data, most_private)
-        if not 1 < parameters.qp_num <= PSN_MASK:
-            raise VerbsError(errno.EINVAL, f"{parameters.qp_num} is no queue pair")
-        if not (
-            0 <= parameters.responder_resources <= MAX_ATOMIC_DEPTH
-            and 0 <= parameters.initiator_depth <= MAX_ATOMIC_DEPTH
-            and 0 <= parameters.retry_count <= 7
-            and 0 <= parameters.rnr_retry_count <= 7
-        ):
-            raise VerbsError(errno.EINVAL, f"no peer can be told {parameters}")
+        parameters.check(most_private)
         self.local_qpn = parameters.qp_num
         if self.active:
             self.retry_count = parameters.retry_count
@@ -482,7 +486,7 @@ class Connection:
     def _set_deadline(self, deadline: float | None) -> None:
         self.deadline = deadline
         if deadline is not None:
-            self.manager.arm(self, deadline)
+            self.manager.arm(self.local_id, deadline)
 
     def _wait_out(self, now: float) -> None:
         self._become(CmState.TIME_WAIT)
@@ -492,4 +496,4 @@ class Connection:
         self._answered()
         self._set_deadline(None)
         self._become(CmState.CLOSED)
-        self.manager.forget(self)
+        self.manager.forget(self.local_id)

@@ -1,14 +1,17 @@
-"""What the connection manager tells its users: the events of rdma_cm, with its numbers and its meanings."""
+"""What the connection manager tells its users: the types of rdma_cm's events, and the parameters in them."""
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Final
 
-if TYPE_CHECKING:
-    from emulator.roce.cm.connection import Connection
-    from emulator.roce.cm.manager import Listener
+from emulator.roce.nic.verbs import PSN_MASK, VerbsError
+from emulator.roce.wire.cm_messages import ConnectReply, ConnectRequest
+
+MAX_ATOMIC_DEPTH: Final = 255
+"""Responder resources and initiator depth are one byte each."""
 
 
 class CmEventType(IntEnum):
@@ -51,23 +54,34 @@ class ConnectionParameters:
     qkey: int = 0
     """Of a datagram service or a multicast group; `qp_num` is the queue pair to send to then."""
 
+    @classmethod
+    def told_by(cls, message: ConnectRequest | ConnectReply, private_data: bytes) -> ConnectionParameters:
+        """What a program is told of the other side's wishes: resources and depth are crossed."""
+        return cls(
+            qp_num=message.queue_pair,
+            private_data=private_data,
+            responder_resources=message.initiator_depth,
+            initiator_depth=message.responder_resources,
+            flow_control=message.end_to_end_flow_control,
+            rnr_retry_count=message.rnr_retry_count,
+            srq=message.srq,
+        )
 
-@dataclass(frozen=True, slots=True)
-class CmEvent:
-    """struct rdma_cm_event.
+    def check(self, most_private: int) -> None:
+        """EINVAL where this cannot be said to a peer, with `most_private` bytes of private data."""
+        check_private(self.private_data, most_private)
+        if not 1 < self.qp_num <= PSN_MASK:
+            raise VerbsError(errno.EINVAL, f"{self.qp_num} is no queue pair")
+        if not (
+            0 <= self.responder_resources <= MAX_ATOMIC_DEPTH
+            and 0 <= self.initiator_depth <= MAX_ATOMIC_DEPTH
+            and 0 <= self.retry_count <= 7
+            and 0 <= self.rnr_retry_count <= 7
+        ):
+            raise VerbsError(errno.EINVAL, f"no peer can be told {self}")
 
-    `status`: the reason of a REJ with REJECTED; a negative errno with UNREACHABLE, CONNECT_ERROR,
-    MULTICAST_ERROR and with a DISCONNECTED that the peer never confirmed; with UNREACHABLE of a datagram
-    service the status of SIDR; else 0. `parameters` come with CONNECT_REQUEST and CONNECT_RESPONSE, with
-    ESTABLISHED of a datagram service, and with MULTICAST_JOIN; `listener` with CONNECT_REQUEST, whose
-    `connection` is new.
-    """
 
-    type: CmEventType
-    connection: Connection
-    status: int = 0
-    private_data: bytes = b""
-    parameters: ConnectionParameters | None = None
-    listener: Listener | None = None
-    group: str = ""
-    """With MULTICAST_JOIN and MULTICAST_ERROR: the address of the group."""
+def check_private(private_data: bytes, most: int) -> None:
+    """EINVAL for more than `most` bytes."""
+    if len(private_data) > most:
+        raise VerbsError(errno.EINVAL, f"{len(private_data)} bytes of private data, more than {most}")

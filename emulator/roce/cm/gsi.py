@@ -27,13 +27,12 @@ from emulator.roce.nic.verbs import (
     QpAttributes,
     QpCapabilities,
     QpState,
-    ReceiveRequest,
     SendFlags,
-    SendRequest,
     Sge,
     VerbsError,
     WcStatus,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.wire.mad import MAD_BYTES
 
 SLOTS: Final = 64

@@ -16,22 +16,21 @@ import errno
 import heapq
 import itertools
 import random
-from collections import Counter
 from typing import Final, TypeAlias
 
-from emulator.roce.cm.connection import Connection, EventSink
+from emulator.roce.cm.connection import Connection, EventSink, Listener
 from emulator.roce.cm.limits import (
     EPHEMERAL_PORTS,
     MAX_BACKLOG,
     MAX_CONNECTIONS,
     MAX_LISTENERS,
-    MAX_OUTPUT,
     CmTimes,
 )
 from emulator.roce.cm.service_resolution import ServiceResolution
+from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.gid import gid_of
-from emulator.roce.nic.verbs import PSN_MASK, Mtu, VerbsError
+from emulator.roce.nic.verbs import Mtu, VerbsError
 from emulator.roce.wire.cm_ip import PortSpace, decode_ip_cm_untrusted, port_of
 from emulator.roce.wire.cm_messages import (
     ConnectReject,
@@ -61,28 +60,7 @@ _OfConnection: TypeAlias = (
 )
 
 
-class Listener:
-    """One port that connections are requested of; `events` gets their CONNECT_REQUESTs."""
-
-    def __init__(
-        self, manager: ConnectionManager, port_space: PortSpace, port: int, sink: EventSink, backlog: int
-    ) -> None:
-        self.port_space = port_space
-        self.port = port
-        self.sink = sink
-        self.backlog = backlog
-        self.waiting = 0
-        """Requests that have not been answered."""
-        self.context: object = None
-        """Its user's own."""
-        self._manager = manager
-
-    def close(self) -> None:
-        """No more requests; those that wait stay. Closing twice is fine."""
-        self._manager.stop_listening(self)
-
-
-class ConnectionManager:
+class ConnectionManager(ConnectionServices):
     """See the top of this file. Has no lock: whoever calls holds its device's."""
 
     def __init__(
@@ -94,22 +72,16 @@ class ConnectionManager:
         mtu: Mtu = Mtu.MTU_4096,
         times: CmTimes | None = None,
     ) -> None:
-        self.ip = ip
-        self.guid = guid
-        self.mtu = mtu
-        self.times = times if times is not None else CmTimes()
-        self.counters: Counter[str] = Counter()
-        """What was dropped, by cause, and what was sent and received, by message (`sent REQ`)."""
-        self._chance = chance
+        super().__init__(ip, guid, chance, mtu, times if times is not None else CmTimes())
         self._listeners: dict[tuple[PortSpace, int], Listener] = {}
         self._connections: dict[int, Connection] = {}
         self._by_request: dict[tuple[str, int], Connection] = {}
         """Passive connections by the peer's address and communication ID, to know a REQ again."""
         self._by_queue_pair: dict[tuple[int, int], Connection] = {}
         """Connections by the peer's GUID and queue pair, to know a stale one."""
-        self._timers: list[tuple[float, int, Connection]] = []
+        self._timers: list[tuple[float, int, int]] = []
+        """A heap of deadline, number and connection's ID; entries that have become void are still in it."""
         self._timer_numbers = itertools.count()
-        self._output: list[tuple[str, bytes]] = []
         self._ports = itertools.cycle(EPHEMERAL_PORTS)
         for _ in range(chance.randrange(len(EPHEMERAL_PORTS))):
             next(self._ports)
@@ -139,10 +111,11 @@ class ConnectionManager:
             raise VerbsError(errno.ENOMEM, f"{MAX_LISTENERS} listeners exist")
         # rdma_listen's 0 and less mean "as many as possible".
         most = backlog if 0 < backlog <= MAX_BACKLOG else MAX_BACKLOG
-        listener = self._listeners[port_space, port] = Listener(self, port_space, port, sink, most)
+        listener = Listener(port_space, port, sink, most, self._stop_listening)
+        self._listeners[port_space, port] = listener
         return listener
 
-    def stop_listening(self, listener: Listener) -> None:
+    def _stop_listening(self, listener: Listener) -> None:
         """See `Listener.close`."""
         if self._listeners.get((listener.port_space, listener.port)) is listener:
             del self._listeners[listener.port_space, listener.port]
@@ -167,15 +140,19 @@ class ConnectionManager:
     def deadline(self) -> float | None:
         """When `advance` has to be called."""
         timers = self._timers
-        while timers and timers[0][2].deadline != timers[0][0]:
+        while timers and self._is_void(timers[0]):
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
     def advance(self, now: float) -> None:
         """It is `now`."""
         while (deadline := self.deadline()) is not None and deadline <= now:
-            _, _, connection = heapq.heappop(self._timers)
-            connection.time_over(now)
+            _, _, local_id = heapq.heappop(self._timers)
+            self._connections[local_id].time_over(now)
+
+    def _is_void(self, timer: tuple[float, int, int]) -> bool:
+        connection = self._connections.get(timer[2])
+        return connection is None or connection.deadline != timer[0]
 
     @property
     def has_output(self) -> bool:
@@ -394,38 +371,24 @@ class ConnectionManager:
 
     # --- for connections -----------------------------------------------------------------
 
-    def send(self, mad: bytes, ip: str) -> None:
-        """Put a message into the output."""
-        if len(self._output) >= MAX_OUTPUT:
-            self.counters["output full"] += 1
-            return
-        self.counters["sent"] += 1
-        self._output.append((ip, mad))
-
-    def arm(self, connection: Connection, deadline: float) -> None:
+    def arm(self, local_id: int, deadline: float) -> None:
         """The connection's deadline has become this one; an earlier entry is found to be void later."""
         if len(self._timers) > 4 * MAX_CONNECTIONS:
-            self._timers = [timer for timer in self._timers if timer[2].deadline == timer[0]]
+            self._timers = [timer for timer in self._timers if not self._is_void(timer)]
             heapq.heapify(self._timers)
-        heapq.heappush(self._timers, (deadline, next(self._timer_numbers), connection))
+        heapq.heappush(self._timers, (deadline, next(self._timer_numbers), local_id))
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, local_id: int) -> None:
         """The connection is closed."""
-        self._connections.pop(connection.local_id, None)
+        connection = self._connections.pop(local_id, None)
+        if connection is None:
+            return
         request = (connection.remote_ip, connection.remote_id)
         if self._by_request.get(request) is connection:
             del self._by_request[request]
         queue_pair = (connection.remote_guid, connection.remote_qpn)
         if self._by_queue_pair.get(queue_pair) is connection:
             del self._by_queue_pair[queue_pair]
-
-    def random_psn(self) -> int:
-        """Where a sequence of packets begins: nothing of an older connection may fit in by chance."""
-        return self._chance.randrange(PSN_MASK + 1)
-
-    def new_transaction(self) -> int:
-        """A transaction ID."""
-        return self._chance.getrandbits(64)
 
     def ephemeral_port(self, port_space: PortSpace = PortSpace.TCP) -> int:
         """A port that nobody listens on. EADDRINUSE when all are taken."""

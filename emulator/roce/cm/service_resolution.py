@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from emulator.roce.cm.connection import Connection, EventSink
-from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.connection import CmEvent, Connection, EventSink, Listener
+from emulator.roce.cm.events import CmEventType, ConnectionParameters, check_private
 from emulator.roce.cm.limits import MAX_GROUPS
+from emulator.roce.cm.services import ConnectionServices
 from emulator.roce.cm.states import CmState
 from emulator.roce.nic.multicast import MULTICAST_QPN
 from emulator.roce.nic.verbs import PSN_MASK, VerbsError
@@ -33,9 +34,6 @@ from emulator.roce.wire.cm_reject import RejectReason
 from emulator.roce.wire.flow import is_multicast, packed_address
 from emulator.roce.wire.mad import Attribute
 
-if TYPE_CHECKING:
-    from emulator.roce.cm.manager import ConnectionManager, Listener
-
 UDP_QKEY: Final = 0x01234567
 """The Q_Key of every queue pair of this port space (RDMA_UDP_QKEY of `rdma/rdma_cma.h`)."""
 
@@ -45,7 +43,7 @@ _MOST_PRIVATE: Final = PRIVATE_BYTES[Attribute.SIDR_REQ] - IP_CM_BYTES
 class ServiceResolution(Connection):
     """See the top of this file. Either side."""
 
-    def __init__(self, manager: ConnectionManager, sink: EventSink, local_id: int) -> None:
+    def __init__(self, manager: ConnectionServices, sink: EventSink, local_id: int) -> None:
         super().__init__(manager, sink, local_id)
         self._groups: dict[str, bool] = {}
         """Multicast groups that were joined, and whether a queue pair was attached."""
@@ -86,7 +84,7 @@ class ServiceResolution(Connection):
         self._expect("ask for a service", CmState.IDLE)
         if not self.remote_ip:
             raise VerbsError(errno.EINVAL, "the address has not been resolved")
-        self._check_private(parameters.private_data, _MOST_PRIVATE)
+        check_private(parameters.private_data, _MOST_PRIVATE)
         manager = self.manager
         self.local_qpn = parameters.qp_num
         if not self.local_port:
@@ -137,7 +135,7 @@ class ServiceResolution(Connection):
     def accept(self, parameters: ConnectionParameters, now: float) -> None:
         """Send a SIDR_REP with the queue pair that serves. No event follows."""
         self._expect("accept", CmState.SIDR_RECEIVED)
-        self._check_private(parameters.private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
+        check_private(parameters.private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
         if not 1 < parameters.qp_num <= PSN_MASK:
             raise VerbsError(errno.EINVAL, f"{parameters.qp_num} is no queue pair")
         self._answered()
@@ -159,7 +157,7 @@ class ServiceResolution(Connection):
     ) -> None:
         """Send a SIDR_REP that refuses; no event follows."""
         self._expect("reject", CmState.SIDR_RECEIVED)
-        self._check_private(private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
+        check_private(private_data, PRIVATE_BYTES[Attribute.SIDR_REP])
         self._refuse(private_data)
 
     def _refuse(self, private_data: bytes = b"") -> None:

@@ -7,29 +7,27 @@ receive, is dropped and counted: nobody is told, as nobody would be on a real de
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import ProtectionFault
+from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.verbs import (
     GRH_BYTES,
     Burst,
     QpState,
     SendFlags,
     SendOpcode,
-    SendRequest,
     WcFlags,
     WcOpcode,
     WcStatus,
     WorkCompletion,
 )
+from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.wire.extended import DETH, IMM_DT
 from emulator.roce.wire.flow import Flow, ip_and_udp_headers, text_address
 from emulator.roce.wire.opcodes import Opcode
 from emulator.roce.wire.packet import Packet
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.queue_pair import QueuePair
 
 CONTROLLED_QKEY: Final = 0x80000000
 """A request's Q_Key with this bit stands for the queue pair's own (IBTA 10.2.5)."""
@@ -49,7 +47,7 @@ def network_header(flow: Flow, datagram: memoryview) -> bytes:
 class DatagramService:
     """Both directions of a UD queue pair. The send queue is bounded by `max_send_wr`."""
 
-    def __init__(self, qp: QueuePair) -> None:
+    def __init__(self, qp: QpContext) -> None:
         self._qp = qp
         self._waiting: deque[SendRequest] = deque()
         self.psn = 0

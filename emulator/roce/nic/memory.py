@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from emulator.roce.nic.verbs import Access, AddressVector, Bind, Limits, MwType, Sge, VerbsError
+from emulator.roce.nic.verbs import Access, AddressVector, Limits, MwType, Sge, VerbsError
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Memory: TypeAlias = "bytes | bytearray | memoryview"
@@ -156,6 +156,16 @@ class MemoryWindow:
         if self.grant is not None:
             self.grant.forget()
             self.grant = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """What a memory window is bound to: `length` bytes at `address` of `region`, for `access` of the peer."""
+
+    region: MemoryRegion
+    address: int
+    length: int
+    access: Access
 
 
 class InlineData:

@@ -9,14 +9,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.nic.gid import ip_of
+from emulator.roce.nic.queue_pair import QueuePair
 from emulator.roce.nic.verbs import Limits, QpType, VerbsError
 from emulator.roce.wire.flow import is_multicast, packed_address
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.queue_pair import QueuePair
 
 MULTICAST_QPN: Final = 0xFFFFFF
 """The destination queue pair of every multicast packet (IBTA 9.6.1.2); no queue pair has this number."""

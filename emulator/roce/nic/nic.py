@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import random
 import struct
-from collections import deque
 from typing import Final
 
 from emulator.roce.nic.counters import Count
+from emulator.roce.nic.device_services import WINDOW_BYTES
 from emulator.roce.nic.multicast import MULTICAST_QPN
 from emulator.roce.nic.objects import Objects
 from emulator.roce.nic.packets_in import RowReader, identification_of
-from emulator.roce.nic.packets_out import MAX_BURST, ROW_OVERHEAD, VOLLEY_BURSTS, PacketWriter, rows_of
-from emulator.roce.nic.path import Path, incoming_flow
+from emulator.roce.nic.packets_out import MAX_BURST, ROW_OVERHEAD, VOLLEY_BURSTS
+from emulator.roce.nic.path import incoming_flow
 from emulator.roce.nic.verbs import Address, Burst, Limits
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
 from emulator.roce.wire.flow import Flow
@@ -33,19 +33,9 @@ from emulator.roce.wire.malformed import Cause, MalformedPacket
 from emulator.roce.wire.opcodes import ICRC_BYTES, SERVICE_SHIFT, Opcode, Service, class_of
 from emulator.roce.wire.packet import decode_transport_untrusted
 
-WINDOW_BYTES: Final = 320 << 10
-"""What one connection has under way. Small, because all of it has to fit into the peer's socket buffer (416
-KiB without privilege, and payload counts for some more), and what is larger falls out of the cache."""
-
-CONNECTIONS_AT_FULL_SPEED: Final = 2
-"""All connections to one address together have no more windows than this under way (and one volley, or the
-answer to one READ request, beyond it): it all meets in one socket buffer."""
-
 TURN_BURSTS: Final = VOLLEY_BURSTS
 """Bursts that a queue pair sends before it is the next one's turn: rows that follow each other are taken as
 one by the receiver (`UdpLink`)."""
-
-MAX_PATHS: Final = 4096
 
 _ROW_OPCODES: Final = frozenset(
     {
@@ -76,69 +66,23 @@ class Nic(Objects):
         limits: Limits | None = None,
         window_bytes: int = WINDOW_BYTES,
     ) -> None:
-        super().__init__(address, rng, guid, mtu, limits)
-        self.window_bytes = window_bytes
-        self.segments_numbered = False
+        super().__init__(address, rng, guid, mtu, limits, window_bytes)
         self.solve_identification = False
-        self.writer = PacketWriter()
         self._reader = RowReader()
         self.now = 0.0
         self.expects = 0
         """Bytes still to come of the message that the last row received was part of; half a window at most,
         because beyond that the peer may wait for an acknowledgement of ours."""
         self._in_turn = 0
-        self._paths: dict[str, Path] = {}
-
-    def _device(self) -> Nic:
-        return self
-
-    # --- paths --------------------------------------------------------------------------------------------
-
-    def path_to(self, ip: str) -> Path:
-        """The way to an address, made once."""
-        path = self._paths.get(ip)
-        if path is None:
-            if len(self._paths) >= MAX_PATHS:
-                self._paths.clear()
-            path = self._paths[ip] = Path(
-                self.address, ip, self.segments_numbered, self.window_bytes * CONNECTIONS_AT_FULL_SPEED
-            )
-        return path
-
-    def number_segments(self, ip: str, yes: bool) -> None:
-        """Whether segment i of a burst to `ip` will carry IP identification i; `segments_numbered` is what
-        holds for addresses that nothing was said about."""
-        self.path_to(ip).numbered = yes
-
-    def window_packets(self, mtu: int) -> int:
-        """Packets that a connection may have under way."""
-        return max(8, self.window_bytes // mtu)
-
-    def volley_packets(self, path: Path, mtu: int) -> int:
-        """Packets of a long message that are made at once: whole bursts, a quarter of the window at most, so
-        that the peer's answers come while others are under way. One burst where segments are numbered, since
-        the numbers begin anew with each."""
-        rows = rows_of(mtu)
-        if path.numbered:
-            return rows
-        return rows * max(1, min(VOLLEY_BURSTS, self.window_packets(mtu) // 4 // rows))
-
-    def piece_packets(self, mtu: int) -> int:
-        """Packets of the answer to one READ request. The first and the last of them go by themselves (they
-        alone carry an AETH), the others in rows: as many full rows as leave room in the window for the next
-        request to be under way."""
-        window, rows = self.window_packets(mtu), rows_of(mtu)
-        full = (window * 4 // 5 - 2) // rows
-        return full * rows + 2 if full else window // 2
 
     def fall_silent(self) -> None:
         """The device is about to close: connections send nothing more, management datagrams still go out."""
         for qp in self._qps.values():
             if qp.datagrams is None:
                 qp.scheduled = True  # so it never asks for its turn again
-        self.ready = deque(qp for qp in self.ready if qp.datagrams is not None)
-
-    # --- packets ------------------------------------------------------------------------------------------
+        kept = [qp for qp in self.ready if qp.datagrams is not None]
+        self.ready.clear()
+        self.ready.extend(kept)
 
     @property
     def has_output(self) -> bool:

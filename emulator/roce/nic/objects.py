@@ -8,27 +8,16 @@ from __future__ import annotations
 
 import errno
 import random
-from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.completion import CompletionQueue
-from emulator.roce.nic.counters import Count
+from emulator.roce.nic.device_services import DeviceServices
 from emulator.roce.nic.gid import gid_of
-from emulator.roce.nic.memory import (
-    AddressHandle,
-    KeyTable,
-    Memory,
-    MemoryRegion,
-    MemoryWindow,
-    ProtectionDomain,
-)
+from emulator.roce.nic.memory import AddressHandle, Bind, Memory, MemoryRegion, MemoryWindow, ProtectionDomain
 from emulator.roce.nic.multicast import MULTICAST_QPN, MulticastGroups
-from emulator.roce.nic.path import incoming_flow
 from emulator.roce.nic.queue_pair import SERVICES, QueuePair
-from emulator.roce.nic.retry import RetryClock
 from emulator.roce.nic.shared_receive import SharedReceiveQueue
 from emulator.roce.nic.verbs import (
     GSI_QKEY,
@@ -36,47 +25,33 @@ from emulator.roce.nic.verbs import (
     Access,
     AddressVector,
     AsyncEvent,
-    Bind,
     EventType,
     Limits,
-    Mtu,
     MwType,
     QpCapabilities,
     QpState,
     QpType,
     SendFlags,
     SendOpcode,
-    SendRequest,
     VerbsError,
 )
+from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.wire.bth import LOW_24_BITS
 
-if TYPE_CHECKING:
-    from emulator.roce.nic.nic import Nic
 
-MAX_EVENTS: Final = 1024
-"""Asynchronous events that wait to be taken; later ones are counted and lost. A program that looks has a few
-at most, one that never looks misses nothing by it."""
-
-
-class Objects(ABC):
+class Objects(DeviceServices):
     """The half of a `Nic` that the verbs see."""
 
-    def __init__(self, address: str, rng: random.Random, guid: int, mtu: int, limits: Limits | None) -> None:
-        self.address = address
+    def __init__(
+        self, address: str, rng: random.Random, guid: int, mtu: int, limits: Limits | None, window: int
+    ) -> None:
         self.gid = gid_of(address)
         self.guid = guid or rng.getrandbits(64)
-        self.port_mtu = Mtu.of(mtu)
-        self.limits = limits or Limits()
-        self.counters: Counter[str] = Counter()
-        self.async_events: deque[AsyncEvent] = deque()
-        self.on_async_event: Callable[[], None] | None = None
+        super().__init__(address, rng, mtu, limits, window)
         self.on_gone: Callable[[object], None] | None = None
         """Called with what was destroyed, for who keeps events of it elsewhere than in `async_events`."""
-        self.keys = KeyTable(self.limits, rng)
         self.ready: deque[QueuePair] = deque()
-        self.running: dict[RetryClock, Callable[[float], None]] = {}
-        """The clocks that run, at most one for each queue pair, and whom they call."""
+        """Queue pairs that may have something to send, each once, in the order of their turns."""
         self.groups = MulticastGroups(address, self.limits)
         self._rng = rng
         self._qps: dict[int, QueuePair] = {}
@@ -209,15 +184,6 @@ class Objects(ABC):
         self._ahs.discard(ah)
         ah.pd.users -= 1
 
-    def check_address(self, av: AddressVector) -> None:
-        """EINVAL where nothing can be sent to this address from here."""
-        if av.port_num != 1 or av.sgid_index != 0:
-            raise VerbsError(errno.EINVAL, f"there is no port {av.port_num} or GID {av.sgid_index}")
-        try:
-            incoming_flow(self.address, av.ip, 0)
-        except ValueError as error:
-            raise VerbsError(errno.EINVAL, f"no way to {av.ip!r}: {error}") from error
-
     def create_qp(
         self,
         pd: ProtectionDomain,
@@ -279,9 +245,8 @@ class Objects(ABC):
         ):
             raise VerbsError(errno.EINVAL, f"{wanted} is beyond the limits")
         self._room(self._qps, limits.max_qp, "queue pairs")
-        qp = QueuePair(
-            self._device(), number, QpType(kind), pd, send_cq, recv_cq, replace(capabilities), signal_all, srq
-        )
+        kind, own = QpType(kind), replace(capabilities)
+        qp = QueuePair(self, self.ready, number, kind, pd, send_cq, recv_cq, own, signal_all, srq)
         self._qps[number] = qp
         pd.users += 1
         send_cq.users += 1
@@ -344,15 +309,6 @@ class Objects(ABC):
 
     # --- events -------------------------------------------------------------------------------------------
 
-    def raise_event(self, event: AsyncEvent) -> None:
-        """Tell the program something that no completion tells."""
-        if len(self.async_events) >= MAX_EVENTS:
-            self.counters[Count.EVENTS_LOST] += 1
-            return
-        self.async_events.append(event)
-        if self.on_async_event is not None:
-            self.on_async_event()
-
     def _forget_events_of(self, element: object) -> None:
         """Events of what is destroyed go with it, as the kernel discards those that nobody has taken
         (ib_uverbs_release_uevent)."""
@@ -370,7 +326,3 @@ class Objects(ABC):
             if cq in (qp.send_cq, qp.recv_cq) and qp.state not in (QpState.RESET, QpState.ERR):
                 self.raise_event(AsyncEvent(EventType.QP_FATAL, qp))
                 qp.enter_error()
-
-    @abstractmethod
-    def _device(self) -> Nic:
-        """The whole of which this is one half."""

@@ -8,21 +8,22 @@ unless the queue pair is reset or destroyed before.
 from __future__ import annotations
 
 import errno
+from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.nic.completion import CompletionQueue
 from emulator.roce.nic.datagram import DatagramService
-from emulator.roce.nic.memory import InlineData, ProtectionDomain, ProtectionFault, Span, SpanList
-from emulator.roce.nic.path import Path
+from emulator.roce.nic.device_services import DeviceServices
+from emulator.roce.nic.memory import ProtectionDomain, ProtectionFault
+from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.requester import Requester
 from emulator.roce.nic.responder import Responder
-from emulator.roce.nic.shared_receive import ReceiveQueue, SharedReceiveQueue
+from emulator.roce.nic.shared_receive import SharedReceiveQueue
 from emulator.roce.nic.states import MAY_POST_RECEIVE, MAY_POST_SEND, RECEIVING, next_state
 from emulator.roce.nic.unreliable import UnreliableRequester, UnreliableResponder
 from emulator.roce.nic.verbs import (
     MAX_MESSAGE,
-    AsyncEvent,
     Burst,
     EventType,
     Mtu,
@@ -31,22 +32,17 @@ from emulator.roce.nic.verbs import (
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
-    SendRequest,
     VerbsError,
     WcOpcode,
     WcStatus,
     WorkCompletion,
 )
-from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, UNRELIABLE_SHAPES, completion_opcode
+from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, UNRELIABLE_SHAPES
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.opcodes import Service
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.memory import KeyTable
-    from emulator.roce.nic.nic import Nic
 
 SERVICES: Final = {QpType.RC: Service.RC, QpType.UC: Service.UC, QpType.UD: Service.UD}
 """The transport service of a queue pair, which all packets to it have."""
@@ -104,12 +100,13 @@ _FIELDS: Final = {
 """Attributes that are simply kept. Alternate paths and migration are accepted and have no effect."""
 
 
-class QueuePair:
-    """See the module's docstring. Made by `Nic.create_qp`."""
+class QueuePair(QpContext):
+    """See the module's docstring. Made by `Nic.create_qp`; `ready` is where the device finds who may send."""
 
     def __init__(
         self,
-        device: Nic,
+        device: DeviceServices,
+        ready: deque[QueuePair],
         number: int,
         kind: QpType,
         pd: ProtectionDomain,
@@ -119,25 +116,10 @@ class QueuePair:
         signal_all: bool,
         srq: SharedReceiveQueue | None,
     ) -> None:
-        self.device = device
-        self.keys: KeyTable = device.keys
-        self.number = number
-        self.type = kind
-        self.pd = pd
-        self.send_cq = send_cq
-        self.recv_cq = recv_cq
-        self.capabilities = capabilities
-        self.signal_all = signal_all
-        self.srq = srq
-        self.state = QpState.RESET
-        self.attributes = QpAttributes(capabilities=capabilities)
-        self.mtu = device.port_mtu.bytes
+        super().__init__(device, number, kind, pd, send_cq, recv_cq, capabilities, signal_all, srq)
+        self._ready = ready
         self.scheduled = False
-        self._last_wqe_told = False
-        self._path: Path | None = None
-        self._communicating = self._answers_first = False
-        self._own_receives = ReceiveQueue(capabilities.max_recv_wr, capabilities.max_recv_sge)
-        self.receives: ReceiveQueue = srq if srq is not None else self._own_receives
+        self._last_wqe_told = self._communicating = self._answers_first = False
         self.datagrams = DatagramService(self) if kind is QpType.UD else None
         self.service = SERVICES[kind]
         connected = kind is not QpType.UC
@@ -145,12 +127,6 @@ class QueuePair:
         self.responder = Responder(self) if connected else UnreliableResponder(self)
 
     # --- states -------------------------------------------------------------------------------------------
-
-    @property
-    def path(self) -> Path:
-        """The way to the peer of a connection."""
-        assert self._path is not None
-        return self._path
 
     def query(self) -> QpAttributes:
         """ibv_query_qp: a copy of what is set, and the PSNs as they are now."""
@@ -257,16 +233,6 @@ class QueuePair:
         sender = self.requester if self.datagrams is None else self.datagrams
         sender.flush()
 
-    def send_queue_drained(self) -> None:
-        """In SQD: all that had begun is complete."""
-        if self.attributes.enable_sqd_notify:
-            self.attributes.enable_sqd_notify = False
-            self.tell(EventType.SQ_DRAINED)
-
-    def tell(self, what: EventType) -> None:
-        """An asynchronous event of this queue pair."""
-        self.device.raise_event(AsyncEvent(what, self))
-
     # --- posting ------------------------------------------------------------------------------------------
 
     def post_send(self, request: SendRequest) -> None:
@@ -339,34 +305,11 @@ class QueuePair:
             return
         self._own_receives.post(request)
 
-    # --- for the services ---------------------------------------------------------------------------------
-
     def schedule(self) -> None:
         """There may be something to send."""
         if not self.scheduled:
             self.scheduled = True
-            self.device.ready.append(self)
-
-    def payload_of(self, request: SendRequest, *, write: bool) -> SpanList:
-        """The memory of a send request. ProtectionFault where it may not be used so."""
-        data = request.inline
-        if data is not None:
-            return SpanList((Span(InlineData(data), 0, len(data)),) if data else ())
-        return self.keys.local(self.pd, request.sges, write=write)
-
-    def scatter_of(self, request: ReceiveRequest) -> SpanList:
-        """The memory of a receive. ProtectionFault where it may not be written."""
-        pd = self.srq.pd if self.srq is not None else self.pd
-        return self.keys.local(pd, request.sges, write=True)
-
-    def take_receive(self) -> ReceiveRequest | None:
-        """The receive that the next message takes."""
-        return self.receives.take()
-
-    def complete_send(self, request: SendRequest, status: WcStatus, length: int = 0) -> None:
-        """A send request is over."""
-        opcode = completion_opcode(request.opcode)
-        self.send_cq.push(WorkCompletion(request.wr_id, status, opcode, self.number, length))
+            self._ready.append(self)
 
     def _flush_receive(self, request: ReceiveRequest) -> None:
         self.recv_cq.push(WorkCompletion(request.wr_id, WcStatus.WR_FLUSH_ERR, WcOpcode.RECV, self.number))

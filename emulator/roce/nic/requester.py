@@ -20,16 +20,17 @@ A congestion control would bound the window besides, or say in `next_burst` that
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import Bytes, ProtectionFault
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
+from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.requests import answered_packet, message_packet, prepare
 from emulator.roce.nic.retry import Due, RetryClock
-from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, SendRequest, WcStatus
+from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, WcStatus
 from emulator.roce.nic.work import (
     ATOMIC_BYTES,
     ATOMICS,
@@ -41,12 +42,10 @@ from emulator.roce.nic.work import (
     Work,
     extended_psn,
 )  # fmt: skip
+from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.wire.extended import AethKind, NakCode
 from emulator.roce.wire.opcodes import Operation, class_of
 from emulator.roce.wire.packet import Packet
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.queue_pair import QueuePair
 
 _FENCE: Final = int(SendFlags.FENCE)
 _SIGNALED: Final = int(SendFlags.SIGNALED)
@@ -58,7 +57,7 @@ SMALL_BYTES: Final = 128
 class Requester:
     """See the module's docstring. Belongs to one queue pair."""
 
-    def __init__(self, qp: QueuePair, shapes: dict[SendOpcode, Shape] = SHAPES) -> None:
+    def __init__(self, qp: QpContext, shapes: dict[SendOpcode, Shape] = SHAPES) -> None:
         self._qp = qp
         self._shapes = shapes
         self._share = Share()

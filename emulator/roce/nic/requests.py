@@ -3,21 +3,20 @@ and the requests for data)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.nic.memory import ProtectionFault
-from emulator.roce.nic.verbs import Burst, SendFlags, SendOpcode, SendRequest, WcStatus
+from emulator.roce.nic.qp_context import QpContext
+from emulator.roce.nic.verbs import Burst, SendFlags, SendOpcode, WcStatus
 from emulator.roce.nic.work import ATOMIC_BYTES, ATOMICS, LOCAL_COMPLETION, ONE_PACKET, Work
+from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.wire.extended import ATOMIC_ETH, IMM_DT, RETH, read_packets
 from emulator.roce.wire.opcodes import Opcode, class_of
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.queue_pair import QueuePair
 
 _SOLICITED: Final = int(SendFlags.SOLICITED)
 
 
-def prepare(qp: QueuePair, work: Work) -> None:
+def prepare(qp: QpContext, work: Work) -> None:
     """Carry a local request out, or find the memory of another and let it take its PSNs; `failure` where it
     cannot be done. ProtectionFault where its memory may not be used so."""
     request = work.request
@@ -38,7 +37,7 @@ def prepare(qp: QueuePair, work: Work) -> None:
     work.take_psns(spans, packets)
 
 
-def _carry_out(qp: QueuePair, request: SendRequest) -> None:
+def _carry_out(qp: QpContext, request: SendRequest) -> None:
     if request.opcode is SendOpcode.LOCAL_INV:
         qp.keys.invalidate(qp.pd, qp.number, request.invalidate_rkey)
     else:
@@ -47,7 +46,7 @@ def _carry_out(qp: QueuePair, request: SendRequest) -> None:
         qp.keys.bind(request.window, qp.number, qp.pd, request.bind, request.window_rkey)
 
 
-def message_packet(qp: QueuePair, work: Work, psn: int, *, acknowledge: bool) -> Burst:
+def message_packet(qp: QpContext, work: Work, psn: int, *, acknowledge: bool) -> Burst:
     """The packet `psn` of a SEND or WRITE. ProtectionFault where its memory is gone."""
     request, shape = work.request, work.shape
     assert shape is not None
@@ -79,7 +78,7 @@ def message_packet(qp: QueuePair, work: Work, psn: int, *, acknowledge: bool) ->
     )
 
 
-def answered_packet(qp: QueuePair, work: Work, psn: int, end: int) -> Burst:
+def answered_packet(qp: QpContext, work: Work, psn: int, end: int) -> Burst:
     """The request for the answer with the PSNs `psn` to `end` - 1."""
     if work.request.opcode is SendOpcode.ATOMIC_WRITE:
         return atomic_write_packet(qp, work, psn)
@@ -88,7 +87,7 @@ def answered_packet(qp: QueuePair, work: Work, psn: int, end: int) -> Burst:
     return read_packet(qp, work, psn, end)
 
 
-def atomic_packet(qp: QueuePair, work: Work, psn: int) -> Burst:
+def atomic_packet(qp: QpContext, work: Work, psn: int) -> Burst:
     """The request of an atomic."""
     request = work.request
     adding = request.opcode is SendOpcode.ATOMIC_FETCH_AND_ADD
@@ -102,7 +101,7 @@ def atomic_packet(qp: QueuePair, work: Work, psn: int) -> Burst:
     return qp.device.writer.single(qp.path, opcode, qp.attributes.dest_qpn, psn, extended, acknowledge=True)
 
 
-def atomic_write_packet(qp: QueuePair, work: Work, psn: int) -> Burst:
+def atomic_write_packet(qp: QpContext, work: Work, psn: int) -> Burst:
     """The request of an atomic write (IBTA annex A19): its eight bytes travel in it."""
     extended = RETH.pack(work.request.remote_address, work.request.rkey, ATOMIC_BYTES)
     return qp.device.writer.single(
@@ -117,7 +116,7 @@ def atomic_write_packet(qp: QueuePair, work: Work, psn: int) -> Burst:
     )
 
 
-def read_packet(qp: QueuePair, work: Work, psn: int, end: int) -> Burst:
+def read_packet(qp: QpContext, work: Work, psn: int, end: int) -> Burst:
     """The request of the packets `psn` to `end` - 1 of a READ."""
     start = (psn - work.first) * qp.mtu
     length = min(work.length, (end - work.first) * qp.mtu) - start

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import EMPTY, Bytes, ProtectionFault, SpanList
 from emulator.roce.nic.packets_in import Row
+from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.responses import AtomicAnswer, ReadAnswer, Responses
 from emulator.roce.nic.verbs import (
     MAX_MESSAGE,
@@ -25,19 +26,16 @@ from emulator.roce.nic.verbs import (
     Access,
     Burst,
     EventType,
-    ReceiveRequest,
     WcFlags,
     WcOpcode,
     WcStatus,
     WorkCompletion,
 )
 from emulator.roce.nic.work import ATOMIC_BYTES, extended_psn
+from emulator.roce.nic.work_requests import ReceiveRequest
 from emulator.roce.wire.extended import NakCode, nak_syndrome, read_packets, rnr_syndrome
 from emulator.roce.wire.opcodes import Opcode, OpcodeClass, Operation, class_of
 from emulator.roce.wire.packet import Packet
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.queue_pair import QueuePair
 
 _REMOTE_WRITE: Final = int(Access.REMOTE_WRITE)
 _REMOTE_READ: Final = int(Access.REMOTE_READ)
@@ -84,7 +82,7 @@ class _Resource:
 class Responder:
     """See the module's docstring. Belongs to one queue pair."""
 
-    def __init__(self, qp: QueuePair) -> None:
+    def __init__(self, qp: QpContext) -> None:
         self._qp = qp
         self.responses = Responses(qp)
         self._resources: deque[_Resource] = deque()

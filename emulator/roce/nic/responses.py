@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import ProtectionFault, SpanList
+from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.verbs import Burst
 from emulator.roce.wire.bth import LOW_24_BITS
 from emulator.roce.wire.extended import AETH, ATOMIC_ACK_ETH, SYNDROME_ACK, NakCode, nak_syndrome
 from emulator.roce.wire.opcodes import Opcode
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.queue_pair import QueuePair
 
 
 @dataclass(slots=True)
@@ -62,7 +60,7 @@ Answer: TypeAlias = Acknowledgement | AtomicAnswer | ReadAnswer
 class Responses:
     """See the module's docstring."""
 
-    def __init__(self, qp: QueuePair) -> None:
+    def __init__(self, qp: QpContext) -> None:
         self._qp = qp
         self._row: deque[Answer] = deque()
 

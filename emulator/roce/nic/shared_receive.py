@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable
 
 from emulator.roce.nic.memory import ProtectionDomain
-from emulator.roce.nic.verbs import ReceiveRequest, SrqAttr, VerbsError
+from emulator.roce.nic.verbs import SrqAttr, VerbsError
+from emulator.roce.nic.work_requests import ReceiveRequest
 
 
 class ReceiveQueue:

@@ -11,26 +11,23 @@ next message. What RC would refuse is dropped and counted, and the queue pair go
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from emulator.roce.nic.counters import Count
+from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.requester import Requester
 from emulator.roce.nic.responder import NotReady, Refusal, Responder
 from emulator.roce.nic.responses import Responses
-from emulator.roce.nic.verbs import Burst, ReceiveRequest, WcStatus
+from emulator.roce.nic.verbs import Burst, WcStatus
 from emulator.roce.nic.work import UNRELIABLE_SHAPES, Work, extended_psn
+from emulator.roce.nic.work_requests import ReceiveRequest
 from emulator.roce.wire.extended import SYNDROME_ACK
 from emulator.roce.wire.opcodes import class_of
 from emulator.roce.wire.packet import Packet
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.queue_pair import QueuePair
 
 
 class UnreliableRequester(Requester):
     """See the module's docstring."""
 
-    def __init__(self, qp: QueuePair) -> None:
+    def __init__(self, qp: QpContext) -> None:
         super().__init__(qp, UNRELIABLE_SHAPES)
 
     def next_burst(self, now: float) -> Burst | None:
@@ -61,7 +58,7 @@ class _Silence(Responses):
 class UnreliableResponder(Responder):
     """See the module's docstring."""
 
-    def __init__(self, qp: QueuePair) -> None:
+    def __init__(self, qp: QpContext) -> None:
         super().__init__(qp)
         self.responses = _Silence(qp)
 

@@ -12,13 +12,7 @@ import errno
 import os
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from emulator.roce.nic.completion import CompletionQueue
-    from emulator.roce.nic.memory import AddressHandle, MemoryRegion, MemoryWindow
-    from emulator.roce.nic.queue_pair import QueuePair
-    from emulator.roce.nic.shared_receive import SharedReceiveQueue
+from typing import Final, NamedTuple
 
 ROCE_PORT: Final = 4791
 """The UDP port of RoCEv2 (IBTA Annex A17)."""
@@ -284,52 +278,6 @@ class AddressVector:
     service_level: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Bind:
-    """What a memory window is bound to: `length` bytes at `address` of `region`, for `access` of the peer."""
-
-    region: MemoryRegion
-    address: int
-    length: int
-    access: Access
-
-
-@dataclass(slots=True)
-class SendRequest:
-    """struct ibv_send_wr. What an opcode does not use is left at its default.
-
-    With `SendFlags.INLINE` the payload is `inline` where that is given, else it is read from the SGEs'
-    regions while `post_send` runs; an atomic write needs no flag for its eight bytes. Atomics: `compare_add`
-    is the value compared or added, `swap` the other.
-    """
-
-    wr_id: int = 0
-    opcode: SendOpcode = SendOpcode.SEND
-    flags: SendFlags = NO_SEND_FLAGS
-    sges: tuple[Sge, ...] = ()
-    imm: int = 0
-    invalidate_rkey: int = 0
-    remote_address: int = 0
-    rkey: int = 0
-    compare_add: int = 0
-    swap: int = 0
-    ah: AddressHandle | None = None
-    remote_qpn: int = 0
-    remote_qkey: int = 0
-    window: MemoryWindow | None = None
-    window_rkey: int = 0
-    bind: Bind | None = None
-    inline: bytes | None = None
-
-
-@dataclass(slots=True)
-class ReceiveRequest:
-    """struct ibv_recv_wr."""
-
-    wr_id: int = 0
-    sges: tuple[Sge, ...] = ()
-
-
 @dataclass(slots=True)
 class QpCapabilities:
     """struct ibv_qp_cap: the bounds of both queues of a pair."""
@@ -393,10 +341,10 @@ class WorkCompletion:
 
 @dataclass(frozen=True, slots=True)
 class AsyncEvent:
-    """struct ibv_async_event: something that no work completion tells."""
+    """struct ibv_async_event: what no work completion tells; `element` is the queue or queue pair."""
 
     type: EventType
-    element: QueuePair | CompletionQueue | SharedReceiveQueue | None = None
+    element: object = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from emulator.roce.nic.memory import EMPTY, SpanList
-from emulator.roce.nic.verbs import SendOpcode, SendRequest, WcOpcode, WcStatus
+from emulator.roce.nic.verbs import SendOpcode, WcOpcode, WcStatus
+from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.wire.bth import LOW_24_BITS, psn_difference
 from emulator.roce.wire.extended import NakCode
 from emulator.roce.wire.opcodes import SERVICE_SHIFT, Opcode, Service

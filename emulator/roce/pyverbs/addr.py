@@ -14,39 +14,14 @@ from emulator.roce.nic.verbs import GRH_BYTES, AddressVector, VerbsError
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, forsake, give_back, listing, refusal
 from emulator.roce.pyverbs.enums_queues import ibv_wc_flags
+from emulator.roce.pyverbs.gid import GID, NO_GID
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.utils import gid_bytes
 
 if TYPE_CHECKING:
     from emulator.roce.nic.memory import AddressHandle
-    from emulator.roce.pyverbs.cq import WC
     from emulator.roce.pyverbs.pd import PD
-
-NO_GID = bytes(16)
-
-
-class GID(PyverbsObject):
-    """Sixteen bytes, shown as eight groups of four digits."""
-
-    __slots__ = ("raw",)
-
-    def __init__(self, val: str | None = None) -> None:
-        self.raw = NO_GID if val is None else gid_bytes(val)
-
-    @property
-    def gid(self) -> str:
-        """The text; setting it takes the same form."""
-        return str(self)
-
-    @gid.setter
-    def gid(self, val: str) -> None:
-        self._set_gid(val)
-
-    def _set_gid(self, val: str) -> None:
-        self.raw = gid_bytes(val)
-
-    def __str__(self) -> str:
-        return self.raw.hex(":", 2)
+    from emulator.roce.pyverbs.work_completion import WC
 
 
 class GRH(PyverbsObject):
@@ -315,3 +290,6 @@ def _answer(wc: WC, grh: int, port_num: int) -> AHAttr:
         attr.raw_dgid = sender_gid(mem_alloc.read(grh, GRH_BYTES))
         attr.hop_limit = 0xFF
     return attr
+
+
+__all__ = ["AH", "GID", "GRH", "AHAttr", "GlobalRoute", "sender_gid"]

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from emulator.roce.nic.verbs import VerbsError
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError
@@ -65,7 +65,11 @@ class PyverbsCM(PyverbsObject):
         """Give everything back. Closing twice is fine."""
 
 
-def close_children(*families: weakref.WeakSet[Any]) -> None:
+Children: TypeAlias = "weakref.WeakSet[PyverbsCM]"
+"""A family of objects that go before their parent. Each child registers itself with its parents."""
+
+
+def close_children(*families: Children) -> None:
     """Close every object in the sets, family by family, and empty them."""
     for family in families:
         while True:

@@ -1,4 +1,4 @@
-"""Event channels of the connection manager, and its events. Part of `pyverbs.cmid`.
+"""Event channels of the connection manager. Part of `pyverbs.cmid`.
 
 A channel serves connections of several devices, each with a lock of its own, so it has a lock, too: the
 innermost, held for a moment only.
@@ -13,18 +13,14 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from emulator.roce.cm import events as cm_events
-from emulator.roce.cm.events import CmEventType, ConnectionParameters
+from emulator.roce.cm.events import CmEventType
 from emulator.roce.pyverbs.base import PyverbsObject
-from emulator.roce.pyverbs.cm_enums import rdma_cm_event_type
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import DeviceClosed
 
 if TYPE_CHECKING:
-    from emulator.roce.cm.connection import Connection
-    from emulator.roce.cm.manager import Listener
-    from emulator.roce.pyverbs.cmid import CMID
+    from emulator.roce.cm.connection import CmEvent, Connection
     from emulator.roce.runtime.device import Device
 
 
@@ -36,8 +32,8 @@ class Happened(NamedTuple):
     """An event of a CMID that has no connection yet, or of one that has: what a channel holds."""
 
     type: CmEventType
-    cmid: CMID | None
-    event: cm_events.CmEvent | None = None
+    cmid: PyverbsObject | None
+    event: CmEvent | None = None
     status: int = 0
 
 
@@ -86,17 +82,17 @@ class CMEventChannel(PyverbsObject):
                     pass  # whoever drives looks again
         self.devices.clear()
 
-    def happened(self, event: cm_events.CmEvent) -> None:
+    def happened(self, event: CmEvent) -> None:
         """The sink of connections: with their device's lock held. Not in pyverbs."""
         with self._lock:
             self._events.push(Happened(event.type, None, event, event.status))
 
-    def tell(self, cmid: CMID, kind: CmEventType, status: int = 0) -> None:
+    def tell(self, cmid: PyverbsObject, kind: CmEventType, status: int = 0) -> None:
         """An event of a CMID that has no connection. Not in pyverbs."""
         with self._lock:
             self._events.push(Happened(kind, cmid, None, status))
 
-    def forget(self, connection: Connection | None, cmid: CMID) -> None:
+    def forget(self, connection: Connection | None, cmid: PyverbsObject) -> None:
         """Take back what waits for an id that is destroyed (rdma_destroy_id). Not in pyverbs."""
         self.discard(
             lambda one: one.cmid is cmid or (one.event is not None and one.event.connection is connection)
@@ -149,99 +145,3 @@ class CMEventChannel(PyverbsObject):
         """Whether the descriptor blocks. Not in pyverbs."""
         with self._lock:
             return not self._events.closed and os.get_blocking(self.fd)
-
-
-class CMEvent(PyverbsObject):
-    """The next event of a channel: waits for it where there is none, and the descriptor blocks.
-
-    To take a CONNECT_RESPONSE of a CMID with a queue pair of its own sets that to RTS and completes the
-    connection, as in librdmacm; what the program gets is ESTABLISHED.
-    """
-
-    __slots__ = ("_acknowledged", "_happened", "_id", "_type")
-
-    def __init__(self, channel: CMEventChannel) -> None:
-        self._acknowledged = True
-        happened = channel.take(wait=channel.blocking)
-        if happened is None:
-            for device in tuple(channel.devices):
-                device.drive_once()
-            happened = channel.take(wait=False)
-        if happened is None:
-            raise PyverbsRDMAError("Failed to create CMEvent", errno.EAGAIN)
-        self._happened = happened
-        self._acknowledged = False
-        self._id: CMID | None = happened.cmid if happened.cmid is not None else self._known()
-        self._type = happened.type
-        if self._id is not None:
-            self._type = self._id.digest(happened)
-
-    def _known(self) -> CMID | None:
-        return _owner(self.connection)
-
-    def close(self) -> None:
-        """Acknowledge it, where that was not done."""
-        if not self._acknowledged:
-            self.ack_cm_event()
-
-    def ack_cm_event(self) -> None:
-        """Acknowledge it."""
-        self._acknowledged = True
-
-    @property
-    def event_type(self) -> int:
-        """An `rdma_cm_event_type`."""
-        return int(self._type)
-
-    def event_str(self) -> str:
-        """The name of its type; nothing once it is acknowledged, as in pyverbs."""
-        return "" if self._acknowledged else rdma_cm_event_type(self.event_type).name
-
-    @property
-    def private_data(self) -> bytes:
-        """What came with the peer's message."""
-        event = self._happened.event
-        return event.private_data if event is not None else b""
-
-    @property
-    def status(self) -> int:
-        """A negative errno, or with REJECTED the reason that the peer gave. Not in pyverbs."""
-        return self._happened.status
-
-    @property
-    def param(self) -> ConnectionParameters | None:
-        """What the peer asks for, with a CONNECT_REQUEST or CONNECT_RESPONSE. Not in pyverbs."""
-        return self._happened.event.parameters if self._happened.event is not None else None
-
-    @property
-    def group(self) -> str:
-        """The address of the multicast group that it is about, if any. Not in pyverbs."""
-        return self._happened.event.group if self._happened.event is not None else ""
-
-    @property
-    def connection(self) -> Connection | None:
-        """What the connection manager knows it by. Not in pyverbs."""
-        return self._happened.event.connection if self._happened.event is not None else None
-
-    @property
-    def listen_id(self) -> CMID | None:
-        """With a CONNECT_REQUEST, the CMID that listens. Not in pyverbs."""
-        event = self._happened.event
-        return _owner(event.listener) if event is not None else None
-
-    @property
-    def id(self) -> CMID | None:
-        """The CMID that it is about; with a CONNECT_REQUEST a new one, made when it is first asked for.
-        Not in pyverbs."""
-        from emulator.roce.pyverbs.cmid import CMID
-
-        if self._id is None and self._type is CmEventType.CONNECT_REQUEST:
-            self._id = CMID(creator=self, listen_id=self.listen_id)
-        return self._id
-
-
-def _owner(thing: Connection | Listener | None) -> CMID | None:
-    """The CMID of a connection or listener, where the program still has it; they hold it weakly."""
-    reference = thing.context if thing is not None else None
-    found: CMID | None = reference() if callable(reference) else None
-    return found

@@ -8,40 +8,45 @@ from typing import TYPE_CHECKING
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.service_resolution import UDP_QKEY
 from emulator.roce.nic.verbs import QpState, VerbsError
-from emulator.roce.pyverbs.base import PyverbsCM
 from emulator.roce.pyverbs.cq import CQ
 from emulator.roce.pyverbs.enums_device import ibv_access_flags
 from emulator.roce.pyverbs.enums_queues import ibv_qp_type, ibv_send_flags, ibv_wr_opcode
 from emulator.roce.pyverbs.mr import MR
+from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp import QP, QPAttr, QPInitAttr
 from emulator.roce.pyverbs.work_completion import WC
 from emulator.roce.pyverbs.wr import SGE, RecvWR, SendWR
 from emulator.roce.runtime.errors import DeviceClosed
+from emulator.roce.wire.cm_ip import PortSpace
 
 if TYPE_CHECKING:
     from emulator.roce.cm.connection import Connection
     from emulator.roce.pyverbs.addr import AH
-    from emulator.roce.pyverbs.device import Context
-    from emulator.roce.pyverbs.pd import PD
-    from emulator.roce.runtime.device import Device
 
 
-class QueuePairOfId(PyverbsCM):
+class QueuePairOfId(DomainUser):
     """The half of a `CMID` that sends and receives."""
 
-    __slots__ = ("_own_cqs", "qp")
+    __slots__ = ("_connection", "_own_cqs", "_port_space", "qp")
 
-    ctx: Context | None
-    qp: QP | None
+    def __init__(self, pd: PD | None) -> None:
+        super().__init__(pd)
+        self.qp: QP | None = None
+        self._own_cqs: list[CQ] = []
+        self._connection: Connection | None = None
+        self._port_space = PortSpace.TCP
 
-    if TYPE_CHECKING:
+    @property
+    def datagrams(self) -> bool:
+        """Whether its port space is RDMA_PS_UDP. Not in pyverbs."""
+        return self._port_space is PortSpace.UDP
 
-        @property
-        def datagrams(self) -> bool: ...
-        def opened(self) -> Device: ...
-        def connection(self) -> Connection: ...
-        def domain_holder(self) -> PD: ...
+    def connection(self) -> Connection:
+        """What the connection manager knows it by. VerbsError(EINVAL) where there is none. Not in pyverbs."""
+        if self._connection is None:
+            raise VerbsError(errno.EINVAL, "the CMID has no connection")
+        return self._connection
 
     def create_qp(self, qp_init: QPInitAttr) -> None:
         """A queue pair for the connection (rdma_create_qp), in INIT; for datagrams in RTS. Completion queues
@@ -117,7 +122,7 @@ class QueuePairOfId(PyverbsCM):
         return self._registered(size, ibv_access_flags.IBV_ACCESS_REMOTE_WRITE)
 
     def _registered(self, size: int, access: int) -> MR:
-        return MR(self, size, access)  # type: ignore[arg-type]  # a CMID, which is the only one of this kind
+        return MR(self, size, access)
 
     def post_recv(self, mr: MR, length: int | None = None) -> None:
         """Post the region, or its first `length` bytes, for a message."""

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from emulator.roce.cm.events import ConnectionParameters
-from emulator.roce.cm.service_resolution import ServiceResolution
-from emulator.roce.nic.verbs import Address, AddressVector, VerbsError
-from emulator.roce.pyverbs.addr import AHAttr
+from emulator.roce.nic.verbs import Address, VerbsError
 from emulator.roce.pyverbs.base import PyverbsObject, listing
-from emulator.roce.pyverbs.cm_enums import RAI_NUMERICHOST, RAI_PASSIVE, rdma_cm_event_type, rdma_port_space
+from emulator.roce.pyverbs.cm_enums import RAI_NUMERICHOST, RAI_PASSIVE, rdma_port_space
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError
-
-if TYPE_CHECKING:
-    from emulator.roce.pyverbs.cm_channel import CMEvent
 
 AS_MANY_AS_POSSIBLE: Final = 0xFF
 """RDMA_MAX_RESP_RES and RDMA_MAX_INIT_DEPTH: what the device can do."""
-
-_WHERE_TO_SEND: Final = (
-    rdma_cm_event_type.RDMA_CM_EVENT_ESTABLISHED, rdma_cm_event_type.RDMA_CM_EVENT_MULTICAST_JOIN,
-)  # fmt: skip
 
 ANY_ADDRESS: Final = ("0.0.0.0", "::")
 
@@ -166,20 +157,3 @@ class JoinMCAttrEx(PyverbsObject):
         self.addr = addr
         self.comp_mask = comp_mask
         self.join_flags = join_flags
-
-
-class UDParam(PyverbsObject):
-    """struct rdma_ud_param: where datagrams go, with ESTABLISHED of a service of RDMA_PS_UDP and with
-    MULTICAST_JOIN; else zeros."""
-
-    __slots__ = ("ah_attr", "qkey", "qp_num")
-
-    def __init__(self, cm_event: CMEvent) -> None:
-        self.qp_num = 0
-        self.qkey = 0
-        self.ah_attr = AHAttr(port_num=0)
-        service, told = cm_event.connection, cm_event.param
-        if cm_event.event_type in _WHERE_TO_SEND and isinstance(service, ServiceResolution):
-            assert told is not None
-            self.qp_num, self.qkey = told.qp_num, told.qkey
-            self.ah_attr = AHAttr.of(AddressVector(cm_event.group or service.remote_ip))

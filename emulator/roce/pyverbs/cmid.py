@@ -10,35 +10,54 @@ With RDMA_PS_UDP there is no connection: `connect` asks for the queue pair that 
 brings it (`UDParam`). Multicast groups are joined by such a CMID too.
 """
 
+# One idea in one file: an event makes the CMID of a request, and a CMID digests its events. Apart they would
+# import each other.
+
 from __future__ import annotations
 
 import errno
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
-from emulator.roce.nic.verbs import Address, QpAttr, QpAttributes, QpState, VerbsError
+from emulator.roce.cm.service_resolution import ServiceResolution
+from emulator.roce.nic.gid import gid_of
+from emulator.roce.nic.verbs import Address, AddressVector, QpAttr, QpAttributes, QpState, VerbsError
 from emulator.roce.pyverbs import cm_devices
-from emulator.roce.pyverbs.addr import AH
-from emulator.roce.pyverbs.base import bury, close_children, forsake, refusal
-from emulator.roce.pyverbs.cm_channel import CMEvent, CMEventChannel, Happened
-from emulator.roce.pyverbs.cm_enums import RAI_PASSIVE, rdma_port_space
-from emulator.roce.pyverbs.cm_multicast import MulticastOfId
-from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx, UDParam
+from emulator.roce.pyverbs.addr import AH, AHAttr
+from emulator.roce.pyverbs.base import PyverbsObject, bury, close_children, forsake, refusal
+from emulator.roce.pyverbs.cm_channel import CMEventChannel, Happened
+from emulator.roce.pyverbs.cm_enums import (
+    RAI_PASSIVE,
+    RDMA_OPTION_ID,
+    RDMA_OPTION_ID_ACK_TIMEOUT,
+    rdma_cm_event_type,
+    rdma_cm_join_mc_attr_mask,
+    rdma_cm_mc_join_flags,
+    rdma_port_space,
+)
+from emulator.roce.pyverbs.cm_queue_pair import QueuePairOfId
+from emulator.roce.pyverbs.cm_records import AddrInfo, ConnParam, JoinMCAttrEx
 from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
-from emulator.roce.pyverbs.qp import QPAttr, QPInitAttr
+from emulator.roce.pyverbs.qp import ECE, QPAttr, QPInitAttr
 from emulator.roce.runtime import registry
 from emulator.roce.wire.cm_ip import PortSpace
 
 if TYPE_CHECKING:
-    from emulator.roce.cm.connection import Connection
-    from emulator.roce.cm.manager import Listener
-    from emulator.roce.nic.memory import ProtectionDomain
-    from emulator.roce.pyverbs.mr import MR
+    from emulator.roce.cm.connection import Connection, Listener
     from emulator.roce.runtime.device import Device
+
+_JOIN_MASK = (
+    rdma_cm_join_mc_attr_mask.RDMA_CM_JOIN_MC_ATTR_ADDRESS
+    | rdma_cm_join_mc_attr_mask.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
+)
+
+_WHERE_TO_SEND: Final = (
+    rdma_cm_event_type.RDMA_CM_EVENT_ESTABLISHED, rdma_cm_event_type.RDMA_CM_EVENT_MULTICAST_JOIN,
+)  # fmt: skip
 
 _FAILED = frozenset(
     {
@@ -48,12 +67,123 @@ _FAILED = frozenset(
 )  # fmt: skip
 
 
-class CMID(MulticastOfId):
+class CMEvent(PyverbsObject):
+    """The next event of a channel: waits for it where there is none, and the descriptor blocks.
+
+    To take a CONNECT_RESPONSE of a CMID with a queue pair of its own sets that to RTS and completes the
+    connection, as in librdmacm; what the program gets is ESTABLISHED.
+    """
+
+    __slots__ = ("_acknowledged", "_happened", "_id", "_type")
+
+    def __init__(self, channel: CMEventChannel) -> None:
+        self._acknowledged = True
+        happened = channel.take(wait=channel.blocking)
+        if happened is None:
+            for device in tuple(channel.devices):
+                device.drive_once()
+            happened = channel.take(wait=False)
+        if happened is None:
+            raise PyverbsRDMAError("Failed to create CMEvent", errno.EAGAIN)
+        self._happened = happened
+        self._acknowledged = False
+        self._id = happened.cmid if isinstance(happened.cmid, CMID) else self._known()
+        self._type = happened.type
+        if self._id is not None:
+            self._type = self._id.digest(happened)
+
+    def _known(self) -> CMID | None:
+        return _owner(self.connection)
+
+    def close(self) -> None:
+        """Acknowledge it, where that was not done."""
+        if not self._acknowledged:
+            self.ack_cm_event()
+
+    def ack_cm_event(self) -> None:
+        """Acknowledge it."""
+        self._acknowledged = True
+
+    @property
+    def event_type(self) -> int:
+        """An `rdma_cm_event_type`."""
+        return int(self._type)
+
+    def event_str(self) -> str:
+        """The name of its type; nothing once it is acknowledged, as in pyverbs."""
+        return "" if self._acknowledged else rdma_cm_event_type(self.event_type).name
+
+    @property
+    def private_data(self) -> bytes:
+        """What came with the peer's message."""
+        event = self._happened.event
+        return event.private_data if event is not None else b""
+
+    @property
+    def status(self) -> int:
+        """A negative errno, or with REJECTED the reason that the peer gave. Not in pyverbs."""
+        return self._happened.status
+
+    @property
+    def param(self) -> ConnectionParameters | None:
+        """What the peer asks for, with a CONNECT_REQUEST or CONNECT_RESPONSE. Not in pyverbs."""
+        return self._happened.event.parameters if self._happened.event is not None else None
+
+    @property
+    def group(self) -> str:
+        """The address of the multicast group that it is about, if any. Not in pyverbs."""
+        return self._happened.event.group if self._happened.event is not None else ""
+
+    @property
+    def connection(self) -> Connection | None:
+        """What the connection manager knows it by. Not in pyverbs."""
+        return self._happened.event.connection if self._happened.event is not None else None
+
+    @property
+    def listen_id(self) -> CMID | None:
+        """With a CONNECT_REQUEST, the CMID that listens. Not in pyverbs."""
+        event = self._happened.event
+        return _owner(event.listener) if event is not None else None
+
+    @property
+    def id(self) -> CMID | None:
+        """The CMID that it is about; with a CONNECT_REQUEST a new one, made when it is first asked for.
+        Not in pyverbs."""
+        if self._id is None and self._type is CmEventType.CONNECT_REQUEST:
+            self._id = CMID(creator=self, listen_id=self.listen_id)
+        return self._id
+
+
+def _owner(thing: Connection | Listener | None) -> CMID | None:
+    """The CMID of a connection or listener, where the program still has it; they hold it weakly."""
+    reference = thing.context if thing is not None else None
+    found: CMID | None = reference() if callable(reference) else None
+    return found
+
+
+class UDParam(PyverbsObject):
+    """struct rdma_ud_param: where datagrams go, with ESTABLISHED of a service of RDMA_PS_UDP and with
+    MULTICAST_JOIN; else zeros."""
+
+    __slots__ = ("ah_attr", "qkey", "qp_num")
+
+    def __init__(self, cm_event: CMEvent) -> None:
+        self.qp_num = 0
+        self.qkey = 0
+        self.ah_attr = AHAttr(port_num=0)
+        service, told = cm_event.connection, cm_event.param
+        if cm_event.event_type in _WHERE_TO_SEND and isinstance(service, ServiceResolution):
+            assert told is not None
+            self.qp_num, self.qkey = told.qp_num, told.qkey
+            self.ah_attr = AHAttr.of(AddressVector(cm_event.group or service.remote_ip))
+
+
+class CMID(QueuePairOfId):
     """One end of a connection, or a listener. See the top of this file."""
 
     __slots__ = (
-        "_device", "_listeners", "_local", "_open", "_over",
-        "_passive_qp", "_shares", "_users", "ctx", "event_channel", "mrs", "pd",
+        "_ack_timeout", "_channel", "_listeners", "_local", "_open", "_over", "_passive_qp", "_shares",
+        "_users", "event_channel",
     )  # fmt: skip
 
     def __init__(
@@ -64,16 +194,10 @@ class CMID(MulticastOfId):
         port_space: int = rdma_port_space.RDMA_PS_TCP,
         listen_id: CMID | None = None,
     ) -> None:
+        super().__init__(pd)
         self._open = False
-        self._port_space = PortSpace.TCP
-        self.qp = None
-        self.pd: PD | None = pd
-        self.ctx: Context | None = None
         self.event_channel: CMEventChannel | None = None
-        self.mrs: weakref.WeakSet[MR] = weakref.WeakSet()
-        self._device: Device | None = None
         self._users: list[Device] = []
-        self._connection: Connection | None = None
         self._listeners: list[Listener] = []
         self._local: Address | None = None
         self._passive_qp: QPInitAttr | None = None
@@ -140,34 +264,10 @@ class CMID(MulticastOfId):
         """Any device that it uses. Not in pyverbs."""
         return self._device if self._device is not None else self._users[0]
 
-    def opened(self) -> Device:
-        """The device. PyverbsUserError before it is known. Not in pyverbs."""
-        if self._device is None:
-            raise PyverbsUserError("the CMID is not bound to a device yet")
-        return self._device
-
-    def connection(self) -> Connection:
-        """What the connection manager knows it by. VerbsError(EINVAL) where there is none. Not in pyverbs."""
-        if self._connection is None:
-            raise VerbsError(errno.EINVAL, "the CMID has no connection")
-        return self._connection
-
-    def default_domain(self) -> ProtectionDomain:
-        """The protection domain of all CMIDs of its device. Not in pyverbs."""
-        return cm_devices.default_domain(self.opened())
-
-    def domain_holder(self) -> PD:
-        """The PD in which its memory is registered. Not in pyverbs."""
-        if self.pd is None:
-            self._context_and_domain()
-        assert self.pd is not None
-        return self.pd
-
-    def _context_and_domain(self) -> None:
-        if self.ctx is None:
-            Context(cmid=self)
-        if self.pd is None:
-            PD(self)
+    def _take_port_space(self, port_space: int) -> None:
+        if port_space not in (rdma_port_space.RDMA_PS_TCP, rdma_port_space.RDMA_PS_UDP):
+            raise PyverbsRDMAError("Failed to create CM ID", errno.EOPNOTSUPP)
+        self._port_space = PortSpace(port_space)
 
     @property
     def dev_name(self) -> str:
@@ -447,6 +547,84 @@ class CMID(MulticastOfId):
                 rejected = kind is CmEventType.REJECTED
                 raise PyverbsRDMAError(refused, errno.ECONNREFUSED if rejected else abs(happened.status))
 
+    # --- multicast ----------------------------------------------------------------------------------------
+
+    # librdmacm attaches the queue pair when the program takes the event; here it is attached before the event
+    # is there, so that what can go wrong is the event's own affair.
+
+    def join_multicast(
+        self, addr: AddrInfo | None = None, mc_attr: JoinMCAttrEx | None = None, context: int = 0
+    ) -> None:
+        """Join the group that is the source of `addr`, or of `mc_attr`. MULTICAST_JOIN follows, with where to
+        send (`UDParam`), or MULTICAST_ERROR. A queue pair of the CMID's own is attached, unless the join is
+        SENDONLY_FULLMEMBER. EINVAL before an address is resolved, and for TCP. `context` is not kept."""
+        if addr is None and mc_attr is None:
+            raise PyverbsUserError("Join to multicast must have AddrInfo or JoinMCAttrEx arguments")
+        refused = "Failed to Join multicast"
+        try:
+            flags = int(rdma_cm_mc_join_flags.RDMA_MC_JOIN_FLAG_FULLMEMBER)
+            if mc_attr is not None:
+                addr, flags = mc_attr.addr, _checked_flags(mc_attr)
+            group, service = _group_in(addr), self._service()
+            receives = flags != rdma_cm_mc_join_flags.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
+            with self.opened().turn():
+                attach = self._attach if receives and self.qp is not None else None
+                service.join_multicast(group, None if attach is None else lambda: attach(group))
+        except VerbsError as error:
+            raise refusal(refused, error) from error
+        self._complete(refused, CmEventType.MULTICAST_JOIN)
+
+    def leave_multicast(self, addr: AddrInfo) -> None:
+        """Leave the group that is the source of `addr`; what the channel still has of it goes. EADDRNOTAVAIL
+        where it was not joined."""
+        try:
+            group, service = _group_in(addr), self._service()
+            with self.opened().turn():
+                attached = service.leave_multicast(group)
+                if attached and self.qp is not None:
+                    self._detach(group)
+        except VerbsError as error:
+            raise refusal("Failed to leave multicast", error) from error
+        self._channel.discard(
+            lambda one: one.event is not None and (one.event.connection, one.event.group) == (service, group)
+        )
+
+    def _service(self) -> ServiceResolution:
+        connection = self.connection()
+        if not isinstance(connection, ServiceResolution):
+            raise VerbsError(errno.EINVAL, "only RDMA_PS_UDP has multicast groups")
+        return connection
+
+    def _attach(self, group: str) -> None:
+        assert self.qp is not None
+        self.opened().nic.attach_mcast(self.qp.pair, gid_of(group))
+
+    def _detach(self, group: str) -> None:
+        assert self.qp is not None
+        nic, pair = self.opened().nic, self.qp.pair
+        if group in nic.groups.groups_of(pair):
+            nic.detach_mcast(pair, gid_of(group))
+
+    # --- options ------------------------------------------------------------------------------------------
+
+    def set_option(self, level: int, optname: int, optval: int, optlen: int) -> None:
+        """RDMA_OPTION_ID_ACK_TIMEOUT: the exponent of the local ACK time-out, up to 31."""
+        if optname != RDMA_OPTION_ID_ACK_TIMEOUT:
+            raise PyverbsUserError("Currently only RDMA_OPTION_ID_ACK_TIMEOUT is supported in Pyverbs.")
+        if level != RDMA_OPTION_ID or optlen != 1 or not 0 <= optval <= 31:
+            raise PyverbsRDMAError("Failed to set option", errno.EINVAL)
+        self._ack_timeout = optval
+        if self._connection is not None:
+            with self.opened().turn():
+                self._connection.ack_exponent = optval
+
+    def set_local_ece(self, ece: ECE) -> None:
+        """There are no extensions to agree on, so nothing is said of them."""
+
+    def get_remote_ece(self) -> ECE:
+        """No peer is heard of extensions."""
+        return ECE()
+
     def migrate_id(self, channel: CMEventChannel) -> None:
         """What happens from now on comes out of another channel (rdma_migrate_id). Not in pyverbs."""
         if self.event_channel is None:
@@ -494,6 +672,21 @@ class CMID(MulticastOfId):
         while self._users:
             registry.release_device(self._users.pop())
         self._device = None
+
+
+def _group_in(addr: AddrInfo | None) -> str:
+    if addr is None or addr.source is None:
+        raise VerbsError(errno.EINVAL, "no group: it is the source of an AddrInfo")
+    return addr.source.ip
+
+
+def _checked_flags(attr: JoinMCAttrEx) -> int:
+    """As rdma_join_multicast_ex checks them."""
+    if attr.comp_mask & ~_JOIN_MASK:
+        raise VerbsError(errno.EOPNOTSUPP, f"mask {attr.comp_mask:#x} has bits that nobody knows")
+    if attr.comp_mask != _JOIN_MASK or attr.join_flags not in rdma_cm_mc_join_flags.__members__.values():
+        raise VerbsError(errno.EINVAL, f"mask {attr.comp_mask:#x} with flags {attr.join_flags:#x}")
+    return attr.join_flags
 
 
 __all__ = ["AH", "CMID", "AddrInfo", "CMEvent", "CMEventChannel", "ConnParam", "JoinMCAttrEx", "UDParam"]

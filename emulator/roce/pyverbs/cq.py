@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.verbs import VerbsError, WorkCompletion
 from emulator.roce.pyverbs.base import (
+    Children,
     PyverbsCM,
     PyverbsObject,
     bury,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from emulator.roce.nic.completion import CompletionQueue
     from emulator.roce.pyverbs.device import Context
     from emulator.roce.pyverbs.pd import PD
-    from emulator.roce.pyverbs.qp import QP
-    from emulator.roce.pyverbs.srq import SRQ
     from emulator.roce.runtime.device import Device as OpenedDevice
 
 _SUPPORTED_FLAGS: Final = ibv_create_cq_attr_flags.IBV_CREATE_CQ_ATTR_SINGLE_THREADED
@@ -58,7 +57,7 @@ class CompChannel(PyverbsCM):
         self.events: EventChannel[CompletionQueue] = EventChannel()
         # The descriptor of libibverbs blocks; a program that wants EAGAIN sets O_NONBLOCK on it.
         os.set_blocking(self.events.fileno(), True)
-        self.cqs: weakref.WeakSet[AnyCQ] = weakref.WeakSet()
+        self.cqs: Children = weakref.WeakSet()
         context.ccs.add(self)
 
     def __del__(self) -> None:
@@ -156,8 +155,8 @@ class AnyCQ(PyverbsCM):
         self.device = context.device
         self.channel = channel
         self.num_events = 0
-        self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
-        self.srqs: weakref.WeakSet[SRQ] = weakref.WeakSet()
+        self.qps: Children = weakref.WeakSet()
+        self.srqs: Children = weakref.WeakSet()
 
     def __del__(self) -> None:
         if getattr(self, "_queue", None) is not None:

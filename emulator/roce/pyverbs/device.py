@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.verbs import DEFAULT_PKEY
-from emulator.roce.pyverbs.addr import GID
-from emulator.roce.pyverbs.base import PyverbsCM, PyverbsObject, bury, close_children, forsake
+from emulator.roce.pyverbs.base import Children, PyverbsCM, PyverbsObject, bury, close_children, forsake
 from emulator.roce.pyverbs.device_attributes import (
     AllocDmAttr,
     AsyncEvent,
@@ -57,16 +56,13 @@ from emulator.roce.pyverbs.enums_device import (
     ibv_transport_type,
     ibv_values_mask,
 )
+from emulator.roce.pyverbs.gid import GID
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.runtime import registry
 from emulator.roce.runtime.device import guid_of
 from emulator.roce.runtime.errors import CannotOpen, DeviceClosed, NoSuchDevice
 
 if TYPE_CHECKING:
-    from emulator.roce.pyverbs.cmid import CMID
-    from emulator.roce.pyverbs.cq import AnyCQ, CompChannel
-    from emulator.roce.pyverbs.pd import PD
-    from emulator.roce.pyverbs.qp import QP
     from emulator.roce.runtime.device import Device as OpenedDevice
 
 PORTS = 1
@@ -149,16 +145,16 @@ class Context(PyverbsCM):
     def __init__(self, **kwargs: Any) -> None:
         self._device: OpenedDevice | None = None
         self._shared = False
-        self.pds: weakref.WeakSet[PD] = weakref.WeakSet()
-        self.ccs: weakref.WeakSet[CompChannel] = weakref.WeakSet()
-        self.cqs: weakref.WeakSet[AnyCQ] = weakref.WeakSet()
-        self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
+        self.pds: Children = weakref.WeakSet()
+        self.ccs: Children = weakref.WeakSet()
+        self.cqs: Children = weakref.WeakSet()
+        self.qps: Children = weakref.WeakSet()
         self.name: str = kwargs.get("name", "")
-        cmid: CMID | None = kwargs.get("cmid")
+        cmid = kwargs.get("cmid")
         if cmid is not None:
-            self._device = cmid.opened()
+            self._device = device = cmid.opened()
             self._shared = True
-            self.name = self._device.name
+            self.name = device.name
             cmid.ctx = self
             return
         if kwargs.get("cmd_fd") is not None:

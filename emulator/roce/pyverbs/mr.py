@@ -12,18 +12,18 @@ import errno
 import mmap
 from typing import TYPE_CHECKING, Any, Final
 
-from emulator.roce.nic.verbs import Access, Bind, MwType, VerbsError
+from emulator.roce.nic.memory import Bind
+from emulator.roce.nic.verbs import Access, MwType, VerbsError
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, forsake, give_back, listing, refusal
 from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type, ibv_rereg_mr_flags
 from emulator.roce.pyverbs.own_memory import is_memory
+from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
 
 if TYPE_CHECKING:
     from emulator.roce.nic.memory import MemoryRegion, MemoryWindow
-    from emulator.roce.pyverbs.cmid import CMID
     from emulator.roce.pyverbs.device import DM
-    from emulator.roce.pyverbs.pd import PD
 
 HUGE_PAGE_SIZE: Final = 0x200000
 
@@ -65,19 +65,16 @@ class MR(PyverbsCM):
 
     def __init__(
         self,
-        creator: PD | CMID,
+        creator: PD | DomainUser,
         length: int = 0,
         access: int = 0,
         address: int | None = None,
         implicit: bool = False,
         **kwargs: Any,
     ) -> None:
-        from emulator.roce.pyverbs.cmid import CMID
-        from emulator.roce.pyverbs.pd import PD
-
         self.region: MemoryRegion | None = None
         self.pd: PD | None = None
-        self.cmid: CMID | None = None
+        self.cmid: DomainUser | None = None
         self._memory: memoryview | None = None
         if kwargs.get("handle") is not None:
             raise PyverbsRDMAError("Failed to import MR", errno.EOPNOTSUPP)
@@ -85,7 +82,7 @@ class MR(PyverbsCM):
             raise PyverbsRDMAError("Failed to register a MR on demand", errno.EOPNOTSUPP)
         if isinstance(creator, PD):
             pd, wanted = creator, access & ~ibv_access_flags.IBV_ACCESS_HUGETLB
-        elif isinstance(creator, CMID):
+        elif isinstance(creator, DomainUser):
             pd, wanted = creator.domain_holder(), _CMID_ACCESS.get(access, -1)
             self.cmid = creator
         else:

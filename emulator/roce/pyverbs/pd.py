@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from emulator.roce.nic.verbs import VerbsError
+from emulator.roce.pyverbs import cm_devices
 from emulator.roce.pyverbs.base import (
+    Children,
     PyverbsCM,
     PyverbsObject,
     bury,
@@ -17,17 +19,47 @@ from emulator.roce.pyverbs.base import (
     give_back,
     refusal,
 )
+from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 
 if TYPE_CHECKING:
     from emulator.roce.nic.memory import ProtectionDomain
-    from emulator.roce.pyverbs.addr import AH
-    from emulator.roce.pyverbs.cmid import CMID
-    from emulator.roce.pyverbs.device import Context
-    from emulator.roce.pyverbs.mr import MR, MW
-    from emulator.roce.pyverbs.qp import QP
-    from emulator.roce.pyverbs.srq import SRQ
-    from emulator.roce.pyverbs.wr import SGE
+    from emulator.roce.runtime.device import Device
+
+
+class DomainUser(PyverbsCM):
+    """What a `CMID` is to a `PD` or `MR` made of it: a device, known sooner or later, and a domain there."""
+
+    __slots__ = ("_device", "ctx", "mrs", "pd")
+
+    def __init__(self, pd: PD | None) -> None:
+        self.pd = pd
+        self.ctx: Context | None = None
+        self.mrs: Children = weakref.WeakSet()
+        self._device: Device | None = None
+
+    def opened(self) -> Device:
+        """The device. PyverbsUserError before it is known. Not in pyverbs."""
+        if self._device is None:
+            raise PyverbsUserError("the CMID is not bound to a device yet")
+        return self._device
+
+    def default_domain(self) -> ProtectionDomain:
+        """The protection domain of all CMIDs of its device. Not in pyverbs."""
+        return cm_devices.default_domain(self.opened())
+
+    def domain_holder(self) -> PD:
+        """The PD in which its memory is registered. Not in pyverbs."""
+        if self.pd is None:
+            self._context_and_domain()
+        assert self.pd is not None
+        return self.pd
+
+    def _context_and_domain(self) -> None:
+        if self.ctx is None:
+            Context(cmid=self)
+        if self.pd is None:
+            PD(self)
 
 
 class PD(PyverbsCM):
@@ -35,17 +67,14 @@ class PD(PyverbsCM):
 
     __slots__ = ("_borrowed", "_domain", "ahs", "ctx", "device", "mrs", "mws", "qps", "srqs")
 
-    def __init__(self, creator: Context | CMID, **kwargs: Any) -> None:
-        from emulator.roce.pyverbs.cmid import CMID
-        from emulator.roce.pyverbs.device import Context
-
+    def __init__(self, creator: Context | DomainUser, **kwargs: Any) -> None:
         self._domain: ProtectionDomain | None = None
-        self._borrowed = isinstance(creator, CMID)
-        self.srqs: weakref.WeakSet[SRQ] = weakref.WeakSet()
-        self.mrs: weakref.WeakSet[MR] = weakref.WeakSet()
-        self.mws: weakref.WeakSet[MW] = weakref.WeakSet()
-        self.ahs: weakref.WeakSet[AH] = weakref.WeakSet()
-        self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
+        self._borrowed = isinstance(creator, DomainUser)
+        self.srqs: Children = weakref.WeakSet()
+        self.mrs: Children = weakref.WeakSet()
+        self.mws: Children = weakref.WeakSet()
+        self.ahs: Children = weakref.WeakSet()
+        self.qps: Children = weakref.WeakSet()
         if kwargs.get("handle") is not None:
             raise PyverbsRDMAError("Failed to import PD", errno.EOPNOTSUPP)
         if isinstance(creator, Context):
@@ -56,7 +85,7 @@ class PD(PyverbsCM):
                     self._domain = self.device.nic.alloc_pd()
             except VerbsError as error:
                 raise refusal("Failed to allocate PD", error) from error
-        elif isinstance(creator, CMID):
+        elif isinstance(creator, DomainUser):
             if creator.ctx is None:
                 raise PyverbsUserError("the CMID is not bound to a device yet")
             self.ctx, self.device = creator.ctx, creator.opened()
@@ -87,7 +116,7 @@ class PD(PyverbsCM):
         """As `domain`: in pyverbs the C structure."""
         return self.domain
 
-    def advise_mr(self, advise: int, flags: int, sg_list: Sequence[SGE]) -> NoReturn:
+    def advise_mr(self, advise: int, flags: int, sg_list: Sequence[PyverbsCM]) -> NoReturn:
         """Memory is not paged in on demand here, so no advice is taken (EOPNOTSUPP)."""
         raise PyverbsRDMAError("Failed to advise MR", errno.EOPNOTSUPP)
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from emulator.roce.nic.queue_pair import QueuePair
-from emulator.roce.nic.verbs import ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge, VerbsError
+from emulator.roce.nic.verbs import SendFlags, SendOpcode, Sge, VerbsError
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 
 if TYPE_CHECKING:
     from emulator.roce.runtime.device import Device

@@ -10,8 +10,9 @@ import errno
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from emulator.roce.nic.verbs import QpType, SendFlags, SendOpcode, SendRequest, Sge, VerbsError
+from emulator.roce.nic.verbs import QpType, SendFlags, SendOpcode, Sge, VerbsError
 from emulator.roce.nic.work import ATOMIC_BYTES
+from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.pyverbs import mem_alloc, posting
 from emulator.roce.pyverbs.base import refusal
 from emulator.roce.pyverbs.enums_queues import ibv_qp_create_send_ops_flags as ops

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from emulator.roce.nic.gid import gid_of
 from emulator.roce.nic.states import MOVES
-from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendOpcode, SendRequest, VerbsError
+from emulator.roce.nic.verbs import QpAttr, QpState, QpType, SendOpcode, VerbsError
+from emulator.roce.nic.work_requests import SendRequest
 from emulator.roce.pyverbs.base import (
+    Children,
     PyverbsCM,
     bury,
     close_children,
@@ -20,8 +22,11 @@ from emulator.roce.pyverbs.base import (
     listing,
     refusal,
 )
+from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type
 from emulator.roce.pyverbs.enums_queues import ibv_qp_init_attr_mask, ibv_qp_state, ibv_qp_type
+from emulator.roce.pyverbs.gid import GID
+from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.qp_attributes import ECE, QPAttr, QPInitAttr, QPInitAttrEx
 from emulator.roce.pyverbs.utils import gid_bytes, qp_state_to_str, qp_type_to_str
@@ -29,11 +34,8 @@ from emulator.roce.pyverbs.wr import FLAGS, RecvWR, SendWR
 
 if TYPE_CHECKING:
     from emulator.roce.nic.queue_pair import QueuePair
-    from emulator.roce.pyverbs.addr import GID
     from emulator.roce.pyverbs.cq import CQ, CQEX
-    from emulator.roce.pyverbs.device import Context
     from emulator.roce.pyverbs.mr import MW, MWBind
-    from emulator.roce.pyverbs.pd import PD
     from emulator.roce.pyverbs.srq import SRQ
 
 SUPPORTED_COMP_MASK: Final = (
@@ -70,11 +72,8 @@ class QP(PyverbsCM):
     def __init__(
         self, creator: PD | Context, init_attr: QPInitAttr | QPInitAttrEx, qp_attr: QPAttr | None = None
     ) -> None:
-        from emulator.roce.pyverbs.device import Context
-        from emulator.roce.pyverbs.pd import PD
-
         self._pair: QueuePair | None = None
-        self.mws: weakref.WeakSet[MW] = weakref.WeakSet()
+        self.mws: Children = weakref.WeakSet()
         self.scq: CQ | CQEX | None = None
         self.rcq: CQ | CQEX | None = None
         self.srq: SRQ | None = None

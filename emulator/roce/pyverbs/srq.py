@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from emulator.roce.nic.verbs import SrqAttr as SrqMask
 from emulator.roce.nic.verbs import VerbsError
 from emulator.roce.pyverbs.base import (
+    Children,
     PyverbsCM,
     PyverbsObject,
     bury,
@@ -18,16 +19,15 @@ from emulator.roce.pyverbs.base import (
     give_back,
     refusal,
 )
+from emulator.roce.pyverbs.device import Context
 from emulator.roce.pyverbs.enums_queues import ibv_ops_flags, ibv_ops_wr_opcode, ibv_srq_type
+from emulator.roce.pyverbs.pd import PD
 from emulator.roce.pyverbs.pyverbs_error import PyverbsRDMAError, PyverbsUserError
 from emulator.roce.pyverbs.wr import SGE, RecvWR, elements
 
 if TYPE_CHECKING:
     from emulator.roce.nic.shared_receive import SharedReceiveQueue
     from emulator.roce.pyverbs.cq import CQ, CQEX
-    from emulator.roce.pyverbs.device import Context
-    from emulator.roce.pyverbs.pd import PD
-    from emulator.roce.pyverbs.qp import QP
 
 
 class SrqAttr(PyverbsObject):
@@ -112,12 +112,9 @@ class SRQ(PyverbsCM):
     __slots__ = ("_queue", "cq", "device", "qps")
 
     def __init__(self, creator: PD | Context, attr: SrqInitAttr | SrqInitAttrEx) -> None:
-        from emulator.roce.pyverbs.device import Context
-        from emulator.roce.pyverbs.pd import PD
-
         self._queue: SharedReceiveQueue | None = None
         self.cq: CQ | CQEX | None = None
-        self.qps: weakref.WeakSet[QP] = weakref.WeakSet()
+        self.qps: Children = weakref.WeakSet()
         if isinstance(creator, PD) and isinstance(attr, SrqInitAttr):
             self._create_srq(creator, attr)
         elif isinstance(creator, Context) and isinstance(attr, SrqInitAttrEx):

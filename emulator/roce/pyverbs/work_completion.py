@@ -7,7 +7,6 @@ from typing import Final
 from emulator.roce.nic.verbs import WcFlags, WorkCompletion
 from emulator.roce.pyverbs.base import PyverbsObject, listing
 from emulator.roce.pyverbs.cq_words import cqe_flags_to_str, cqe_opcode_to_str, cqe_status_to_str
-from emulator.roce.pyverbs.wr import swapped
 
 _WITH_INV: Final = int(WcFlags.WITH_INV)
 
@@ -61,6 +60,11 @@ class WC(PyverbsObject):
                 ("dlid path bits", self.dlid_path_bits),
             ]
         )  # fmt: skip
+
+
+def swapped(number: int) -> int:
+    """32 bits the other way round: immediate data is big-endian in `ibv_send_wr` and `ibv_wc`."""
+    return int.from_bytes((number & 0xFFFFFFFF).to_bytes(4, "little"), "big")
 
 
 def immediate(completion: WorkCompletion) -> int:

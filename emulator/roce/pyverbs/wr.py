@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from emulator.roce.nic.verbs import ReceiveRequest, SendFlags, SendOpcode, SendRequest, Sge
+from emulator.roce.nic.verbs import SendFlags, SendOpcode, Sge
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, inc_rkey, listing
 from emulator.roce.pyverbs.enums_queues import ibv_send_flags, ibv_wr_opcode
 from emulator.roce.pyverbs.pyverbs_error import PyverbsUserError
+from emulator.roce.pyverbs.work_completion import swapped
 
 if TYPE_CHECKING:
     from emulator.roce.pyverbs.addr import AH
@@ -30,11 +32,6 @@ _INLINE = int(SendFlags.INLINE)
 _WITHOUT_MEMORY = frozenset(
     {ibv_wr_opcode.IBV_WR_LOCAL_INV, ibv_wr_opcode.IBV_WR_BIND_MW, ibv_wr_opcode.IBV_WR_SEND_WITH_INV}
 )
-
-
-def swapped(number: int) -> int:
-    """32 bits the other way round: immediate data is big-endian in `ibv_send_wr` and `ibv_wc`."""
-    return int.from_bytes((number & 0xFFFFFFFF).to_bytes(4, "little"), "big")
 
 
 class SGE(PyverbsCM):

@@ -28,8 +28,8 @@ from emulator.roce.link.raw import RawCheckedLink
 from emulator.roce.link.tap import TappedLink
 from emulator.roce.link.udp import UdpLink, interface_mtu
 from emulator.roce.nic.counters import Count
+from emulator.roce.nic.device_services import MAX_EVENTS
 from emulator.roce.nic.nic import Nic
-from emulator.roce.nic.objects import MAX_EVENTS
 from emulator.roce.nic.verbs import AsyncEvent, Limits, Mtu
 from emulator.roce.runtime.channel import EventChannel
 from emulator.roce.runtime.errors import CannotOpen

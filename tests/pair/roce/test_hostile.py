@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.roce.nic.counters import Count
-from emulator.roce.nic.verbs import Access, Address, Bind, Mtu, MwType, QpState, SendOpcode, WcStatus
+from emulator.roce.nic.memory import Bind
+from emulator.roce.nic.verbs import Access, Address, Mtu, MwType, QpState, SendOpcode, WcStatus
 from emulator.roce.wire.extended import Aeth, AtomicEth, Deth, NakCode, Reth, nak_syndrome
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.icrc import ICRC_BYTES, icrc_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from emulator.roce.nic.counters import Count
-from emulator.roce.nic.memory import ProtectionFault
-from emulator.roce.nic.verbs import Access, Address, Bind, Burst, Mtu, MwType, SendOpcode, WcStatus
+from emulator.roce.nic.memory import Bind, ProtectionFault
+from emulator.roce.nic.verbs import Access, Address, Burst, Mtu, MwType, SendOpcode, WcStatus
 from emulator.roce.wire.extended import NakCode, nak_syndrome
 from emulator.roce.wire.flow import flow_of
 from emulator.roce.wire.opcodes import Opcode

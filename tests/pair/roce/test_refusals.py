@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+from emulator.roce.nic.memory import Bind
 from emulator.roce.nic.verbs import (
     Access,
     AsyncEvent,
-    Bind,
     EventType,
     MwType,
     QpCapabilities,

@@ -14,7 +14,6 @@ from emulator.roce.nic.verbs import (
     QpAttr,
     QpAttributes,
     QpState,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
     SrqAttr,
@@ -22,6 +21,7 @@ from emulator.roce.nic.verbs import (
     WcOpcode,
     WcStatus,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest
 from tests.support.roce_ends import Pair, attributes_for, make_end, move_up
 
 SIZES = (0, 1, 3, 4, 255, 256, 257, 4095, 4096, 4097, 70_000, 300_001)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from emulator.roce.cm.attributes import queue_pair_attributes
-from emulator.roce.cm.connection import Connection
-from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.connection import CmEvent, Connection
+from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.cm.manager import ConnectionManager
 from emulator.roce.cm.states import CmState

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from emulator.roce.cm.connection import Connection
+from emulator.roce.cm.connection import Connection, Listener
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
-from emulator.roce.cm.manager import Listener
 from emulator.roce.cm.service_resolution import UDP_QKEY
 from emulator.roce.cm.states import CmState
 from emulator.roce.link.weather import Weather

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from emulator.roce.cm.attributes import queue_pair_attributes
-from emulator.roce.cm.connection import Connection
-from emulator.roce.cm.events import CmEvent, CmEventType, ConnectionParameters
+from emulator.roce.cm.connection import CmEvent, Connection
+from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.cm.gsi import SLOTS, Endpoint
 from emulator.roce.cm.limits import CmTimes
 from emulator.roce.cm.manager import ConnectionManager
@@ -25,13 +25,12 @@ from emulator.roce.nic.verbs import (
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
-    SendRequest,
     Sge,
     WcStatus,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from emulator.roce.wire.cm_ip import PortSpace
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"

@@ -14,7 +14,7 @@ import pytest
 from emulator.roce.cm.attributes import queue_pair_attributes
 from emulator.roce.cm.events import CmEventType, ConnectionParameters
 from emulator.roce.nic.counters import Count
-from emulator.roce.nic.objects import MAX_EVENTS
+from emulator.roce.nic.device_services import MAX_EVENTS
 from emulator.roce.nic.verbs import EventType, QpCapabilities, QpState, QpType, SendOpcode, WcStatus
 from emulator.roce.runtime import (
     CannotOpen,

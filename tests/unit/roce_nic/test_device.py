@@ -20,10 +20,8 @@ from emulator.roce.nic.verbs import (
     QpCapabilities,
     QpState,
     QpType,
-    ReceiveRequest,
     SendFlags,
     SendOpcode,
-    SendRequest,
     Sge,
     SrqAttr,
     VerbsError,
@@ -31,6 +29,7 @@ from emulator.roce.nic.verbs import (
     WcStatus,
     WorkCompletion,
 )
+from emulator.roce.nic.work_requests import ReceiveRequest, SendRequest
 from tests.support.roce_ends import ALL_ACCESS, Pair
 
 SMALL = Limits(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.roce.nic.memory import KeyTable, ProtectionDomain, ProtectionFault, Span, SpanList
-from emulator.roce.nic.verbs import Access, Bind, Limits, MwType, Sge, VerbsError
+from emulator.roce.nic.memory import Bind, KeyTable, ProtectionDomain, ProtectionFault, Span, SpanList
+from emulator.roce.nic.verbs import Access, Limits, MwType, Sge, VerbsError
 
 RW = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.MW_BIND
 BASE = 0x1000

@@ -1,0 +1,53 @@
+"""What a connection asks of the manager that keeps it."""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+
+from emulator.roce.cm.limits import MAX_OUTPUT, CmTimes
+from emulator.roce.nic.verbs import PSN_MASK, Mtu
+from emulator.roce.wire.cm_ip import PortSpace
+
+
+class ConnectionServices(ABC):
+    """The base of a `ConnectionManager`: its NIC, its numbers and its output. It knows connections by id."""
+
+    def __init__(self, ip: str, guid: int, chance: random.Random, mtu: Mtu, times: CmTimes) -> None:
+        self.ip = ip
+        self.guid = guid
+        self.mtu = mtu
+        self.times = times
+        self.counters: Counter[str] = Counter()
+        """What was dropped, by cause, and what was sent and received, by message (`sent REQ`)."""
+        self._chance = chance
+        self._output: list[tuple[str, bytes]] = []
+
+    def send(self, mad: bytes, ip: str) -> None:
+        """Put a message into the output."""
+        if len(self._output) >= MAX_OUTPUT:
+            self.counters["output full"] += 1
+            return
+        self.counters["sent"] += 1
+        self._output.append((ip, mad))
+
+    def random_psn(self) -> int:
+        """Where a sequence of packets begins: nothing of an older connection may fit in by chance."""
+        return self._chance.randrange(PSN_MASK + 1)
+
+    def new_transaction(self) -> int:
+        """A transaction ID."""
+        return self._chance.getrandbits(64)
+
+    @abstractmethod
+    def ephemeral_port(self, port_space: PortSpace = PortSpace.TCP) -> int:
+        """A port that nobody listens on. EADDRINUSE when all are taken."""
+
+    @abstractmethod
+    def arm(self, local_id: int, deadline: float) -> None:
+        """The connection's deadline has become this one."""
+
+    @abstractmethod
+    def forget(self, local_id: int) -> None:
+        """The connection is closed."""
