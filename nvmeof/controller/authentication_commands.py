@@ -83,6 +83,8 @@ def execute_authentication(request: Request, session: QueueSession, now: float) 
             session.target.unproven.leave(session)
             session.target.guests.leave(session)
             session.target.authentications.succeeded += 1
+            if not controller.admits(session):
+                session.close_when_answered("its controller or its queue id is not to be had any more")
         session.unproven = False
     return Outcome.DONE
 

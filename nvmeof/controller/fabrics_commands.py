@@ -109,10 +109,13 @@ def _connect(request: Request, target: Target, session: QueueSession, now: float
         controller = _connect_admin(connect, data, session, now)
     else:
         controller = _connect_io(connect, data, session)
-    controller.queues[connect.qid] = session
     no_flow_control = connect.cattr & CATTR_NO_FLOW_CONTROL != 0
     session.attach(controller, connect.qid, connect.sqsize + 1, no_flow_control=no_flow_control)
-    if data.host_nqn not in controller.subsystem.credentials:
+    is_proven = data.host_nqn not in controller.subsystem.credentials
+    if is_proven or connect.qid == 0:
+        # The id of an I/O queue is not a stranger's to keep from the host: it is had with the proof.
+        controller.queues[connect.qid] = session
+    if is_proven:
         if not controller.subsystem.is_discovery:
             session.target.guests.leave(session)
         return controller.cntlid
