@@ -99,7 +99,7 @@ class SlotCodec:
         self._bound_to = hashlib.blake2b(tenant + volume, digest_size=32, person=b"g35 slot unit")
         self._tag_of = hashlib.blake2b(tenant + volume, digest_size=4, person=b"g35 entry")
         """What `bound` and `tag` begin with for every value of the volume."""
-        self._proven: ProvenHeaders[OpenSlot] = ProvenHeaders()
+        self.proven_headers: Final[ProvenHeaders[OpenSlot]] = ProvenHeaders()
 
     def count_in(self, use: KeyUse) -> None:
         """Count there what is sealed from now on."""
@@ -152,14 +152,14 @@ class SlotCodec:
         """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
         whole = bytes(header)  # what is compared is what is opened, whatever becomes of the buffer
         salt = whole[_SALT_AT : _SALT_AT + SALT_BYTES]
-        opened = self._proven.find(salt, whole, place)
+        opened = self.proven_headers.find(salt, whole, place)
         if opened is None:
             proven = self._prove(memoryview(whole), place)
             if isinstance(proven, MissCause):
                 return proven
             opened = proven
             if opened.codec is self:
-                self._proven.keep(salt, whole, place, opened)
+                self.proven_headers.keep(salt, whole, place, opened)
         if (key is not None and opened.key != key) or (
             generation is not None and opened.generation != generation
         ):
