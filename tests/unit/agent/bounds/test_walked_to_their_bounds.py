@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from agent.bounds import CATALOGUE, RESERVE_PART, Bounds
-from agent.fs.control_face import CONTROL_ROOT, SESSION_ANSWER_BYTES, USUAL_ANSWER_BYTES, ControlFace
+from agent.fs.control_face import (
+    CONTROL_ROOT,
+    SESSION_ANSWER_BYTES,
+    TICKETS_IDLE_SECONDS,
+    USUAL_ANSWER_BYTES,
+    ControlFace,
+)
 from agent.fs.files.face import FilesFace
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
@@ -21,7 +27,7 @@ from agent.fs.virtiofs.guest_view import HANDLES_MAX, NODES_MAX, GuestView
 from agent.pool.steps import settle
 from agent.s3.shares import Shares
 from agent.s3.strangers import CONNECTIONS, KNOWN, Stranger
-from host_shim.control_wire import ANSWERS_MAX, KEYS_MAX, Operation, Request
+from host_shim.control_wire import ANSWERS_MAX, FLAG_NO_ANSWER, KEYS_MAX, Operation, Request, data_offset
 from host_shim.pool import Pool
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
@@ -217,6 +223,49 @@ def test_a_ticket_for_writing_costs_little_until_bytes_come(tmp_path: Path) -> N
         grown = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
     assert grown / 1000 < 500
+
+
+def test_an_idle_engine_leaves_its_tickets_to_another_of_its_user() -> None:
+    control = Control(Bounds())
+    lanes, bound = control.agent.lanes, control.face._tickets
+
+    def bind(session: int) -> None:
+        control.ask(session, Request(Operation.GET, 1, "v", (key(1),) * KEYS_MAX, flags=FLAG_NO_ANSWER))
+
+    def read(session: int, ticket: int) -> None:
+        settle(control.face.read(SESSION, session, data_offset(ticket), memoryview(bytearray(9))), lanes)
+
+    idle = [control.session(USER) for _ in range(20)]
+    count, refused = until_refused(lambda at: bind(idle[at]), len(idle))
+    assert (count, refused) == (14, "EAGAIN"), "nobody is idle yet"
+    lanes.clock += TICKETS_IDLE_SECONDS / 2
+    bind(idle[0])
+    another = control.session(USER)
+    with pytest.raises(FsError):
+        bind(another)
+    lanes.clock += TICKETS_IDLE_SECONDS / 2 + 1
+    bind(another)
+    assert bound.held == 2 * KEYS_MAX, "those of who has bound lately stay"
+    read(idle[0], KEYS_MAX - 1)
+    with pytest.raises(FsError) as stale:
+        read(idle[1], 0)
+    assert stale.value.errno == errno.ESTALE, "its client opens another session"
+    bind(idle[1])
+    read(idle[1], 0)
+    for session in (*idle, another):
+        settle(control.face.release(SESSION, session), lanes)
+    assert bound.held == 0
+
+
+def test_a_session_that_was_closed_meanwhile_binds_no_tickets() -> None:
+    control = Control(Bounds())
+    session = control.session(USER)
+    request = Request(Operation.GET, 1, "v", (key(1),), flags=FLAG_NO_ANSWER)
+    asking = control.face.write(SESSION, session, 0, memoryview(request.encode()))
+    settle(control.face.release(SESSION, session), control.agent.lanes)
+    with pytest.raises(FsError):
+        settle(asking, control.agent.lanes)
+    assert control.face._tickets.held == 0
 
 
 def test_a_reader_of_the_status_takes_no_session_from_an_engine() -> None:
