@@ -65,7 +65,7 @@ from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
 from agent.tenancy import Audience, Members
 from agent.tenant_upkeep import TenantUpkeep
-from agent.watched_memory import watch_memory
+from agent.watched_memory import watch_blocks, watch_memory
 
 log = logging.getLogger(__name__)
 
@@ -158,9 +158,17 @@ class Agent:
         self.sources.membership = self.membership.snapshot
         self.sources.s3 = self._s3_snapshot
         self.sources.bounds = self.bounds.snapshot
-        begun = self.volumes[0].begun if self.volumes else None
-        most = settings.registered_memory
-        watch_memory(self.bounds, self.directories, self.prestage, self.registered, most, begun)
+        watch_memory(
+            self.bounds,
+            self.volumes,
+            self.directories,
+            self.prestage,
+            self.serving.prestager,
+            self.continuer,
+            self.registered,
+            settings.registered_memory,
+            fabric.fence,
+        )
         self.doors: Doors = []
         self._stopping = threading.Event()
         self._upkeep: threading.Thread | None = None
@@ -253,6 +261,7 @@ class Agent:
             store, home = store_for(metadata, self.sources.pool_id, blocks, current_lanes)
             try:
                 self.files = FilesFace(metadata, store, options, home=home, bounds=self.bounds)
+                watch_blocks(self.bounds, store)
             except NamesElsewhere as elsewhere:
                 log.error("/fs is not served: %s", elsewhere)
                 self.sources.not_served["/fs"] = f"{elsewhere}; {elsewhere.advice}"

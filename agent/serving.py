@@ -62,9 +62,9 @@ class Serving:
             made = take_lanes(prestage_queue + number)
             return made, made
 
-        self._prestager = Prestager(self.prestage, lanes_of, guess_rate=prestage.learn_rate)
+        self.prestager = Prestager(self.prestage, lanes_of, guess_rate=prestage.learn_rate)
         self.continuer = Continuer(
-            self._prestager.guess, depth=prestage.depth, active=prestage.learn and prestage.memory > 0
+            self.prestager.guess, depth=prestage.depth, active=prestage.learn and prestage.memory > 0
         )
 
     def start_prestage(self, volume: AnyVolume, key: bytes, milliseconds: int = 0) -> Outcome:
@@ -72,19 +72,19 @@ class Serving:
         if isinstance(volume, KvVolume):
             return Outcome.REFUSED
         until = time.monotonic() + milliseconds / 1e3 if milliseconds else None
-        started = self._prestager.request(volume, key, until)
+        started = self.prestager.request(volume, key, until)
         if started is None:
             return Outcome.HIT
         return Outcome.STARTED if started else Outcome.REFUSED
 
     def start(self) -> None:
-        self._prestager.start()
+        self.prestager.start()
         if self._storing is not None:
             self._storing_thread.start()
 
     def stop(self) -> None:
         """End the threads, once what was acknowledged is stored or was given up (write_back.py)."""
-        self._prestager.stop()
+        self.prestager.stop()
         if self._storing is not None:
             self._storing.stop()
             self._storing_thread.join()

@@ -80,12 +80,14 @@ STATUS_FILES: Final = Limit(
 )  # fmt: skip
 TICKETS: Final = Limit(
     "tickets", f"keys bound to tickets of sessions, {TICKETS_MAX} of one session", 131_072,
-    by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=2560,
+    by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=3584,
 )  # fmt: skip
 ANSWERS: Final = Limit(
     "answer-bytes", f"bytes of answers that sessions have not read, {ANSWERS_MAX} answers of one", 64 << 20,
     by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=0,
 )  # fmt: skip
+TICKETS_IDLE_SECONDS: Final = 10.0
+"""Longer than the values of a binding take to be moved. Then a session's tickets are its user's."""
 SESSION_ANSWER_BYTES: Final = 1 << 20
 """Of one session; the answer that goes beyond it is the last until they are read."""
 USUAL_ANSWER_BYTES: Final = 8 << 10
@@ -214,11 +216,13 @@ class ControlFace(RefusesAll):
         if session is None:
             return None
         self._open_sessions.give_back(session.holder)
-        self._tickets.give_back(session.holder, len(session.tickets))
+        session.is_over = True
+        tickets = session.take_tickets()
+        self._tickets.give_back(session.holder, len(tickets))
         self._answer_bytes.give_back(session.holder, session.answer_bytes)
         for region in session.regions.values():
             region.give_back()
-        return self._drop(list(session.tickets.values()))
+        return self._drop(tickets)
 
     def _drop(self, tickets: Sequence[Ticket]) -> Steps[None]:
         for ticket in tickets:
@@ -401,18 +405,39 @@ class ControlFace(RefusesAll):
             Ticket(volume, key, ahead, length, request.ttl_seconds)
             for key, length in zip(request.keys, lengths, strict=True)
         ]
-        replaced = []
-        with session.binding:
-            numbers = range(request.first_ticket, request.first_ticket + len(tickets))
-            added = sum(number not in session.tickets for number in numbers)
-            if added and not self._tickets.take(session.holder, added):
-                raise FsError(errno.EAGAIN, "too many keys are bound to tickets of all sessions")
-            for number, ticket in zip(numbers, tickets, strict=True):
-                if number in session.tickets:
-                    replaced.append(session.tickets[number])
-                session.tickets[number] = ticket
+        replaced = self._place(session, request.first_ticket, tickets)
+        # A session keeps its tickets when its call is over. Those of an idle engine are not to keep another
+        # one of its user from all of them.
+        if replaced is None and (idle := self._idle_tickets(session.holder)):
+            yield from self._drop(idle)
+            replaced = self._place(session, request.first_ticket, tickets)
+        if replaced is None:
+            raise FsError(errno.EAGAIN, "too many keys are bound to tickets of all sessions")
         yield from self._drop(replaced)
         return b""
+
+    def _place(self, session: ControlSession, first: int, tickets: Sequence[Ticket]) -> list[Ticket] | None:
+        """Bind them; those that had their numbers. None, and nothing done: there is no room."""
+        with session.binding:
+            numbers = range(first, first + len(tickets))
+            added = sum(number not in session.tickets for number in numbers)
+            if session.is_over or (added and not self._tickets.take(session.holder, added)):
+                return None
+            session.bound_at = self._lanes().now()
+            replaced = [session.tickets[number] for number in numbers if number in session.tickets]
+            session.tickets.update(zip(numbers, tickets, strict=True))
+            return replaced
+
+    def _idle_tickets(self, holder: Holder) -> list[Ticket]:
+        """Of the holder's sessions that have bound none for TICKETS_IDLE_SECONDS, which lose them."""
+        found: list[Ticket] = []
+        before = self._lanes().now() - TICKETS_IDLE_SECONDS
+        for session in list(self._sessions.values()):
+            if session.holder == holder and session.tickets:
+                taken = session.take_tickets(before)
+                self._tickets.give_back(holder, len(taken))
+                found += taken
+        return found
 
     def _pin(self, volume: AnyVolume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
         # Without a time of its own, for as long as the volume keeps values: at the most, until it is deleted.

@@ -6,6 +6,7 @@ host_shim/control_wire.py says what they are. Nothing of a session outlives it.
 from __future__ import annotations
 
 import errno
+import math
 import threading
 from collections import deque
 from dataclasses import dataclass, field
@@ -134,6 +135,10 @@ class ControlSession:
     """Of the answers that wait, and of those that are being made."""
     answers: deque[bytes] = field(default_factory=deque)
     tickets: dict[int, Ticket] = field(default_factory=dict)
+    bound_at: float = 0.0
+    """When tickets were last bound, in the seconds of the lanes' clock."""
+    is_over: bool = False
+    """Its file was closed."""
     trail: Trail = field(default_factory=Trail)
     regions: dict[int, Region] = field(default_factory=dict)
     """Registered memory, by its number in this session."""
@@ -142,11 +147,17 @@ class ControlSession:
     registering: threading.Lock = field(default_factory=threading.Lock)
     """Of those numbers."""
 
+    def take_tickets(self, last_bound_before: float = math.inf) -> list[Ticket]:
+        """Those that were bound before then are the caller's to count and to drop."""
+        with self.binding:
+            if self.bound_at >= last_bound_before:
+                return []
+            tickets, self.tickets = list(self.tickets.values()), {}
+            return tickets
+
     def reading_at(self, number: int, prestage: PrestageCache | None, continuer: Continuer) -> AnyReading:
         """What a ticket reads; the first read of a binding leads on. Raises FsError for none to read."""
-        ticket = self.tickets.get(number)
-        if ticket is None:
-            raise FsError(errno.EINVAL, NOT_FOR_READING)
+        ticket = self._ticket(number, NOT_FOR_READING)
         reading = ticket.to_read(prestage)
         if ticket.ahead is not None:
             ticket.ahead.read(continuer, ticket.volume)
@@ -154,9 +165,14 @@ class ControlSession:
 
     def ticket_to_write(self, number: int) -> Ticket:
         """Raises FsError where nothing is bound to it; `Ticket.put` does where that is not to be written."""
+        return self._ticket(number, NOT_FOR_WRITING)
+
+    def _ticket(self, number: int, where_none: str) -> Ticket:
         ticket = self.tickets.get(number)
         if ticket is None:
-            raise FsError(errno.EINVAL, NOT_FOR_WRITING)
+            # Tickets that others of its user needed are gone all at once: the session is of no use.
+            is_stale = self.bound_at and not self.tickets
+            raise FsError(errno.ESTALE if is_stale else errno.EINVAL, where_none)
         return ticket
 
     def count_answer_bytes(self, change: int) -> None:

@@ -68,7 +68,7 @@ _VALUES_FROM: Final = KV_ROOT + (1 << 16)
 
 OPEN_VALUES: Final = Limit(
     "kv-open", "files of /kv that are open for reading", 131_072,
-    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=2048,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=3584,
 )  # fmt: skip
 WRITERS: Final = Limit(
     "kv-writers", "values that are being written through files of /kv", 256,

@@ -77,6 +77,11 @@ class PoolBlockStore:
         self._unsynced = UnsyncedBlocks()
 
     @property
+    def remembered(self) -> int:
+        """Blocks whose header is remembered, and those that are not proven to be durable."""
+        return len(self._open) + len(self._unsynced)
+
+    @property
     def capacities(self) -> tuple[int, ...]:
         return tuple(self._volumes)
 

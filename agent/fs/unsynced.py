@@ -48,6 +48,9 @@ class UnsyncedBlocks:
         self._doubtful: OrderedDict[bytes, Unsynced] = OrderedDict()
         self._said = False
 
+    def __len__(self) -> int:
+        return len(self._open) + len(self._doubtful)
+
     @property
     def is_full(self) -> bool:
         return len(self._open) >= BLOCKS_MAX

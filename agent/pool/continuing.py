@@ -49,6 +49,9 @@ class Continuer:
         self._tables: dict[bytes, tuple[Volume, Successors]] = {}
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return sum(len(table) for _, table in list(self._tables.values()))
+
     def chain(self, volume: AnyVolume, keys: Sequence[bytes], trail: Trail | None = None) -> None:
         """A client named these keys in this order; with a trail, after what it named before."""
         if not self.active or not keys or not isinstance(volume, Volume) or volume.erased:

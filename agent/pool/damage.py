@@ -42,6 +42,9 @@ class Damage:
         self._reports: OrderedDict[SlotAt, float | None] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._strikes) + len(self._reports)
+
     def strike(self, place: SlotAt) -> int:
         """Count damage that was met in a slot; how often now."""
         with self._lock:

@@ -48,6 +48,8 @@ def damage_look_seconds(of_files: bool) -> float:
 
 APPROXIMATE_BYTES: Final = 4096 + 1024
 """What one cached set takes: the block, the object round it and its place in the table."""
+LOOKS: Final = 8
+"""Sets that are looked at for one to be forgotten."""
 
 
 @dataclass(slots=True, eq=False)
@@ -211,9 +213,13 @@ class DirectoryCache:
                 pass
 
     def _drop_one(self) -> bool:
-        # Sets in use are few (two a request, more only in a large batch), so this ends at once.
-        for place, cached in self._sets.items():
-            if cached.users == 0:
+        # A set in use counts as used just now. Where all are, it is left at a few looks: what is beyond the
+        # bound is forgotten when they are given back.
+        for _ in range(min(LOOKS, len(self._sets))):
+            place, cached = next(iter(self._sets.items()))
+            if cached.users:
+                self._sets.move_to_end(place)
+            else:
                 del self._sets[place]
                 if cached.directory is not None:
                     if cached.occupancy is not None:

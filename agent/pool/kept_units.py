@@ -27,6 +27,9 @@ class KeptUnits:
         self._units: OrderedDict[int, tuple[int, memoryview]] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._units)
+
     def keep(self, reader: int, number: int, buffer: memoryview) -> None:
         """Keep a buffer with one opened unit for a reader (by its number), instead of what it kept before."""
         with self._lock:

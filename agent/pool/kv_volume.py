@@ -56,6 +56,9 @@ class _Memory:
         self._entries: OrderedDict[bytes, int] = OrderedDict()
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._entries)
+
     def note(self, key: bytes, number: int) -> None:
         with self._lock:
             self._entries[key] = number

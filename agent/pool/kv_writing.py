@@ -26,6 +26,8 @@ from agent.pool.writing import TIME_MAX
 
 STORE_TRIES: Final = 4
 """With room made before each but the first; between the two others may take it."""
+RANGES_MAX: Final = 256
+"""Parts of a value that have come and do not touch. Each write looks at all of them."""
 
 
 class KvWriting(BegunPut):
@@ -99,6 +101,8 @@ class KvWriting(BegunPut):
             self._pieces.extend(bytes(end - len(self._pieces)))
         self._pieces[offset:end] = data
         self._note(offset, end)
+        if len(self._ranges) > RANGES_MAX:
+            self._give_up(BadPut(f"a value in more than {RANGES_MAX} parts with holes between them"))
         lanes.tally(self.volume.settings.name).bytes_copied += len(data)
         if self._length is not None and self._ranges == [(0, self._length)]:
             yield from self.finish(lanes, deadline)

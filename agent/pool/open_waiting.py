@@ -9,23 +9,25 @@ very write of the key; else it goes the way of any other.
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
-from agent.inline.scatter import Target
 from agent.inline.suites import Place
 from agent.pool.slot import HEADER_BYTES
-from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.volume import Volume
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OpenValue:
     """A value in clear, and when it expires (seconds since the epoch; 0: never)."""
 
     data: memoryview
     expiry: int
+    size: int
+    """Bytes of its slot, which are what it is reckoned at: the memory behind `data` is as long."""
+    readers: int = 0
+    is_gone: bool = False
+    """From the cache. Both are changed by `PrestageCache`."""
 
 
 def opened(volume: Volume, key: bytes, place: Place, generation: int, slot: memoryview) -> OpenValue | None:
@@ -41,58 +43,4 @@ def opened(volume: Volume, key: bytes, place: Place, generation: int, slot: memo
         end = min(start + volume.codec.unit_bytes, to_byte - from_byte)
         if not proven.open_unit(number, data[start:end], clear[start:end]):
             return None
-    return OpenValue(clear[: proven.length], proven.expiry)
-
-
-class OpenReading:
-    """A value that waits opened, being read. It looks as a `Reading` does."""
-
-    def __init__(self, volume: Volume, key: bytes, value: OpenValue) -> None:
-        self.volume = volume
-        self.key = key
-        self.cause: MissCause | None = None
-        self._value = value
-        self._counting = threading.Lock()
-        self._hit = False
-
-    @property
-    def length(self) -> int | None:
-        return len(self._value.data) if self._hit else None
-
-    def close(self) -> None:
-        """Nothing is kept for it."""
-
-    def give_up(self, lanes: Lanes, cause: MissCause) -> None:
-        """It does not serve its reader after all: a miss, and no hit."""
-        tally = lanes.tally(self.volume.settings.name)
-        with self._counting:
-            if self.cause is None:
-                self.cause = cause
-                tally.gets_hit -= self._hit
-                tally.prestage_hits -= self._hit
-                tally.miss(cause)
-
-    def read(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
-        """Fill `into` from `offset` of the value; how many bytes were there. 0 with `cause` set is a miss."""
-        yield from ()  # steps, of which there are none
-        if self.cause is not None or not len(into):
-            return 0
-        tally, value = lanes.tally(self.volume.settings.name), self._value
-        with self._counting:
-            expired = bool(value.expiry) and value.expiry <= lanes.wall()
-            if self.volume.erased or expired:
-                self.cause = MissCause.WRONG_KEY if self.volume.erased else MissCause.EXPIRED
-                tally.gets_hit -= self._hit
-                tally.miss(self.cause)
-                return 0
-            if not self._hit:
-                self._hit = True
-                tally.gets_hit += 1
-                tally.prestage_hits += 1
-        count = max(0, min(len(into), len(value.data) - offset))
-        into[:count] = value.data[offset : offset + count]
-        tally.bytes_read += count
-        tally.bytes_copied += count
-        if self.volume.bandwidth is not None:
-            self.volume.bandwidth.charge(lanes, count)
-        return count
+    return OpenValue(clear[: proven.length], proven.expiry, len(slot))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from agent.pool.kv_reading import KvReading
 from agent.pool.kv_volume import KvVolume
 from agent.pool.kv_writing import KvWriting, delete_key
-from agent.pool.open_waiting import OpenReading, OpenValue
+from agent.pool.memory_reading import MemoryReading
+from agent.pool.open_waiting import OpenValue
 from agent.pool.prestage import PrestageCache
 from agent.pool.reading import Reading, remembered_length
 from agent.pool.recompute_gate import GatedReading
@@ -17,25 +19,33 @@ from agent.pool.steps import Lanes, Steps
 from agent.pool.tally import MissCause
 from agent.pool.upkeep import delete, pin
 from agent.pool.volume import Volume
-from agent.pool.write_back import AlreadyWaiting, BackReading, BackWriting, Waiting
+from agent.pool.write_back import AlreadyWaiting, BackWriting, Waiting
 from agent.pool.writing import Writing
 
 AnyVolume: TypeAlias = Volume | KvVolume
-AnyReading: TypeAlias = Reading | KvReading | BackReading | OpenReading
+AnyReading: TypeAlias = Reading | KvReading | MemoryReading
 AnyWriting: TypeAlias = Writing | KvWriting | BackWriting | AlreadyWaiting
+
+
+LOOKED_UP_AT_ONCE: Final = 256
+"""Keys of one batch whose directories are in use at a time: none of them is forgotten meanwhile."""
 
 
 def new_reading(volume: AnyVolume, key: bytes, prestage: PrestageCache | None = None) -> AnyReading:
     """One value to be read. Values on KV namespaces are not prestaged."""
     if isinstance(volume, KvVolume):
         return KvReading(volume, key)
-    waiting = _waiting(volume, key)
-    if waiting is not None:
-        return BackReading(volume, waiting)
+    back = volume.back
+    if back is not None and len(back):
+        waiting = back.find_to_read(volume.placement.pseudonym(key))
+        if waiting is not None:
+            let_go = functools.partial(back.let_go, waiting)
+            return MemoryReading(volume, key, waiting.data, waiting.expires, let_go, prestaged=False)
     if prestage is not None and prestage.waits_open:
         value = _opened(volume, key, prestage)
         if value is not None:
-            return OpenReading(volume, key, value)
+            let_go = functools.partial(prestage.let_go, value)
+            return MemoryReading(volume, key, value.data, value.expiry, let_go, prestaged=True)
     return Reading(volume, key, prestage) if volume.gate is None else GatedReading(volume, key, prestage)
 
 
@@ -81,8 +91,15 @@ def lookup(
     volume: AnyVolume, lanes: Lanes, keys: Sequence[bytes], deadline: float
 ) -> Steps[list[MissCause | None]]:
     """For each key None where it is there, else why it is not; a hint, as all such answers."""
-    waiting = [_waiting(volume, key) for key in keys] if isinstance(volume, Volume) else []
-    causes = yield from volume.lookup(lanes, keys, deadline)
+    if isinstance(volume, KvVolume):
+        return (yield from volume.lookup(lanes, keys, deadline))
+    waiting = [_waiting(volume, key) for key in keys]
+    causes: list[MissCause | None] = []
+    began = lanes.now()
+    for start in range(0, len(keys), LOOKED_UP_AT_ONCE):
+        part = keys[start : start + LOOKED_UP_AT_ONCE]
+        # A directory that was read since is not read again.
+        causes += yield from volume.lookup(lanes, part, deadline, lanes.now() - began)
     wall = lanes.wall()
     for at, value in enumerate(waiting):
         if value is not None:

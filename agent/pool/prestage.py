@@ -58,7 +58,7 @@ class _Staged:
 
     @property
     def size(self) -> int:
-        return len(self.slot) if self.clear is None else len(self.clear.data)
+        return len(self.slot) if self.clear is None else self.clear.size
 
 
 class PrestageCache:
@@ -78,6 +78,9 @@ class PrestageCache:
         self.max_age = max_age
         self._clock = clock
         self.bytes_held = 0
+        """Of what waits, and of opened values that are gone from here and readers still have."""
+        self._lent = 0
+        """Of opened values that readers have; half of the room at the most."""
         self._guessed: OrderedDict[_Place, int] = OrderedDict()
         self._guessed_bytes = 0
         self._slots: OrderedDict[_Place, _Staged] = OrderedDict()
@@ -109,7 +112,10 @@ class PrestageCache:
             return None if staged.clear is not None else self._served(place, staged).slot
 
     def find_open(self, volume_id: bytes, pseudonym: bytes, generation: int) -> OpenValue | None:
-        """The value in clear, where this very write of the key waits so."""
+        """The value in clear, where this very write of the key waits so: the caller's until `let_go`.
+
+        None as well where readers have so much that the next is to read from flash.
+        """
         place = (volume_id, pseudonym)
         with self._lock:
             staged = self._slots.get(place)
@@ -118,7 +124,20 @@ class PrestageCache:
             if staged.generation != generation or self._is_old(staged):
                 self._drop(place)
                 return None
+            value = staged.clear
+            if not value.readers and self._lent + value.size > self.budget_bytes // 2:
+                return None
+            self._lent += 0 if value.readers else value.size
+            value.readers += 1
             return self._served(place, staged).clear
+
+    def let_go(self, value: OpenValue) -> None:
+        """A reader is done with what `find_open` gave it."""
+        with self._lock:
+            value.readers -= 1
+            if not value.readers:
+                self._lent -= value.size
+                self.bytes_held -= value.size if value.is_gone else 0
 
     def _served(self, place: _Place, staged: _Staged) -> _Staged:
         self._slots.move_to_end(place)
@@ -196,6 +215,8 @@ class PrestageCache:
             while staged.guessed and self._guessed_bytes + size > room_for_guesses:
                 self._drop(next(iter(self._guessed)))
             while self.bytes_held + size > self.budget_bytes:
+                if not self._slots:
+                    return False
                 self._drop(next(iter(self._slots)))
             self._slots[place] = staged
             self.bytes_held += size
@@ -245,7 +266,10 @@ class PrestageCache:
 
     def _drop(self, place: _Place) -> None:
         staged = self._slots.pop(place)
-        self.bytes_held -= staged.size
+        if staged.clear is not None and staged.clear.readers:
+            staged.clear.is_gone = True
+        else:
+            self.bytes_held -= staged.size
         self._guessed_bytes -= self._guessed.pop(place, 0)
         if not staged.used:
             self._count(place[0]).wasted_bytes += staged.size

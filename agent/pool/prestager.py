@@ -144,6 +144,9 @@ class Prestager:
             for number in range(threads if cache.budget_bytes else 0)
         ]
 
+    def __len__(self) -> int:
+        return len(self._announced) + len(self._guesses)
+
     def start(self) -> None:
         for thread in self._threads:
             thread.start()

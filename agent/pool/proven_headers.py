@@ -43,6 +43,9 @@ class ProvenHeaders(Generic[T]):
         self._kept_max = kept_max
         self._seen_max = seen_max
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def find(self, salt: bytes, header: bytes, place: Place) -> T | None:
         """What this very header has proven at this very place; None where that is not remembered."""
         kept = self._kept.get(salt)

@@ -33,6 +33,9 @@ class SecondUse:
         self._old: set[bytes] = set()
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
     def was_seen(self, pseudonym: bytes) -> bool:
         """Whether it was, and from now on it was."""
         with self._lock:

@@ -99,7 +99,7 @@ class SlotCodec:
         self._bound_to = hashlib.blake2b(tenant + volume, digest_size=32, person=b"g35 slot unit")
         self._tag_of = hashlib.blake2b(tenant + volume, digest_size=4, person=b"g35 entry")
         """What `bound` and `tag` begin with for every value of the volume."""
-        self._proven: ProvenHeaders[OpenSlot] = ProvenHeaders()
+        self.proven_headers: Final[ProvenHeaders[OpenSlot]] = ProvenHeaders()
 
     def count_in(self, use: KeyUse) -> None:
         """Count there what is sealed from now on."""
@@ -152,14 +152,14 @@ class SlotCodec:
         """What the header proves, or why it proves nothing of `key` and `generation` (any, where None)."""
         whole = bytes(header)  # what is compared is what is opened, whatever becomes of the buffer
         salt = whole[_SALT_AT : _SALT_AT + SALT_BYTES]
-        opened = self._proven.find(salt, whole, place)
+        opened = self.proven_headers.find(salt, whole, place)
         if opened is None:
             proven = self._prove(memoryview(whole), place)
             if isinstance(proven, MissCause):
                 return proven
             opened = proven
             if opened.codec is self:
-                self._proven.keep(salt, whole, place, opened)
+                self.proven_headers.keep(salt, whole, place, opened)
         if (key is not None and opened.key != key) or (
             generation is not None and opened.generation != generation
         ):
@@ -206,10 +206,7 @@ class SlotCodec:
             return MissCause.CORRUPT
         if units != -(-length // self.unit_bytes) or units > UNITS_MAX:
             return MissCause.CORRUPT
-        proofs = [
-            bytes(plain[at : at + PROOF_BYTES])
-            for at in range(_PROOFS_AT, _PROOFS_AT + units * PROOF_BYTES, PROOF_BYTES)
-        ]
+        proofs = bytes(plain[_PROOFS_AT : _PROOFS_AT + units * PROOF_BYTES])
         bound = self.bound(found, made, salt)
         return OpenSlot(self, cipher, found, made, bound, length, expiry, stored_us, proofs)
 
@@ -308,7 +305,7 @@ class SlotSealer:
 class OpenSlot:
     """A header that has proven itself; what is needed to open the units."""
 
-    __slots__ = ("bound", "cipher", "codec", "expiry", "generation", "key", "length", "proofs", "stored_us")
+    __slots__ = ("_proofs", "bound", "cipher", "codec", "expiry", "generation", "key", "length", "stored_us")
 
     def __init__(
         self,
@@ -320,7 +317,7 @@ class OpenSlot:
         length: int,
         expiry: int,
         stored_us: int,
-        proofs: Sequence[bytes],
+        proofs: bytes,
     ) -> None:
         self.codec = codec
         self.cipher = cipher
@@ -331,7 +328,11 @@ class OpenSlot:
         self.length = length
         self.expiry = expiry
         self.stored_us = stored_us
-        self.proofs = proofs
+        self._proofs = proofs
+        """Those of all units in one: a value that is open is to cost little memory."""
+
+    def _proof(self, number: int) -> bytes:
+        return self._proofs[number * PROOF_BYTES : (number + 1) * PROOF_BYTES]
 
     def unit_span(self, offset: int, size: int) -> tuple[int, int, int, int]:
         """For a range of the value: first unit, one past the last, and their bytes on flash from/to."""
@@ -342,11 +343,11 @@ class OpenSlot:
 
     def open_unit(self, number: int, sealed: memoryview, into: Target) -> bool:
         """Open one unit (all of it, with its padding) into a buffer of the same length."""
-        return self.cipher.open_unit(number, sealed, into, self.bound, self.proofs[number])
+        return self.cipher.open_unit(number, sealed, into, self.bound, self._proof(number))
 
     def open_with_room(self, number: int, sealed_and_room: memoryview, into: memoryview) -> bool:
         """As `open_unit`, of a unit with `PROOF_BYTES` of room behind it (`SlotCipher.open_with_room`)."""
-        return self.cipher.open_with_room(number, sealed_and_room, into, self.bound, self.proofs[number])
+        return self.cipher.open_with_room(number, sealed_and_room, into, self.bound, self._proof(number))
 
 
 assert len(MAGIC) == 8

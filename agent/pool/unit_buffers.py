@@ -24,6 +24,9 @@ class UnitBuffers:
         self._spare: list[memoryview] = []
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._spare)
+
     def borrow(self) -> memoryview:
         """A buffer of one unit; what it holds is left over from its last use."""
         with self._lock:

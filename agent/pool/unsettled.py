@@ -28,6 +28,9 @@ class Unsettled:
         self._all_until = float("-inf")
         self._lock = threading.Lock()
 
+    def __len__(self) -> int:
+        return len(self._until)
+
     def note(self, pseudonym: bytes, now: float) -> None:
         """A write of the key was sent, and its fate is unknown."""
         until = now + SHUN_SECONDS

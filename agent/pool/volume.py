@@ -407,15 +407,18 @@ class Volume:
                 return MissCause.EVICTED
         return MissCause.NEVER_STORED
 
-    def lookup(self, lanes: Lanes, keys: Sequence[bytes], deadline: float) -> Steps[list[MissCause | None]]:
-        """For each key None where a directory names it, else why none does. A hint, as all such answers."""
+    def lookup(
+        self, lanes: Lanes, keys: Sequence[bytes], deadline: float, least: float = 0.0
+    ) -> Steps[list[MissCause | None]]:
+        """For each key None where a directory names it, else why none does: a hint. `least` of `is_fresh`."""
         pseudonyms = [self.placement.pseudonym(key) for key in keys]
         borrowed = [self.borrow_sets(pseudonym) for pseudonym in pseudonyms]
         try:
             wanted: dict[int, CachedSet] = {}
             for pseudonym, sets in zip(pseudonyms, borrowed, strict=True):
                 if not self.find(sets, pseudonym):
-                    wanted.update((id(cached), cached) for cached in sets if not self.is_fresh(cached, lanes))
+                    stale = (cached for cached in sets if not self.is_fresh(cached, lanes, least))
+                    wanted.update((id(cached), cached) for cached in stale)
             trouble: MissCause | None = None
             if wanted:
                 trouble = yield from self.load(lanes, list(wanted.values()), deadline)

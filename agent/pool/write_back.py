@@ -5,10 +5,10 @@ gone, and getting them is a miss (`never_stored`), as of any value that was evic
 for what is stored later is sealed as any other. It is for volumes whose values can be computed again, and off
 by default: `[[policies]] write = "back"`.
 
-Bounded in bytes: a put for which there is no room goes through to flash. Bounded in time: values are stored
-in the order in which they came, as fast as flash takes them, and one that cannot be stored for KEEP_SECONDS
-is given up. While a value waits, this agent serves it, and names it to `exists`; other agents do not see it,
-and the first of two writes is known to be the first once it is on flash.
+Bounded in bytes, with those that readers still have: a put for which there is no room goes through to flash.
+Bounded in time: values are stored in the order in which they came, as fast as flash takes them, and one that
+cannot be stored for KEEP_SECONDS is given up. While a value waits, this agent serves it, and names it to
+`exists`; other agents do not see it, and the first of two writes is the first once it is on flash.
 
 Values wait as they came, in clear, like a value that an engine has half written; a put that is not a whole
 value of a known length (a file written through /kv) goes through.
@@ -23,7 +23,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from agent.inline.scatter import Target
 from agent.pool.refusals import BadPut, PutRefused, TooLong
 from agent.pool.steps import Acquire, Lanes, Runner, Steps
 from agent.pool.tally import MissCause
@@ -34,6 +33,8 @@ from agent.pool.writing import TIME_MAX, Writing
 log = logging.getLogger(__name__)
 
 KEEP_SECONDS: Final = 30.0
+VALUE_COST: Final = 1024
+"""Memory of a value that waits, beside its bytes."""
 PIECE_BYTES: Final = 1 << 20
 """A value is sealed and sent in pieces of this size; a worker's buffer holds no more."""
 RETRY_SECONDS: Final = 0.2
@@ -45,7 +46,7 @@ TELL_SECONDS: Final = 10.0
 class Waiting:
     """One value that is acknowledged and not on flash. `lock` is held by whoever stores or removes it."""
 
-    __slots__ = ("data", "expires", "key", "lock", "over", "pinned_until", "pseudonym", "since")
+    __slots__ = ("data", "expires", "key", "lock", "over", "pinned_until", "pseudonym", "readers", "since")
 
     def __init__(self, key: bytes, pseudonym: bytes, data: memoryview, expires: int, since: float) -> None:
         self.key = key
@@ -59,6 +60,8 @@ class Waiting:
         self.lock = threading.Lock()
         self.over = False
         """It is on flash, was removed, or was given up."""
+        self.readers = 0
+        """Those who have it open: its memory is held for as long. Changed by `WriteBack`."""
 
     def has_expired(self, wall: float) -> bool:
         return bool(self.expires) and self.expires <= wall
@@ -90,7 +93,9 @@ class WriteBack:
         self.bytes_max = bytes_max
         self.keep_seconds = keep_seconds
         self.bytes_held = 0
-        """Of values that wait and of those that are on their way in."""
+        """Of values that wait, of those that are on their way in, and of those that readers still have."""
+        self._held = 0
+        """How many they are."""
         self.lost = 0
         self.last_refusal = "they waited too long"
         """Values that were given up. Written by the thread that stores."""
@@ -104,14 +109,20 @@ class WriteBack:
     def set_aside(self, size: int) -> bool:
         """Room for a value that is coming; False where there is none."""
         with self._lock:
-            if self.bytes_held + size > self.bytes_max:
+            if self.bytes_held + size + (self._held + 1) * VALUE_COST > self.bytes_max:
                 return False
-            self.bytes_held += size
+            self._change(1, size)
             return True
 
     def give_back(self, size: int) -> None:
+        """That room, of a value that did not come."""
         with self._lock:
-            self.bytes_held -= size
+            self._change(-1, -size)
+
+    def _change(self, values: int, size: int) -> None:
+        """Called with the lock held."""
+        self._held += values
+        self.bytes_held += size
 
     def forget_expired(self, pseudonym: bytes, wall: float) -> None:
         """Make way for a new put of a key, unless the old value is being stored just now."""
@@ -126,7 +137,7 @@ class WriteBack:
         """Take a value, for which room was set aside. False where one of its key waits already."""
         with self._lock:
             if value.pseudonym in self._values:
-                self.bytes_held -= len(value.data)
+                self._change(-1, -len(value.data))
                 return False
             self._values[value.pseudonym] = value
         self._came.set()
@@ -134,6 +145,25 @@ class WriteBack:
 
     def find(self, pseudonym: bytes) -> Waiting | None:
         return self._values.get(pseudonym)
+
+    def find_to_read(self, pseudonym: bytes) -> Waiting | None:
+        """As `find`; the value's memory is the reader's until `let_go`."""
+        with self._lock:
+            value = self._values.get(pseudonym)
+            if value is not None:
+                value.readers += 1
+            return value
+
+    def let_go(self, value: Waiting) -> None:
+        """A reader is done."""
+        with self._lock:
+            value.readers -= 1
+            self._count_out(value)
+
+    def _count_out(self, value: Waiting) -> None:
+        """Its memory is free, once it neither waits nor is read. Called with the lock held."""
+        if not value.readers and self._values.get(value.pseudonym) is not value:
+            self._change(-1, -len(value.data))
 
     def oldest(self) -> Waiting | None:
         """The value whose turn it is."""
@@ -239,7 +269,7 @@ class WriteBack:
             # By now another value of the key may be waiting, which was put after this one was deleted.
             if self._values.get(value.pseudonym) is value:
                 del self._values[value.pseudonym]
-                self.bytes_held -= len(value.data)
+                self._count_out(value)
 
 
 class BackWriting:
@@ -350,57 +380,6 @@ class AlreadyWaiting:
         """Nothing is kept for it."""
         yield from ()  # steps, of which there are none
         self.finished = True
-
-
-class BackReading:
-    """A value that waits for its storing, being read. It looks as a `Reading` does."""
-
-    def __init__(self, volume: Volume, value: Waiting) -> None:
-        self.volume = volume
-        self.key = value.key
-        self.cause: MissCause | None = None
-        self._value = value
-        self._data = value.data
-        self._counting = threading.Lock()
-        self._hit = False
-
-    @property
-    def length(self) -> int | None:
-        return len(self._data) if self._hit else None
-
-    def close(self) -> None:
-        """Nothing is kept for it."""
-
-    def give_up(self, lanes: Lanes, cause: MissCause) -> None:
-        """It does not serve its reader after all: a miss, and no hit."""
-        tally = lanes.tally(self.volume.settings.name)
-        with self._counting:
-            if self.cause is None:
-                self.cause = cause
-                tally.gets_hit -= self._hit
-                tally.miss(cause)
-
-    def read(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
-        """Fill `into` from `offset` of the value; how many bytes were there."""
-        yield from ()  # steps, of which there are none
-        tally = lanes.tally(self.volume.settings.name)
-        if self.cause is not None or not len(into):
-            return 0
-        with self._counting:
-            if self.volume.erased or self._value.has_expired(lanes.wall()):
-                self.cause = MissCause.WRONG_KEY if self.volume.erased else MissCause.EXPIRED
-                tally.gets_hit -= self._hit
-                tally.miss(self.cause)
-                return 0
-            tally.gets_hit += not self._hit
-            self._hit = True
-        count = max(0, min(len(into), len(self._data) - offset))
-        into[:count] = self._data[offset : offset + count]
-        tally.bytes_read += count
-        tally.bytes_copied += count
-        if self.volume.bandwidth is not None:
-            self.volume.bandwidth.charge(lanes, count)
-        return count
 
 
 class Storing:

@@ -129,6 +129,9 @@ class Fence:
         """When the last of them falls: what a write looks at first."""
         self.raised = 0
 
+    def __len__(self) -> int:
+        return len(self._places)
+
     def put_up(
         self, nguid: bytes, offset: int, size: int, until: float, now: float, given_up: GivenUp | None = None
     ) -> None:

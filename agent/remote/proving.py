@@ -73,10 +73,9 @@ class Prover:
         `pause` waits for so many seconds, and says whether to leave off.
         """
         unproven = self._fabric.unproven()
-        if not unproven:
-            self._not_before.clear()
-            return
-        end = time.monotonic() + seconds
+        began = time.monotonic()
+        end = began + seconds
+        self._not_before = {which: until for which, until in self._not_before.items() if until > began}
         # In no order: a discovery controller that lists very many must not keep the others waiting for ever,
         # and agents that start together should not meet at each namespace.
         for each in random.sample(unproven, len(unproven)):

@@ -81,6 +81,8 @@ def execute_authentication(
             target.unproven.leave(queue)
             target.guests.leave(queue)
             target.authentications.succeeded += 1
+            if not controller.admits(queue):
+                queue.close_when_answered("its controller or its queue id is not to be had any more")
         queue.unproven = False
     return Outcome.DONE
 

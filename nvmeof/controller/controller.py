@@ -133,6 +133,12 @@ class Controller:
             for queue in list(self.queues.values()):
                 queue.close(reason)
 
+    def admits(self, queue: ServedQueue) -> bool:
+        """A queue has proven itself: whether it may have its id, which it has from now on."""
+        if queue.qid and (self.ended is not None or not self.enabled):
+            return False
+        return self.queues.setdefault(queue.qid, queue) is queue
+
     @property
     def path_refusal(self) -> int:
         """The status of I/O commands while this port does not reach the namespaces; 0 while it does."""

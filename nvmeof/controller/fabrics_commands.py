@@ -102,11 +102,14 @@ def connect(request: Request, target: Target, queue: ServedQueue, now: float) ->
         controller = _connect_admin(fields, data, target, queue, now)
     else:
         controller = _connect_io(fields, data, target, queue)
-    controller.queues[fields.qid] = queue
     no_flow_control = fields.cattr & CATTR_NO_FLOW_CONTROL != 0
     queue.attach(fields.qid, fields.sqsize + 1, no_flow_control=no_flow_control)
     request.result = controller.cntlid
-    if data.host_nqn in controller.subsystem.credentials:
+    is_proven = data.host_nqn not in controller.subsystem.credentials
+    if is_proven or fields.qid == 0:
+        # The id of an I/O queue is not a stranger's to keep from the host: it is had with the proof.
+        controller.queues[fields.qid] = queue
+    if not is_proven:
         require_authentication(controller, queue, now)
         request.result |= RESULT_AUTH_REQUIRED
     elif not controller.subsystem.is_discovery:

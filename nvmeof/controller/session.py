@@ -113,8 +113,8 @@ class QueueSession(ServedQueue):
         controller = self.controller
         # What comes after the keep-alive time is carried out no more: its host may have gone to another path.
         expired = controller is not None and self.qid != 0 and now >= controller.expires_at
-        if controller is not None and not expired:
-            controller.heard(now)
+        if controller is not None and not expired and not (self.unproven and self.qid):
+            controller.heard(now)  # not by a stranger who names the host's controller
         try:
             if expired:
                 raise Refusal(Status.KEEP_ALIVE_EXPIRED)

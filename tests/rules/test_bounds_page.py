@@ -20,7 +20,7 @@ def row_of(limit: Limit) -> str:
 
 def test_the_page_has_every_bound_as_it_is(repository: Path) -> None:
     for path in (repository / "agent").rglob("*.py"):
-        if "= Limit(" in path.read_text(encoding="utf-8") and path.name != "bounds.py":
+        if "Limit(" in path.read_text(encoding="utf-8") and path.name != "bounds.py":
             importlib.import_module(".".join(path.relative_to(repository).with_suffix("").parts))
     page = (repository / "docs/concurrency.md").read_text(encoding="utf-8")
     said = [match[0] for match in _ROW.finditer(page.partition("### Counts that others can raise")[2])]

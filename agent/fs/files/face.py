@@ -59,6 +59,7 @@ from agent.fs.files.reclaiming import Reclaimer
 from agent.fs.files.schema import Database, MetadataUnusable
 from agent.fs.files.sealing import Sealer
 from agent.fs.files.staging import Staging, StagingMemory
+from agent.fs.files.watched_files import watch_files
 from agent.fs.interface import (
     NOBODY,
     Attributes,
@@ -118,13 +119,14 @@ class FilesFace(RefusesAll):
                 raise NamesElsewhere(f"{metadata} names blocks of {largest} bytes, and no volume has such")
             sizes = {size for size in store.capacities if size < largest} | {largest}
             room = StagingMemory(options.staging_bytes, options.workers * largest, sorted(sizes))
-            self._staging, handles = Staging(room), (bounds or Bounds()).of(HANDLES, options.handles_max)
-            self._open_files = OpenFiles(database, handles)
+            bounds, self._staging = bounds or Bounds(), Staging(room)
+            self._open_files = OpenFiles(database, bounds.of(HANDLES, options.handles_max))
             self._reclaimer = Reclaimer(
                 database, store, self._open_files, options, self.counters, clock, wall_ns
             )
             sealer = Sealer(database, store, self._open_files, self._staging, self._reclaimer, self.counters)
             self._content = Content(database, store, self._open_files, self._staging, self._reclaimer, sealer)
+            watch_files(bounds, self._open_files, options.files_max, room, self._content.suspects)
             inodes.ensure_root(database, options.root_mode, options.root_uid, options.root_gid, wall_ns())
             self._reclaimer.start()
         except BaseException as failure:
@@ -164,14 +166,8 @@ class FilesFace(RefusesAll):
     def gauges(self) -> FilesGauges:
         """What is held now, for metrics and `g35 status`."""
         doomed, doomed_bytes = doomed_backlog(self._database, BACKLOG_ROWS_COUNTED)
-        return FilesGauges(
-            inodes=self._inodes(),
-            open_files=len(self._open_files.files()),
-            staged_blocks=len(self._staging),
-            staging_bytes=self._staging.memory.lent,
-            doomed_blocks=doomed,
-            doomed_bytes=doomed_bytes,
-        )
+        opened, staged, lent = len(self._open_files.files()), len(self._staging), self._staging.memory.lent
+        return FilesGauges(self._inodes(), opened, staged, lent, doomed, doomed_bytes)
 
     def close(self) -> None:
         """Close the metadata. No operation may be under way."""

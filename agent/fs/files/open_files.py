@@ -105,6 +105,10 @@ class OpenFiles:
         self._lookups: dict[int, int] = {}
         self._last_handle = 0
 
+    def nodes(self) -> int:
+        """Which kernels hold a reference to."""
+        return len(self._lookups)
+
     def pin(self, ino: int) -> OpenFile:
         """The file, kept in the table until `unpin`. ESTALE when it is gone, EISDIR and EINVAL by its type.
 

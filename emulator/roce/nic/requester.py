@@ -485,13 +485,13 @@ class Requester:
             self._qp.send_queue_drained()
 
     def _fail(self, failed: Work, status: WcStatus) -> None:
-        """A request ends the queue: those before it are flushed, then it, then the rest of the queue pair."""
-        while self._open:
-            work = self._open.popleft()
-            if work is failed:
-                break
+        """A request ends the queue: those before it are flushed, then it, then what else there is."""
+        while self._open and (work := self._open.popleft()) is not failed:
             self._qp.complete_send(work.request, WcStatus.WR_FLUSH_ERR)
         self._qp.complete_send(failed.request, status)
+        self._request_failed()
+
+    def _request_failed(self) -> None:
         self._qp.enter_error()
 
     def _count(self, what: Count) -> None:

@@ -17,7 +17,7 @@ from emulator.roce.nic.requester import Requester
 from emulator.roce.nic.responder import NotReady, Refusal, Responder
 from emulator.roce.nic.responses import Responses
 from emulator.roce.nic.verbs import Burst, WcStatus
-from emulator.roce.nic.work import UNRELIABLE_SHAPES, Work, extended_psn
+from emulator.roce.nic.work import UNRELIABLE_SHAPES, extended_psn
 from emulator.roce.nic.work_requests import ReceiveRequest
 from emulator.roce.wire.extended import SYNDROME_ACK
 from emulator.roce.wire.opcodes import class_of
@@ -37,14 +37,8 @@ class UnreliableRequester(Requester):
             self._progress(self._cursor, now)
         return burst
 
-    def _fail(self, failed: Work, status: WcStatus) -> None:
-        """A request ends the send queue, receives go on (IBTA 10.3.1.6)."""
-        while self._open:
-            work = self._open.popleft()
-            if work is failed:
-                break
-            self._qp.complete_send(work.request, WcStatus.WR_FLUSH_ERR)
-        self._qp.complete_send(failed.request, status)
+    def _request_failed(self) -> None:
+        """Only the send queue ends, receives go on (IBTA 10.3.1.6)."""
         self._qp.send_queue_failed()
 
 

@@ -273,6 +273,52 @@ def test_an_io_queue_proves_itself_too() -> None:
     assert into == b"\x5a" * LBA
 
 
+def test_a_queue_id_is_had_by_the_first_that_proves_itself() -> None:
+    place = bench()
+    admin = started(place, Credentials(SECRET))
+    assert admin.session.facts is not None
+    strangers = [raw_queue(place, 1, admin.session.facts.cntlid)[0] for _ in range(2)]
+    queue, connect = raw_queue(place, 1, admin.session.facts.cntlid)
+    connect.check()
+    prove(Credentials(SECRET), lambda command: run(place, queue, command))
+    late, _ = strangers
+    prove(Credentials(SECRET), lambda command: run(place, late, command))
+    place.settle()
+    assert (queue.ready, late.ready) == (True, False)
+    run(place, queue, commands.read(1, 0, 1, memoryview(bytearray(LBA)))).check()
+    _, connect = raw_queue(place, 1, admin.session.facts.cntlid)
+    assert connect.status == Status.COMMAND_SEQUENCE_ERROR
+
+
+def test_a_controller_that_has_ended_takes_no_queue_that_proves_itself_then() -> None:
+    place = bench()
+    admin = started(place, Credentials(SECRET))
+    assert admin.session.facts is not None
+    queue, _ = raw_queue(place, 1, admin.session.facts.cntlid)
+    (controller,) = place.target.controllers
+    controller.end("a test wants it")
+    prove(Credentials(SECRET), lambda command: run(place, queue, command))
+    place.settle()
+    assert not queue.ready
+
+
+def test_a_stranger_keeps_no_controller_alive() -> None:
+    place = bench()
+    queue = TcpQueue(31, in_capsule_bytes=8192)
+    place.connect(queue)
+    run(place, queue, connect_command(SessionConfig(SUBSYSTEM, HOST, HOST_ID, 5.0), 0, 32, 0xFFFF)).check()
+    prove(Credentials(SECRET), lambda command: run(place, queue, command))
+    run(place, queue, commands.property_set(Property.CC, 0x460001)).check()
+    (controller,) = place.target.controllers
+    until = controller.expires_at
+    place.settle(place.now + 1.0)
+    stranger, _ = raw_queue(place, 1, controller.cntlid)
+    run(place, stranger, commands.read(1, 0, 1, memoryview(bytearray(LBA))))
+    assert controller.expires_at == until
+    run(place, queue, commands.keep_alive()).check()
+    assert controller.expires_at > until
+
+
 @WRONG
 def test_an_io_queue_with_a_wrong_secret_leaves_the_others_alone() -> None:
     place = bench()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 import zlib
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from agent.pool.directory import Directory, Entry
-from agent.pool.directory_cache import SHUN_SECONDS, CachedSet, DirectoryCache
+from agent.pool.directory_cache import LOOKS, SHUN_SECONDS, CachedSet, DirectoryCache
+from agent.pool.operations import LOOKED_UP_AT_ONCE, lookup
 from agent.pool.refusals import PutRefused
 from agent.pool.steps import Buffer
 from agent.pool.tally import MissCause
@@ -100,8 +105,55 @@ def test_sets_in_use_are_kept_and_the_bound_is_kept_to() -> None:
     assert cache.borrow(0, 0) is used[0]
     for cached in [*used, used[0]]:
         cache.give_back(cached)
-    assert len(cache) <= 16
-    assert [cached.offset for cached in cache.snapshot()] == [*range(25, 40), 0], "the last used are kept"
+    assert len(cache) == 16
+    for at in range(100, 120):
+        cache.give_back(cache.borrow(0, at))
+    assert [cached.offset for cached in cache.snapshot()] == [*range(104, 120)], "the last used are kept"
+
+
+def test_a_set_that_is_borrowed_costs_a_few_looks_where_all_others_are_in_use() -> None:
+    """A batch of 4096 keys took seconds, and the interpreter with it: each set looked at all before it."""
+    cache = DirectoryCache(0)
+    looks = 0
+
+    class Counted(OrderedDict[tuple[int, int], CachedSet]):
+        def move_to_end(self, key: tuple[int, int], last: bool = True) -> None:
+            nonlocal looks
+            looks += 1
+            super().move_to_end(key, last)
+
+    cache._sets = Counted()
+    used = [cache.borrow(0, at) for at in range(1000)]
+    assert looks <= LOOKS * len(used)
+    for cached in used:
+        cache.give_back(cached)
+    assert len(cache) == 16
+
+
+def test_a_batch_has_few_directories_in_use_at_a_time() -> None:
+    agent = MemoryPool((4000, 4000)).agent(cache_bytes=0)
+    keys = [key_of(number) for number in range(4096)]
+    most = 0
+    borrow = agent.cache.borrow
+
+    def counted(*place: Any) -> CachedSet:
+        nonlocal most
+        most = max(most, len(agent.cache))
+        return borrow(*place)
+
+    agent.cache.borrow = counted  # type: ignore[method-assign]
+    causes = agent.lanes.run(lookup(agent.volume, agent.lanes, keys, agent.deadline(99)))
+    assert causes == [MissCause.NEVER_STORED] * len(keys)
+    assert most <= 16 + 2 * LOOKED_UP_AT_ONCE
+    assert len(agent.cache) == 16
+
+
+def test_a_batch_reads_a_directory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = MemoryPool((2, 2)).agent()
+    monkeypatch.setattr(agent.lanes, "now", functools.partial(next, itertools.count(1000)))
+    keys = [key_of(number) for number in range(4 * LOOKED_UP_AT_ONCE)]
+    agent.lanes.run(lookup(agent.volume, agent.lanes, keys, 1e9))
+    assert sum(each.reads for each in agent.lanes.namespaces) == 4
 
 
 def test_entries_that_are_known_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from agent.pool.directory_cache import SHUN_SECONDS
 from agent.pool.kv_reading import KvReading
 from agent.pool.kv_room import RESERVED_KEY
 from agent.pool.kv_volume import KvVolume, room_of
-from agent.pool.kv_writing import KvWriting, delete_key
+from agent.pool.kv_writing import RANGES_MAX, KvWriting, delete_key
 from agent.pool.operations import find_length, new_writing, pin_value
 from agent.pool.refusals import BadPut, PutRefused, TooLong
 from agent.pool.slot import HEADER_BYTES
@@ -132,6 +132,12 @@ def test_a_value_in_pieces_and_what_is_wrong_with_some() -> None:
     world.scheduler.finish(writing.finish(world.lanes, world.deadline()))
     assert writing.stored
     assert world.get(key_of(1)) == value
+    many = KvWriting(world.volume, key_of(2), length=100_000)
+    for number in range(RANGES_MAX):
+        world.scheduler.finish(many.write(world.lanes, 2 * number, memoryview(b"1"), world.deadline()))
+    with pytest.raises(BadPut, match="parts with holes"):
+        world.scheduler.finish(many.write(world.lanes, 99_999, memoryview(b"1"), world.deadline()))
+    assert world.volume.begun.bytes_held == 0
     hole = KvWriting(world.volume, key_of(2), length=100)
     world.scheduler.finish(hole.write(world.lanes, 50, memoryview(bytes(50)), world.deadline()))
     with pytest.raises(BadPut, match="hole"):

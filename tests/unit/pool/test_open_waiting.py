@@ -6,10 +6,11 @@ import random
 
 import pytest
 
-from agent.pool.open_waiting import OpenReading
+from agent.pool.memory_reading import MemoryReading
 from agent.pool.operations import new_reading
 from agent.pool.prestage import PrestageCache
 from agent.pool.prestager import stage, stage_expected
+from agent.pool.slot import HEADER_BYTES
 from agent.pool.tally import MissCause
 from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 
@@ -27,15 +28,15 @@ def agent(request: pytest.FixtureRequest) -> PoolAgent:
 VALUE = random.Random(35).randbytes(SIZE)
 
 
-def staged(agent: PoolAgent) -> OpenReading:
+def staged(agent: PoolAgent) -> MemoryReading:
     assert agent.prestage is not None
     assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(1)))
     reading = new_reading(agent.volume, key_of(1), agent.prestage)
-    assert isinstance(reading, OpenReading)
+    assert isinstance(reading, MemoryReading)
     return reading
 
 
-def read(agent: PoolAgent, reading: OpenReading, offset: int = 0, size: int = 262_144) -> bytes:
+def read(agent: PoolAgent, reading: MemoryReading, offset: int = 0, size: int = 262_144) -> bytes:
     into = bytearray(size)
     count = agent.lanes.run(reading.read(agent.lanes, offset, memoryview(into), agent.deadline()))
     assert not any(into[count:])
@@ -53,16 +54,17 @@ def test_it_is_served_in_any_range_without_a_read(agent: PoolAgent) -> None:
     assert sum(each.reads for each in agent.lanes.namespaces) == reads
     assert (agent.tally.gets_hit, agent.tally.prestage_hits) == (1, 1)
     assert agent.prestage is not None
-    assert agent.prestage.bytes_held == SIZE
-    assert agent.prestage.counts(agent.volume.settings.volume_id).useful_bytes == SIZE
+    size = HEADER_BYTES + agent.volume.codec.padded(SIZE)
+    assert agent.prestage.bytes_held == size
+    assert agent.prestage.counts(agent.volume.settings.volume_id).useful_bytes == size
 
 
 def test_another_write_of_the_key_is_not_served_from_it(agent: PoolAgent) -> None:
-    staged(agent)
+    staged(agent).close()
     assert agent.delete(key_of(1))
     agent.put(key_of(1), b"another")
     reading = new_reading(agent.volume, key_of(1), agent.prestage)
-    assert not isinstance(reading, OpenReading)
+    assert not isinstance(reading, MemoryReading)
     assert agent.prestage is not None
     assert agent.prestage.bytes_held == 0
     assert agent.get(key_of(1)) == b"another"
@@ -88,7 +90,7 @@ def test_what_does_not_prove_itself_waits_sealed_and_flash_decides(agent: PoolAg
     agent.lanes.namespaces[namespace].flip(offset + 4096 + 70_000)
     assert agent.prestage is not None
     assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(1)))
-    assert not isinstance(new_reading(agent.volume, key_of(1), agent.prestage), OpenReading)
+    assert not isinstance(new_reading(agent.volume, key_of(1), agent.prestage), MemoryReading)
     assert agent.get(key_of(1)) is MissCause.CORRUPT
 
 
@@ -97,6 +99,6 @@ def test_a_guess_waits_sealed(agent: PoolAgent) -> None:
     pseudonym = agent.volume.placement.pseudonym(key_of(1))
     assert agent.prestage.expect(agent.volume.settings.volume_id, pseudonym)
     assert agent.lanes.run(stage_expected(agent.volume, agent.prestage, agent.lanes, pseudonym))
-    assert not isinstance(new_reading(agent.volume, key_of(1), agent.prestage), OpenReading)
+    assert not isinstance(new_reading(agent.volume, key_of(1), agent.prestage), MemoryReading)
     assert agent.get(key_of(1)) == VALUE
     assert agent.tally.prestage_hits == 1

@@ -125,7 +125,7 @@ def test_an_end_does_not_wait_for_a_read_that_hangs(monkeypatch: pytest.MonkeyPa
 def test_what_comes_for_a_volume_that_was_erased_meanwhile_is_not_kept() -> None:
     """A prestaging thread that was opening its value when the tenant went."""
     volume_id, cache = bytes(16), PrestageCache(1 << 20, waits_open=True)
-    slot, clear = memoryview(bytes(4096)), OpenValue(memoryview(b"in clear"), 0)
+    slot, clear = memoryview(bytes(4096)), OpenValue(memoryview(b"in clear"), 0, 4096)
     assert cache.expect(volume_id, b"expected".ljust(16))
     cache.discard_volume(volume_id)
     assert cache.expect(volume_id, b"expected".ljust(16)), "asked for by one that has yet to notice"

@@ -59,7 +59,7 @@ def opened_value(
     if isinstance(found, MissCause):
         return found
     out = bytearray()
-    for number in range(len(found.proofs)):
+    for number in range(-(-found.length // used.unit_bytes)):
         at = number * used.unit_bytes
         sealed = view[HEADER_BYTES + at : HEADER_BYTES + min(at + used.unit_bytes, used.padded(found.length))]
         into = bytearray(len(sealed))
@@ -80,7 +80,6 @@ def test_golden_slots_open(suite: str) -> None:
     assert found.key == KEY
     assert found.generation == 0x0102030405060708
     assert (found.length, found.expiry, found.stored_us) == (100, 0x71727374, 0x2122232425262728)
-    assert len(found.proofs) == 1
 
 
 @every_suite

@@ -36,6 +36,7 @@ def put(agent: PoolAgent, value: bytes) -> Waiting:
 def get(agent: PoolAgent) -> bytes | MissCause:
     reading, into = new_reading(agent.volume, key_of(7)), bytearray(16384)
     count = agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), agent.deadline(0.05)))
+    reading.close()
     return reading.cause if reading.cause is not None else bytes(into[:count])
 
 

@@ -18,7 +18,7 @@ from agent.pool.recompute_gate import PROBE_SECONDS, TRUSTED_BYTES, RecomputeGat
 from agent.pool.refusals import BadPut, PutRefused, TooLong
 from agent.pool.second_use import SecondUse
 from agent.pool.tally import MissCause
-from agent.pool.write_back import BackWriting, Storing, WriteBack
+from agent.pool.write_back import VALUE_COST, BackWriting, Storing, WriteBack
 from host_shim.control_wire import Operation, Outcome, Request, data_offset
 from host_shim.pool import Pool
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
@@ -41,6 +41,7 @@ def put(agent: PoolAgent, number: int, size: int = 9000) -> object:
 def get(agent: PoolAgent, number: int) -> bytes | MissCause:
     reading, into = new_reading(agent.volume, key_of(number), agent.prestage), bytearray(16384)
     count = agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), agent.deadline(0.05)))
+    reading.close()
     return reading.cause if reading.cause is not None else bytes(into[:count])
 
 
@@ -54,7 +55,7 @@ def writes(agent: PoolAgent) -> int:
 @pytest.fixture
 def back() -> PoolAgent:
     agent = MemoryPool().agent()
-    agent.volume.back = WriteBack(agent.volume, 3 * 9000)
+    agent.volume.back = WriteBack(agent.volume, 3 * (9000 + VALUE_COST))
     return agent
 
 

@@ -100,6 +100,17 @@ def test_other_agents_that_write_there_too_do_not_make_two_of_one(monkeypatch: p
     assert [way.enclosure.name for way in paths.fabric.ways[0]] == ["own", "pod"]
 
 
+def test_paths_that_are_gone_are_not_remembered() -> None:
+    """A discovery controller may list others every time."""
+    medium = MemoryNamespace(SIZE)
+    paths = Paths(medium, medium)
+    paths.others = TRIES
+    prover = Prover(paths.fabric)
+    prover._not_before = {(paths.fabric.enclosures[0], bytes([each])): 0.0 for each in range(100)}
+    prover.turn(cast(WorkerLanes, paths))
+    assert len(prover._not_before) == 1
+
+
 def test_other_agents_that_write_there_too_do_not_make_one_of_two() -> None:
     copy = MemoryNamespace(SIZE)
     paths = Paths(MemoryNamespace(SIZE), copy)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib
 import os
-import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,21 +13,29 @@ from pathlib import Path
 import pytest
 
 from agent.bounds import CATALOGUE, RESERVE_PART, Bounds
-from agent.fs.control_face import CONTROL_ROOT, SESSION_ANSWER_BYTES, USUAL_ANSWER_BYTES, ControlFace
+from agent.fs.control_face import (
+    CONTROL_ROOT,
+    SESSION_ANSWER_BYTES,
+    TICKETS_IDLE_SECONDS,
+    USUAL_ANSWER_BYTES,
+    ControlFace,
+)
 from agent.fs.files.face import FilesFace
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.virtiofs.guest_view import HANDLES_MAX, NODES_MAX, GuestView
+from agent.pool.slot import UNITS_MAX
 from agent.pool.steps import settle
 from agent.s3.shares import Shares
 from agent.s3.strangers import CONNECTIONS, KNOWN, Stranger
-from host_shim.control_wire import ANSWERS_MAX, KEYS_MAX, Operation, Request
+from host_shim.control_wire import ANSWERS_MAX, FLAG_NO_ANSWER, KEYS_MAX, Operation, Request, data_offset
 from host_shim.pool import Pool
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
 from tests.support.memory_filesystem import MemoryFileSystem
-from tests.support.memory_pool import MemoryPool
+from tests.support.memory_pool import MemoryPool, PoolAgent
 from tests.support.session_door import SessionDoor, refuse_prestage
+from tests.unit.agent.bounds.test_tables_of_the_pool import WALKS as TABLES
 
 OWNER, USER, OTHER = Caller(0), Caller(1000), Caller(1001)
 RUN = InlineRunner()
@@ -62,8 +69,8 @@ def key(number: int) -> bytes:
 
 
 class Kv:
-    def __init__(self, bounds: Bounds) -> None:
-        self.agent = MemoryPool((64, 64), value_bytes=4096).agent()
+    def __init__(self, bounds: Bounds, agent: PoolAgent | None = None) -> None:
+        self.agent = agent or MemoryPool((64, 64), value_bytes=4096).agent()
         self.face = KvFace([self.agent.volume], lambda: self.agent.lanes, bounds=bounds)
         self.folder = settle(self.face.lookup(OWNER, KV_ROOT, b"v"), self.agent.lanes).attributes.ino
 
@@ -75,7 +82,7 @@ class Kv:
         ino = self.look(caller, 0)
         handle = settle(self.face.open(caller, ino, os.O_RDONLY), self.agent.lanes).handle
         into = memoryview(bytearray(9))
-        assert settle(self.face.read(ino, handle, 0, into), self.agent.lanes) == 5
+        assert settle(self.face.read(ino, handle, 0, into), self.agent.lanes) >= 5
 
     def write(self, caller: Caller, number: int) -> None:
         settle(
@@ -84,8 +91,8 @@ class Kv:
 
 
 class Control:
-    def __init__(self, bounds: Bounds) -> None:
-        self.agent = MemoryPool().agent()
+    def __init__(self, bounds: Bounds, agent: PoolAgent | None = None) -> None:
+        self.agent = agent or MemoryPool().agent()
         self.face = ControlFace(
             [self.agent.volume],
             lambda: self.agent.lanes,
@@ -163,15 +170,19 @@ ELSEWHERE = {
     "s3-transfers", "s3-held-files", "metrics-connections",
 }  # fmt: skip
 """Walked below, or where they are served: test_s3_busy.py, test_s3_store.py, test_metrics_listener.py."""
-CONFIGURED = {"directories", "prestaged-bytes", "registered-bytes", "begun-bytes"}
-"""Sums that tables of the pool keep, which have tests of their own."""
+CONFIGURED = {
+    "directories", "prestaged-bytes", "registered-bytes", "begun-bytes", "write-back-bytes", "staging-bytes",
+    "fs-nodes",
+}  # fmt: skip
+"""Sums that tables keep, which have tests of their own: test_memory_of_values.py, test_tables_of_the_pool.py,
+test_begun_puts.py, test_directory_cache.py, test_registered_memory.py."""
 
 
 def test_every_limit_of_the_product_is_walked(repository: Path) -> None:
     for path in (repository / "agent").rglob("*.py"):
-        if re.search(r"= Limit\(", path.read_text(encoding="utf-8")) and path.name != "bounds.py":
+        if "Limit(" in path.read_text(encoding="utf-8") and path.name != "bounds.py":
             importlib.import_module(".".join(path.relative_to(repository).with_suffix("").parts))
-    assert set(CATALOGUE) == {*WALKS, *ELSEWHERE, *CONFIGURED}
+    assert set(CATALOGUE) == {*WALKS, *ELSEWHERE, *CONFIGURED, *TABLES}
 
 
 @pytest.mark.parametrize("name", WALKS)
@@ -203,6 +214,37 @@ def test_one_costs_no_more_memory_than_is_said(name: str, tmp_path: Path) -> Non
     assert grown / count < CATALOGUE[name].bytes_each
 
 
+@pytest.mark.parametrize("name", ["kv-open", "tickets"])
+def test_a_value_of_as_many_units_as_may_be_costs_no_more_memory_than_is_said(name: str) -> None:
+    size, count = UNITS_MAX << 16, 100
+    agent = MemoryPool((8, 8), value_bytes=size).agent()
+    agent.put(key(0), bytes(size))
+    kept = agent.volume.codec.proven_headers
+    if name == "kv-open":
+        kv = Kv(Bounds(), agent)
+        walk = kv.read
+    else:
+        control = Control(Bounds(), agent)
+        session = control.session(OWNER)
+
+        def walk(caller: Caller, number: int) -> None:
+            request = Request(Operation.GET, 1, "v", (key(0),), number, flags=FLAG_NO_ANSWER)
+            control.ask(session, request)
+            offset = data_offset(number)
+            assert settle(control.face.read(SESSION, session, offset, memoryview(bytearray(9))), agent.lanes)
+
+    for number in range(40):  # units that are kept have a bound of their own
+        walk(OWNER, number)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(count):
+        kept._kept.clear()
+        walk(OWNER, 40 + number)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown / count < CATALOGUE[name].bytes_each
+
+
 def test_a_ticket_for_writing_costs_little_until_bytes_come(tmp_path: Path) -> None:
     with tickets(Bounds(), tmp_path) as walk:
         walk(OWNER, 0)
@@ -213,6 +255,49 @@ def test_a_ticket_for_writing_costs_little_until_bytes_come(tmp_path: Path) -> N
         grown = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
     assert grown / 1000 < 500
+
+
+def test_an_idle_engine_leaves_its_tickets_to_another_of_its_user() -> None:
+    control = Control(Bounds())
+    lanes, bound = control.agent.lanes, control.face._tickets
+
+    def bind(session: int) -> None:
+        control.ask(session, Request(Operation.GET, 1, "v", (key(1),) * KEYS_MAX, flags=FLAG_NO_ANSWER))
+
+    def read(session: int, ticket: int) -> None:
+        settle(control.face.read(SESSION, session, data_offset(ticket), memoryview(bytearray(9))), lanes)
+
+    idle = [control.session(USER) for _ in range(20)]
+    count, refused = until_refused(lambda at: bind(idle[at]), len(idle))
+    assert (count, refused) == (14, "EAGAIN"), "nobody is idle yet"
+    lanes.clock += TICKETS_IDLE_SECONDS / 2
+    bind(idle[0])
+    another = control.session(USER)
+    with pytest.raises(FsError):
+        bind(another)
+    lanes.clock += TICKETS_IDLE_SECONDS / 2 + 1
+    bind(another)
+    assert bound.held == 2 * KEYS_MAX, "those of who has bound lately stay"
+    read(idle[0], KEYS_MAX - 1)
+    with pytest.raises(FsError) as stale:
+        read(idle[1], 0)
+    assert stale.value.errno == errno.ESTALE, "its client opens another session"
+    bind(idle[1])
+    read(idle[1], 0)
+    for session in (*idle, another):
+        settle(control.face.release(SESSION, session), lanes)
+    assert bound.held == 0
+
+
+def test_a_session_that_was_closed_meanwhile_binds_no_tickets() -> None:
+    control = Control(Bounds())
+    session = control.session(USER)
+    request = Request(Operation.GET, 1, "v", (key(1),), flags=FLAG_NO_ANSWER)
+    asking = control.face.write(SESSION, session, 0, memoryview(request.encode()))
+    settle(control.face.release(SESSION, session), control.agent.lanes)
+    with pytest.raises(FsError):
+        settle(asking, control.agent.lanes)
+    assert control.face._tickets.held == 0
 
 
 def test_a_reader_of_the_status_takes_no_session_from_an_engine() -> None:
