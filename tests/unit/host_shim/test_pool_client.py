@@ -356,8 +356,17 @@ def test_a_volume_that_is_not_there(pool: Pool) -> None:
         lambda: nowhere.exists([KEY]),
         lambda: nowhere.stats(),
     ):
-        with pytest.raises(UnknownVolume, match="no volume 'nowhere'"):
+        with pytest.raises(UnknownVolume, match=r"no volume 'nowhere'$"):
             call()
+
+
+def test_of_a_volume_that_is_not_there_the_nearest_one_is_named(agent: ScriptedAgent) -> None:
+    agent.serve(("kv-large", "files"))
+    with Pool("/nowhere", files=agent, sessions=1) as pool:
+        near = pool.volume("kv-lagre")
+        for call in (lambda: near.get(KEY), lambda: near.put(KEY, b"v"), near.stats):
+            with pytest.raises(UnknownVolume, match=r"no volume 'kv-lagre' \(did you mean kv-large\?\)$"):
+                call()
 
 
 @pytest.mark.parametrize("first", ["put", "get_into", "get", "fetch", "exists"])
