@@ -244,10 +244,9 @@ def _mounts_that_fail(
     def look_at(mount: Path) -> None:
         try:
             asked(mount, partial(os.statvfs, mount), seconds)
-        except AgentHangs:
+        except AgentHangs as hangs:
             detail = f"no answer within {seconds:g} s: {mount}"
-            cure = "the agent is stopped or hangs: `kill -CONT` its process, or kill it"
-            found[mount] = Finding(name, Verdict.WITHOUT, detail, cure)
+            found[mount] = Finding(name, Verdict.WITHOUT, detail, hangs.advice)
         except OSError as failure:
             if failure.errno == errno.ENOTCONN:
                 found[mount] = Finding(name, Verdict.WITHOUT, f"dead: {mount}", dead_mount_advice([mount]))

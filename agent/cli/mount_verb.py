@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from agent.cli.hung_agent import AgentHangs
 from agent.cli.status_verb import read_status
 from agent.cli.up.children import detach
 from agent.cli.up.layout import is_alive
@@ -46,7 +47,11 @@ def mount(
     print(f"mounted at {settings.mount}, process {process.pid}")
 
 
-def unmount(where: Annotated[Path, typer.Argument(help="The mount of a running agent.")]) -> None:
+def unmount(
+    where: Annotated[
+        Path, typer.Argument(parser=Path, metavar="<path>", help="The mount of a running agent.")
+    ],
+) -> None:
     """End the agent behind a mount, which seals what open files have staged and unmounts."""
     pid = _agent_at(where)
     if pid is None:
@@ -63,5 +68,7 @@ def unmount(where: Annotated[Path, typer.Argument(help="The mount of a running a
 def _agent_at(where: Path) -> int | None:
     try:
         return int(read_status(where)["pid"])
+    except AgentHangs:
+        raise
     except G35Error:
         return None

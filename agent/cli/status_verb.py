@@ -28,7 +28,11 @@ NAMED_MAX = 8
 """Namespaces of a kind that are shown; all are in the JSON."""
 
 State = Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")]
-Mount = Annotated[Path | None, typer.Option(help="The mount of the agent, instead of a state folder.")]
+# Without a parser Click would look at it, and wait for ever for an agent that hangs.
+Mount = Annotated[
+    Path | None,
+    typer.Option(parser=Path, metavar="<path>", help="The mount of the agent, instead of a state folder."),
+]
 
 
 def status(
