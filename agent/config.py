@@ -248,7 +248,9 @@ class FabricSection(_Section):
 class VolumeSection(_Section):
     """A volume that `g35 pool format` lays out, or `g35 tenant add`; read by nothing else."""
 
-    name: VolumeName = Field(description="Name under /kv, or among the volumes behind /fs.")
+    name: VolumeName = Field(
+        description="Name under /kv, or among the volumes behind /fs: letters, digits, `.`, `_`, `-`."
+    )
     kind: Literal["kv", "files"] = Field("kv", description="`kv` serves /kv, `files` holds blocks of /fs.")
     value_size: Size = Field(
         1 << 20, ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, description="The largest value a slot takes."
