@@ -56,8 +56,10 @@ def whole_seconds(ttl: float | None) -> int:
 
 def unknown_volume(name: str, stats: dict[str, Any]) -> UnknownVolume:
     """The exception, which names the volume that is nearest to what was asked for."""
-    known = [str(each["name"]) for each in stats.get("volumes", ())]
-    near = difflib.get_close_matches(name, known, 1)
+    kinds = {str(each["name"]): str(each.get("kind", "kv")) for each in stats.get("volumes", ())}
+    if name in kinds:
+        return UnknownVolume(f"volume {name!r} is of kind {kinds[name]}; blocks go into one of kind kv")
+    near = difflib.get_close_matches(name, [each for each in kinds if kinds[each] == "kv"], 1)
     meant = f" (did you mean {near[0]}?)" if near else ""
     return UnknownVolume(f"the pool has no volume {name!r}{meant}")
 

@@ -34,9 +34,9 @@ def check(file: Annotated[Path, typer.Argument(help="The TOML file.")]) -> None:
     """Say whether a configuration is usable. Nothing is started."""
     configuration = load_configuration(file)
     print(
-        f"{file}: usable; {len(configuration.enclosures)} enclosures, "
-        f"{len(configuration.volumes)} volumes, mount at {configuration.agent.mount or 'no folder'}, "
-        f"{len(configuration.virtiofs)} virtio-fs devices"
+        f"{file}: usable; mount at {configuration.agent.mount or 'no folder'}, "
+        f"enclosures: {len(configuration.enclosures)}, volumes: {len(configuration.volumes)}, "
+        f"virtio-fs devices: {len(configuration.virtiofs)}"
     )
 
 

@@ -55,7 +55,7 @@ VERBS: dict[str, Verb] = {
     "pool": Verb("agent.cli.pool_verb", "app", "The pool: format, show, add to it, scrub."),
     "tenant": Verb("agent.cli.tenant_verb", "app", "The tenants of a pool: list, add, set, rotate, erase."),
     "enclosure": Verb(
-        "agent.cli.enclosure_verb", "app", "Bring an enclosure (SPDK, nvmet, jbof) to what a file describes."
+        "agent.cli.enclosure_verb", "app", "Make an enclosure (SPDK, nvmet, jbof) what a file describes."
     ),
     "doctor": Verb("agent.cli.doctor_verb", "doctor", "What this machine has of what g35 needs."),
     "key": Verb("agent.cli.key_verb", "app", "Make or check the root key; secrets for enclosures and S3."),

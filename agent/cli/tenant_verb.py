@@ -148,9 +148,8 @@ def add(
             f"a tenant's row stays in the pool map ({TENANTS_MAX} at most)",
             file=sys.stderr,
         )
-    print(
-        f"tenant {name}: a key of its own, {count} new volume(s); agents serve them from their next start on"
-    )
+    served = "; agents serve them from their next start on" if count else ""
+    print(f"tenant {name}: a key of its own, {count} new volume(s){served}")
 
 
 def _check_root_key(pool_map: PoolMap, root: RootKey) -> None:

@@ -308,7 +308,7 @@ def new_tenant(
         try:
             checked_name(name)
         except ValueError as wrong:
-            raise ConfigError(f"no new tenant may have {wrong}", "name it otherwise") from None
+            raise ConfigError(f"no such tenant can be made: {wrong}", "name it otherwise") from None
     key, epoch = new_tenant_key(), 0 if before is None else before.key_epoch + 1
     blank = before or MapTenant(name=name, tenant_id=tenant_id(name), wrapped_key="")
     tenant = blank.model_copy(update={"key_epoch": epoch})

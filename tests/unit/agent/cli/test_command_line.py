@@ -60,8 +60,8 @@ def test_no_line_of_any_help_is_cut_off_at_80_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for words, command in cli_reference.verbs():
-        if words.split()[0] in command_line.VERBS:
+    for words, command in [("", None), *cli_reference.verbs()]:
+        if command is None or words.split()[0] in command_line.VERBS:
             assert _exit_code(*words.split(), "--help") == 0
         else:
             with pytest.raises(SystemExit):

@@ -364,13 +364,13 @@ def test_what_a_terminal_would_obey_is_no_name(name: str) -> None:
 def test_new_volumes_and_new_tenants_have_names_by_one_rule(name: str, why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         VolumeWish(name=name, value_bytes=1 << 16, share=1.0)
-    with pytest.raises(ConfigError, match=f"no new tenant may have the name '{name}' {why}"):
+    with pytest.raises(ConfigError, match=f"no such tenant can be made: the name '{name}' {why}"):
         with_tenant(planned(), name, [], ROOT)
 
 
 def test_a_pool_is_formatted_with_tenants_by_that_rule() -> None:
     wish = VolumeWish(name="v", value_bytes=1 << 16, share=1.0, tenant="équipe")
-    with pytest.raises(ConfigError, match="no new tenant may have the name 'équipe'"):
+    with pytest.raises(ConfigError, match="no such tenant can be made: the name 'équipe'"):
         plan_pool([(nguid_of(0), SIZE)], [wish], ROOT)
 
 
