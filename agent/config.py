@@ -24,15 +24,15 @@ from pydantic import (
 )
 
 from agent.awake import StayAwake
-from agent.errors import ConfigError, did_you_mean
+from agent.document_problems import problems_in
+from agent.errors import ConfigError
 from agent.inline.suites import UNIT_BYTES_MAX
+from agent.pool.names import TenantName, VolumeName
 from agent.pool.pool_map import (
     VALUE_BYTES_MAX,
     VALUE_BYTES_MIN,
     Layout,
     SuiteName,
-    TenantName,
-    VolumeName,
     VolumeWish,
 )
 from agent.pool.slot import UNIT_BYTES_MIN
@@ -248,7 +248,9 @@ class FabricSection(_Section):
 class VolumeSection(_Section):
     """A volume that `g35 pool format` lays out, or `g35 tenant add`; read by nothing else."""
 
-    name: VolumeName = Field(description="Name under /kv, or among the volumes behind /fs.")
+    name: VolumeName = Field(
+        description="Name under /kv, or among the volumes behind /fs: letters, digits, `.`, `_`, `-`."
+    )
     kind: Literal["kv", "files"] = Field("kv", description="`kv` serves /kv, `files` holds blocks of /fs.")
     value_size: Size = Field(
         1 << 20, ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, description="The largest value a slot takes."
@@ -436,24 +438,10 @@ def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
     try:
         return Configuration.model_validate(document)
     except ValidationError as error:
-        problems = []
-        for problem in error.errors()[:8]:
-            key = ".".join(str(part) for part in problem["loc"]) or "the file as a whole"
-            text = problem["msg"]
-            if problem["type"] == "extra_forbidden":
-                text = f"unknown key{_meant(problem['loc'])}"
-            problems.append(f"{key}: {text.removeprefix('Value error, ')}")
         raise ConfigError(
-            f"{where} is not a usable configuration: " + "; ".join(problems),
+            f"{where} is not a usable configuration: {problems_in(document, Configuration, error)}",
             "docs/reference/configuration.md lists every key",
         ) from None
-
-
-def _meant(location: tuple[int | str, ...]) -> str:
-    """The key that is near to an unknown one, of the section in which that stands."""
-    *section, key = (str(part) for part in location if not isinstance(part, int))
-    model = SECTIONS.get(".".join(section)) if section else Configuration
-    return did_you_mean(key, model.model_fields) if model is not None else ""
 
 
 def load_configuration(path: Path) -> Configuration:

@@ -9,7 +9,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from agent.pool.pool_map import TenantName
+from agent.pool.names import TenantName
 from agent.sizes import Size
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
@@ -85,8 +85,10 @@ class S3Section(BaseModel):
         256,
         ge=1,
         le=4096,
-        description="Connections at once; further ones wait. Half are owed to the tenants in equal shares; "
-        "who has too many is told to slow down.",
+        description="Connections at once; further ones wait. Before its client has shown a key, one is "
+        "counted by its address, which has as many as it leaves to others; more are closed. After that it is "
+        "the tenant's: half are owed to the tenants in equal shares, and a tenant with too many is told to "
+        "slow down.",
     )
     transfers: int = Field(
         32,

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent.pool.continuing import DEPTH
-from agent.pool.pool_map import VolumeName
+from agent.pool.names import VolumeName
 from agent.sizes import Size
 
 

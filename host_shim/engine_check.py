@@ -147,16 +147,16 @@ ENGINES = {
 }
 
 
-def _looked_at(mount: str) -> bool:
-    """True, once the mount has said anything at all."""
-    with contextlib.suppress(OSError), Pool(mount) as pool:
-        os.stat(mount)
-        pool.alive()
-    return True
-
-
 def why_no_pool(mount: str) -> Found | None:
-    """What is wrong with the folder itself; None where a pool is mounted there."""
+    """What is wrong with the folder itself; None where a pool is mounted there. Waits for MOUNT_SECONDS."""
+    detail = f"{mount} does not answer within {MOUNT_SECONDS:g} s"
+    hangs: Found | None = Found(
+        "mount", False, detail, "the agent behind it hangs, or is stopped: its log, g35 status"
+    )
+    return within(MOUNT_SECONDS, lambda: _wrong_with(mount), hangs)
+
+
+def _wrong_with(mount: str) -> Found | None:
     try:
         os.stat(mount)
         os.stat(os.path.join(mount, ".g35"))
@@ -168,6 +168,8 @@ def why_no_pool(mount: str) -> Found | None:
         else:
             detail, advice = f"cannot be used: {failure.strerror}", "try it as the engine's user"
         return Found("mount", False, f"{mount} {detail}", advice)
+    with contextlib.suppress(OSError), Pool(mount) as pool:
+        pool.alive()  # which hangs where only the session does
     return None
 
 
@@ -192,14 +194,6 @@ def options_taken(engine: str, given: str, place: Place) -> Found:
 
 def examine(engine: str, place: Place, options: str | None = None) -> Iterator[Found]:
     """All findings on one engine; what goes wrong in a check is its finding."""
-    if not within(MOUNT_SECONDS, lambda: _looked_at(place.mount), False):
-        yield Found(
-            "mount",
-            False,
-            f"{place.mount} does not answer within {MOUNT_SECONDS:g} s",
-            "the agent behind it hangs, or is stopped: its log, g35 status",
-        )
-        return
     wrong = why_no_pool(place.mount)
     if wrong is not None:
         yield wrong

@@ -26,8 +26,8 @@ A call spends its time in system calls, which let other threads run: the loop go
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import json
 import math
 import os
 import threading
@@ -53,6 +53,7 @@ from host_shim.pool_answers import (
     UnknownVolume,
     ValueTooLong,
     judged,
+    unknown_volume,
     whole_seconds,
     wrong_use,
 )
@@ -120,13 +121,9 @@ class Pool:
     def stats(self) -> dict[str, Any]:
         """The agent's counters of the whole pool; empty while there is no agent."""
         with self._lender.lend() as session:
-            if session is None:
-                return {}
-            try:
-                found = json.loads(session.ask(Operation.STATS, ""))
-            except (SessionDead, ValueError):
-                return {}
-            return found if isinstance(found, dict) else {}
+            with contextlib.suppress(SessionDead):
+                return {} if session is None else session.stats()
+            return {}
 
     def alive(self) -> bool:
         """Whether an agent answers behind the mount, asked now."""
@@ -230,7 +227,7 @@ class Volume:
                 except SessionDead:
                     return None
                 raise too_small from None
-            self._raise_wrong_use(refused)
+            self._raise_wrong_use(refused, session)
             return None
         finally:
             lender.give_back(session)
@@ -269,7 +266,7 @@ class Volume:
             except SessionDead:
                 return None
             except OSError as refused:
-                self._raise_wrong_use(refused)
+                self._raise_wrong_use(refused, session)
                 return None
 
     def get_many(self, keys: Sequence[bytes], buffers: Sequence[Buffer]) -> list[int | None]:
@@ -316,7 +313,7 @@ class Volume:
                     if lengths[index] == len(view) < room:
                         lengths[index] = 0  # nobody is there to say whether that was all of it
             except OSError as refused:
-                return [Fetched(None, self._raise_wrong_use(refused))] * len(keys)
+                return [Fetched(None, self._raise_wrong_use(refused, session))] * len(keys)
             # A long read that came back short is either a short value or broke off in the middle.
             doubtful = any(
                 ONE_REQUEST_BYTES < length < len(view) for length, view in zip(lengths, views, strict=True)
@@ -375,7 +372,7 @@ class Volume:
             except SessionDead:
                 return stored
             except OSError as refused:
-                self._raise_wrong_use(refused)
+                self._raise_wrong_use(refused, session)
         return stored
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
@@ -432,7 +429,7 @@ class Volume:
             if one["name"] == self.name:
                 return dict(one)
         if found and self.name not in self._pool._known:
-            raise UnknownVolume(f"the pool has no volume {self.name!r}")
+            raise unknown_volume(self.name, found)
         return {}
 
     def _ask_each(
@@ -459,12 +456,16 @@ class Volume:
             except SessionDead:
                 return [None] * len(keys)
             except OSError as refused:
-                return [self._raise_wrong_use(refused)] * len(keys)
+                return [self._raise_wrong_use(refused, session)] * len(keys)
 
-    def _raise_wrong_use(self, refused: OSError) -> Outcome | None:
+    def _raise_wrong_use(self, refused: OSError, session: Session) -> Outcome | None:
         """What of the pool's state an errno of the agent tells; raises where it tells of the caller's use."""
-        if refused.errno == errno.ENOENT and self.name in self._pool._known:
-            return Outcome.WRONG_KEY  # as the agent counts it: the tenant's keys are gone
+        if refused.errno == errno.ENOENT:
+            if self.name in self._pool._known:
+                return Outcome.WRONG_KEY  # as the agent counts it: the tenant's keys are gone
+            with contextlib.suppress(SessionDead):
+                raise unknown_volume(self.name, session.stats()) from None
+            return None
         if refused.errno in _REFUSALS:
             return None
         raise wrong_use(refused, self.name) from None

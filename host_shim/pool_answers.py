@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from host_shim.control_wire import Outcome
 from host_shim.session import ONE_REQUEST_BYTES
@@ -52,10 +54,18 @@ def whole_seconds(ttl: float | None) -> int:
     return math.ceil(ttl)
 
 
+def unknown_volume(name: str, stats: dict[str, Any]) -> UnknownVolume:
+    """The exception, which names the volume that is nearest to what was asked for."""
+    kinds = {str(each["name"]): str(each.get("kind", "kv")) for each in stats.get("volumes", ())}
+    if name in kinds:
+        return UnknownVolume(f"volume {name!r} is of kind {kinds[name]}; blocks go into one of kind kv")
+    near = difflib.get_close_matches(name, [each for each in kinds if kinds[each] == "kv"], 1)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return UnknownVolume(f"the pool has no volume {name!r}{meant}")
+
+
 def wrong_use(refused: OSError, volume: str) -> Exception:
     """What an errno of the agent means to the caller; it has not to do with the state of the pool."""
-    if refused.errno == errno.ENOENT:
-        return UnknownVolume(f"the pool has no volume {volume!r}")
     if refused.errno in (errno.EFBIG, errno.EMSGSIZE):
         return ValueTooLong(f"a value is longer than the slots of volume {volume!r}")
     return refused

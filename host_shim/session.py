@@ -15,7 +15,7 @@ import json
 import os
 import stat
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from host_shim.control_wire import (
     ANSWER_BYTES_MAX,
@@ -185,6 +185,14 @@ class Session:
         room = ANSWER_BYTES_MAX if operation is Operation.STATS else HEADER_BYTES + len(keys)
         return self._answer(operation, request.request_id, room).body
 
+    def stats(self) -> dict[str, Any]:
+        """The agent's counters; empty where it does not tell them."""
+        try:
+            found = json.loads(self.ask(Operation.STATS, ""))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
     def value_bytes_max(self, volume: str) -> int:
         """What a slot of the volume holds; where the agent does not say, what a slot of any may hold.
 
@@ -192,9 +200,9 @@ class Session:
         """
         if self._room is None and not self.dead:
             try:
-                volumes = json.loads(self.ask(Operation.STATS, ""))["volumes"]
+                volumes = self.stats()["volumes"]
                 self._room = {str(each["name"]): int(each["value_bytes"]) for each in volumes}
-            except (OSError, ValueError, LookupError, TypeError):
+            except (ValueError, LookupError, TypeError):
                 self._room = {}
         return (self._room or {}).get(volume, VALUE_BYTES_MAX)
 

@@ -26,17 +26,17 @@ class Service(StrEnum):
     """A drop-in for the agent's."""
 
 
-app = typer.Typer(no_args_is_help=True, help="The configuration file.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The configuration file.")
 
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="The TOML file.")]) -> None:
-    """Say whether a configuration file can be used, without starting anything."""
+    """Say whether a configuration is usable. Nothing is started."""
     configuration = load_configuration(file)
     print(
-        f"{file}: usable; {len(configuration.enclosures)} enclosures, "
-        f"{len(configuration.volumes)} volumes, mount at {configuration.agent.mount or 'no folder'}, "
-        f"{len(configuration.virtiofs)} virtio-fs devices"
+        f"{file}: usable; mount at {configuration.agent.mount or 'no folder'}, "
+        f"enclosures: {len(configuration.enclosures)}, volumes: {len(configuration.volumes)}, "
+        f"virtio-fs devices: {len(configuration.virtiofs)}"
     )
 
 
@@ -56,5 +56,5 @@ def unit_text(name: str, programs: Path) -> str:
 def unit(
     name: Annotated[Service, typer.Argument(help="Which service.")] = Service.AGENT,
 ) -> None:
-    """Print a hardened systemd unit that starts the g35 of this environment; docs/deploy_bluefield.md."""
+    """Print a hardened systemd unit. It starts the g35 of this environment; see docs/deploy_bluefield.md."""
     print(unit_text(name, Path(sys.executable).parent), end="")

@@ -15,6 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from agent.cli.doctor_findings import Finding, Verdict
+from host_shim.engine_check import why_no_pool
 
 _SOURCE = Path(__file__).resolve().parents[2]
 CHECK_SECONDS = 180.0
@@ -36,8 +37,11 @@ def engine_findings(
 ) -> Iterator[Finding]:
     """What the engine's interpreter says; without `python`, the one that `make engines` made."""
     name = engine.value
+    mount = os.path.abspath(mount)
     interpreter = python or _SOURCE / ".cache" / "engines" / name / "bin" / "python"
     if not interpreter.exists():
+        if wrong := why_no_pool(mount):
+            yield Finding(wrong.name, Verdict.MISSING, wrong.detail, wrong.advice)
         yield Finding(
             name,
             Verdict.MISSING,
@@ -45,7 +49,7 @@ def engine_findings(
             f"--python names the engine's interpreter; `make engines ENGINES={name}` makes one",
         )
         return
-    arguments = [name, "--mount", os.path.abspath(mount), "--volume", volume]
+    arguments = [name, "--mount", mount, "--volume", volume]
     if options is not None:
         # The check is run in another folder, so a file is named by its whole path.
         arguments += ["--options", os.path.abspath(options) if os.path.isfile(options) else options]

@@ -10,6 +10,7 @@ import platform
 import resource
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -67,7 +68,7 @@ def doctor(
 
 def examine() -> Iterator[Finding]:
     """All findings, the necessary ones first."""
-    checks: tuple[Callable[[], Finding], ...] = (
+    checks: tuple[Callable[[], Finding | list[Finding]], ...] = (
         _python,
         _hot_modules,
         _dev_fuse,
@@ -82,7 +83,8 @@ def examine() -> Iterator[Finding]:
         _mounts_that_fail,
     )
     for check in checks:
-        yield check()
+        found = check()
+        yield from found if isinstance(found, list) else [found]
     for program, use, package in (
         ("qemu-system-x86_64", "the lab, a real kernel that judges us", "qemu-system-x86"),
         ("redis-server", "the comparison in g35 bench", "redis-server"),
@@ -232,33 +234,30 @@ def _module(name: str, use: str) -> Finding:
     return Finding(name, Verdict.OK, "imports")
 
 
-def _mounts_that_fail(table: Path = Path("/proc/self/mountinfo"), seconds: float = LOOK_SECONDS) -> Finding:
-    """Mounts of agents that are dead (ENOTCONN) or stopped; each is waited for `seconds` at the most."""
-    dead, hung = list[Path](), list[str]()
-    for mount in mounts_of_agents(table):
+def _mounts_that_fail(
+    table: Path = Path("/proc/self/mountinfo"), seconds: float = LOOK_SECONDS
+) -> list[Finding]:
+    """Mounts of agents that are dead (ENOTCONN) or stopped; all are waited for together, for `seconds`."""
+    name, mounts = "mounts", sorted(set(mounts_of_agents(table)))
+    found: dict[Path, Finding] = {}
+
+    def look_at(mount: Path) -> None:
         try:
             asked(mount, partial(os.statvfs, mount), seconds)
-        except AgentHangs:
-            hung.append(str(mount))
+        except AgentHangs as hangs:
+            detail = f"no answer within {seconds:g} s: {mount}"
+            found[mount] = Finding(name, Verdict.WITHOUT, detail, hangs.advice)
         except OSError as failure:
             if failure.errno == errno.ENOTCONN:
-                dead.append(mount)
-    if hung:
-        return Finding(
-            "mounts",
-            Verdict.WITHOUT,
-            f"no answer within {seconds:g} s: {', '.join(hung)}"
-            + (f"; dead: {', '.join(map(str, dead))}" if dead else ""),
-            "the agent is stopped or hangs: `kill -CONT` its process, or kill it",
-        )
-    if dead:
-        return Finding(
-            "mounts",
-            Verdict.WITHOUT,
-            f"dead: {', '.join(map(str, dead))}",
-            dead_mount_advice(dead),
-        )
-    return Finding("mounts", Verdict.OK, "none dead")
+                found[mount] = Finding(name, Verdict.WITHOUT, f"dead: {mount}", dead_mount_advice([mount]))
+
+    threads = [threading.Thread(target=look_at, args=(mount,)) for mount in mounts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    fails = [found[mount] for mount in mounts if mount in found]
+    return fails or [Finding(name, Verdict.OK, "none dead")]
 
 
 def _program(program: str, use: str, package: str) -> Finding:

@@ -30,7 +30,11 @@ from agent.errors import UserError
 
 EXIT_DIFFERS = 3
 
-app = typer.Typer(no_args_is_help=True, help="Enclosures by their control interface: SPDK's RPC, or nvmet.")
+app = typer.Typer(
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    help="Enclosures by their control interface: SPDK's RPC, or nvmet.",
+)
 
 DescriptionFile = Annotated[Path, typer.Argument(metavar="DESCRIPTION", help="The TOML file.")]
 Rpc = Annotated[
@@ -114,7 +118,7 @@ def show(
     timeout: Timeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the enclosure is: transports, bdevs, subsystems with namespaces, listeners and hosts."""
+    """Show what the enclosure has: transports, bdevs and subsystems."""
     with _target(rpc, configfs, configfs_root, timeout) as target:
         present = target.read()
     if as_json:

@@ -29,7 +29,8 @@ class AgentHangs(G35Error):
     def __init__(self, mount: Path, seconds: float) -> None:
         super().__init__(
             f"the agent behind {mount} has not answered for {seconds:g} s: it is stopped or it hangs",
-            "`kill -CONT` its process, or kill it; `g35 up` starts another by itself",
+            "`kill -CONT` its process (`pgrep -af 'agent --config'` names it), or kill it; `g35 up` starts "
+            "another by itself",
         )
 
 

@@ -16,6 +16,7 @@ from nvmeof.authentication.secret_files import SecretFileError, write_secret_fil
 from nvmeof.wire.authentication import HashId
 
 app = typer.Typer(
+    rich_markup_mode=None,
     no_args_is_help=True,
     help="The root key, which wraps the keys of all volumes; secrets of hosts, enclosures and S3 clients.",
 )
@@ -39,7 +40,7 @@ def new(file: Annotated[Path, typer.Argument(help="Where to write it; must not e
 
 @app.command()
 def check(file: Annotated[Path, typer.Argument(help="A key file.")]) -> None:
-    """Say whether a key file is usable, and the fingerprint that tells it from others."""
+    """Say whether a key file is usable, and its fingerprint."""
     print(f"{file}: usable, fingerprint {load_root_key(file).fingerprint().hex()}")
 
 
@@ -54,7 +55,7 @@ def make_dhchap(
         ),
     ] = Transform.SHA256,
 ) -> None:
-    """Make a DH-HMAC-CHAP secret in a file of mode 0600: one for the host, another for each enclosure."""
+    """Make a DH-HMAC-CHAP secret in a file of mode 0600. The host has one, each enclosure another."""
     if length not in LENGTHS:
         raise ConfigError(f"a DH-HMAC-CHAP secret has 32, 48 or 64 bytes, not {length}", "choose one of them")
     chosen = None if transform is Transform.NONE else HashId[transform.name]
@@ -67,6 +68,6 @@ def make_dhchap(
 
 @app.command("make-s3")
 def make_s3(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
-    """Make an access key for the S3 door in a file of mode 0600, which the AWS tools read as well."""
+    """Make an access key for the S3 door. Its file has mode 0600, and AWS tools read it as well."""
     new_credentials_file(file)
     print(f"{file}: a new access key; the agent and its clients read it (AWS_SHARED_CREDENTIALS_FILE)")

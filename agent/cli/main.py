@@ -18,13 +18,16 @@ try:
     import importlib
     import importlib.util
     import os
+    import re
     import traceback
     from collections.abc import Sequence
     from dataclasses import dataclass
+    from typing import Any
 
     import typer
+    from typer.core import TyperGroup
 
-    from agent.errors import Fault, G35Error, UserError
+    from agent.errors import Fault, G35Error, UserError, did_you_mean
     from agent.private_memory import keep_memory_private
     from agent.process_limits import explained
 except KeyboardInterrupt:
@@ -44,19 +47,19 @@ class Verb:
 VERBS: dict[str, Verb] = {
     "up": Verb("agent.cli.up.up_verb", "up", "Enclosures, pool, agent and mount: all of it, here."),
     "down": Verb("agent.cli.up.down_verb", "down", "End what `g35 up` brought up."),
-    "status": Verb("agent.cli.status_verb", "status", "What the agent says of pool, hits and enclosures."),
+    "status": Verb("agent.cli.status_verb", "status", "What the agent says of enclosures, hits and volumes."),
     "top": Verb("agent.cli.status_verb", "top", "The same, live."),
     "agent": Verb("agent.cli.agent_verb", "agent", "The DPU program: serve a pool at its mount."),
     "mount": Verb("agent.cli.mount_verb", "mount", "The same in the background; returns once mounted."),
     "unmount": Verb("agent.cli.mount_verb", "unmount", "End the agent behind a mount."),
-    "pool": Verb("agent.cli.pool_verb", "app", "Format a pool, or show what the namespaces carry."),
+    "pool": Verb("agent.cli.pool_verb", "app", "The pool: format, show, add to it, scrub."),
     "tenant": Verb("agent.cli.tenant_verb", "app", "The tenants of a pool: list, add, set, rotate, erase."),
     "enclosure": Verb(
         "agent.cli.enclosure_verb", "app", "Make an enclosure (SPDK, nvmet, jbof) what a file describes."
     ),
     "doctor": Verb("agent.cli.doctor_verb", "doctor", "What this machine has of what g35 needs."),
-    "key": Verb("agent.cli.key_verb", "app", "Make or check the root key."),
-    "config": Verb("agent.cli.config_verb", "app", "Check a configuration, or list all its keys."),
+    "key": Verb("agent.cli.key_verb", "app", "Make or check the root key; secrets for enclosures and S3."),
+    "config": Verb("agent.cli.config_verb", "app", "Check a configuration, list all its keys, print a unit."),
     "run": Verb(
         "agent.cli.run_demo", "run", "Bring all up, replay a trace through the mount, take all down."
     ),
@@ -113,9 +116,30 @@ def _bug(error: Exception) -> G35Error:
     )
 
 
+class _Verbs(TyperGroup):
+    """A mistyped word among the values of an option is answered by the nearest known one, as verbs are."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as wrong:
+            wrong.message = wrong.message.removeprefix("Value error, ")
+            typed, is_choice, known = wrong.message.partition(" is not one of ")
+            if is_choice:
+                near = did_you_mean(typed.strip("'"), re.findall("'([^']*)'", known))
+                wrong.message = f"{wrong.message.removesuffix('.')}{near}."
+            raise
+
+
 def _application(chosen: str) -> typer.Typer:
     """The chosen verb in full, and the lines of the others for the help."""
-    application = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    application = typer.Typer(
+        cls=_Verbs,
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
     application.callback(help="An open G3.5 tier: pod-level flash for the KV cache of LLM inference.")(_group)
     for name, verb in VERBS.items():
         if name != chosen:

@@ -11,12 +11,13 @@ from typing import Annotated
 
 import typer
 
+from agent.cli.hung_agent import AgentHangs
 from agent.cli.status_verb import read_status
 from agent.cli.up.children import detach
 from agent.cli.up.layout import is_alive
 from agent.config import load_configuration
 from agent.errors import G35Error
-from agent.fs.mounting import dead_mount_advice
+from agent.fs.mounting import is_mounted
 
 SECONDS = 30.0
 
@@ -32,7 +33,7 @@ def mount(
     settings = configuration.agent
     if settings.mount is None:
         raise G35Error(f"{config} names no agent.mount", "start such an agent with g35 agent")
-    if os.path.ismount(settings.mount) and _agent_at(settings.mount) is not None:
+    if is_mounted(settings.mount) and _is_served(settings.mount):
         raise G35Error(f"an agent serves {settings.mount} already", f"g35 unmount {settings.mount}")
     settings.state.mkdir(parents=True, exist_ok=True, mode=0o700)
     words = log or settings.state / "agent.log"
@@ -40,17 +41,19 @@ def mount(
     process = detach(command, words)
     while "ready" not in words.read_text(errors="replace").splitlines():
         if process.poll() is not None:
-            said = words.read_text(errors="replace").strip()
+            said = words.read_text(errors="replace").strip().removeprefix("error: ")
             raise G35Error(f"the agent did not start: {said or 'it said nothing'}", f"its log is {words}")
         time.sleep(0.05)
     print(f"mounted at {settings.mount}, process {process.pid}")
 
 
-def unmount(where: Annotated[Path, typer.Argument(help="The mount of a running agent.")]) -> None:
+def unmount(
+    where: Annotated[
+        Path, typer.Argument(parser=Path, metavar="<path>", help="The mount of a running agent.")
+    ],
+) -> None:
     """End the agent behind a mount, which seals what open files have staged and unmounts."""
-    pid = _agent_at(where)
-    if pid is None:
-        raise G35Error(f"no agent answers at {where}", f"if the mount is dead: {dead_mount_advice([where])}")
+    pid = int(read_status(where)["pid"])
     os.kill(pid, signal.SIGTERM)
     end = time.monotonic() + SECONDS
     while is_alive(pid):
@@ -60,8 +63,10 @@ def unmount(where: Annotated[Path, typer.Argument(help="The mount of a running a
     print(f"unmounted {where}")
 
 
-def _agent_at(where: Path) -> int | None:
+def _is_served(where: Path) -> bool:
     try:
-        return int(read_status(where)["pid"])
+        return bool(read_status(where))
+    except AgentHangs:
+        raise
     except G35Error:
-        return None
+        return False

@@ -49,7 +49,7 @@ def scrub(
     ] = "0",
     as_json: AsJson = False,
 ) -> None:
-    """Read all that is stored, now; take out what is bad, and make second copies that are missing.
+    """Read all that is stored now, and take out what is bad. Second copies that are missing are made.
 
     The agents of the pool may go on serving. What is away or does badly is skipped; then it ends with 1.
     Blocks of files are read, and what is bad of them is left to the agent that serves /fs.

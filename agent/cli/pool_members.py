@@ -43,7 +43,7 @@ def add(
         bool, typer.Option(help="Also overwrite what the named ones carry, a pool of old included.")
     ] = False,
 ) -> None:
-    """Add namespaces to the pool: every volume gets its share of them. Agents that serve it follow.
+    """Add namespaces to the pool. Every volume gets its share of them, and agents that serve it follow.
 
     Values stay where they are and are found there, until an agent moves those that belong to a newcomer now
     (pool.rebalance). An add that was cut short is completed by another.
@@ -107,7 +107,7 @@ def settle(
         ),
     ] = False,
 ) -> None:
-    """Say that all values lie where they belong since namespaces joined. It is looked up, not believed.
+    """End the joining of namespaces. It is looked up whether all values lie where they belong by now.
 
     Agents no longer look at the places of before, and namespaces may join again.
     """

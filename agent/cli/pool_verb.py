@@ -37,7 +37,7 @@ Config = Annotated[Path, typer.Option("--config", help="The TOML file with the e
 LOPSIDED_SHARE = 0.9
 """Of two copies' room: with less, it is said at the format."""
 
-app = typer.Typer(no_args_is_help=True, help="The pool on the enclosures' namespaces.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="The pool on the enclosures' namespaces.")
 app.command()(pool_members.add)
 app.command()(pool_members.settle)
 app.command()(pool_care.scrub)
@@ -55,7 +55,7 @@ def format_pool(
         ),
     ] = False,
 ) -> None:
-    """Make a pool: write superblocks and the volumes' empty directories. All values there are lost."""
+    """Make a pool: write superblocks and empty directories. All values there are lost."""
     configuration = load_configuration(config)
     if not configuration.volumes:
         raise UserError(f"{config} describes no volume", "add at least one [[volumes]] section")
@@ -130,7 +130,7 @@ def show(
         bool, typer.Option(help="Also the slots that are set aside, for which all directories are read.")
     ] = False,
 ) -> None:
-    """Show what the namespaces of the configured enclosures carry, and the volumes of their pool."""
+    """Show what the namespaces carry, and the volumes of their pool."""
     configuration = load_configuration(config)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[dict[str, Any], G35Error | None]:

@@ -18,7 +18,8 @@ NOTE_COLUMNS = 80
 
 def replay(
     trace: Annotated[Path, typer.Argument(help="The trace: JSON lines in Mooncake's format.")],
-    mount: Annotated[Path, typer.Option(help="Where the pool is mounted.")],
+    # Without a parser Click would look at it, and wait for ever for an agent that hangs.
+    mount: Annotated[Path, typer.Option(parser=Path, metavar="<path>", help="Where the pool is mounted.")],
     requests: Annotated[int, typer.Option(min=0, help="Play only the first N requests; 0: all.")] = 0,
     bytes_per_token: Annotated[
         int, typer.Option(min=1, max=32768, help="KV-cache bytes of a token; a block is 512 tokens.")

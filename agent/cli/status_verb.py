@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +28,11 @@ NAMED_MAX = 8
 """Namespaces of a kind that are shown; all are in the JSON."""
 
 State = Annotated[Path | None, typer.Option(help="The state folder that was given to g35 up.")]
-Mount = Annotated[Path | None, typer.Option(help="The mount of the agent, instead of a state folder.")]
+# Without a parser Click would look at it, and wait for ever for an agent that hangs.
+Mount = Annotated[
+    Path | None,
+    typer.Option(parser=Path, metavar="<path>", help="The mount of the agent, instead of a state folder."),
+]
 
 
 def status(
@@ -63,14 +68,18 @@ def top(
         whole = tables(now, before)
         return fitted(whole, console) if screen else whole
 
-    with Live(page(earlier, None), console=console, screen=screen, refresh_per_second=4) as live:
+    live = None
+    if console.is_terminal:  # elsewhere, Live would print the last look once more
+        live = Live(page(earlier, None), console=console, screen=screen, refresh_per_second=4)
+    with live or nullcontext():
         try:
             while not times or looks < times:
                 time.sleep(every)
                 now = read_status(where)
-                live.update(page(now, earlier))
-                if not console.is_terminal:
+                if live is None:
                     print_tables(tables(now, earlier))
+                else:
+                    live.update(page(now, earlier))
                 earlier = now
                 looks += 1
         except KeyboardInterrupt:
@@ -83,6 +92,8 @@ def _mount(state: Path | None, mount: Path | None) -> Path:
     layout = Layout((state or default_state()).absolute())
     running = layout.running()
     if running is None:
+        if left := layout.mounts_left():
+            return left[0]  # reading there tells of a dead mount, and of its cure
         raise G35Error(f"no pool is up in {layout.state}", "bring one up (g35 up), or give --mount")
     return Path(running.mount)
 
@@ -187,13 +198,14 @@ def fitted(shown: Group, console: Console) -> Group:
 def bounds_tables(rows: list[dict[str, Any]]) -> Group:
     """What others can raise: how much there is, how much one of them has, and how often one was refused."""
     counts = folding_table("Bounds", ("bound",), ("held", "limit", "most of one", "refused"))
-    meanings = folding_table("What they are", ("bound", "what it counts", "of one", "beyond"))
+    meanings = []
     for each in rows:
-        numbers = (str(each[key]) for key in ("held", "limit", "most_of_one", "refusals"))
-        counts.add_row(each["name"], *numbers)
-        share = f"{each['share']} ({each['by']})"
-        meanings.add_row(each["name"], escape(each["counts"]), share, each["refused"])
-    return Group(counts, meanings)
+        shown = readable_bytes if each["name"].endswith("-bytes") else str
+        numbers = (shown(each[key]) for key in ("held", "limit", "most_of_one"))
+        counts.add_row(each["name"], *numbers, str(each["refusals"]))
+        share = f"of one ({each['by']}): {each['share']}"
+        meanings.append(f"{each['name']}: {each['counts']}; {share}; beyond: {each['refused']}")
+    return Group(counts, Text("\n".join(meanings), overflow="fold"))
 
 
 def _state(enclosure: dict[str, Any]) -> str:

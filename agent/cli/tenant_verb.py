@@ -30,7 +30,7 @@ from agent.pool.kv_opening import clear_keys
 from agent.pool.opening import clear_directories, newest_map
 from agent.pool.pool_map import TENANTS_MAX, MapTenant, PoolMap
 from agent.pool.steps import Steps
-from agent.pool.tenants import check_name, find_tenant, volumes_of, with_limits, with_tenant, without_key
+from agent.pool.tenants import find_tenant, volumes_of, with_limits, with_tenant, without_key
 from agent.reaching import WITH_ALL, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
@@ -50,14 +50,16 @@ Bandwidth = Annotated[
     typer.Option(help="Bytes a second, such as 500M, that it may move through each agent; 0: no limit."),
 ]
 
-app = typer.Typer(no_args_is_help=True, help="The tenants of a pool, each with a key of its own.")
+app = typer.Typer(
+    rich_markup_mode=None, no_args_is_help=True, help="The tenants of a pool, each with a key of its own."
+)
 
 
 @app.command("list")
 def list_tenants(
     config: Config, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
 ) -> None:
-    """Show the tenants, whether their keys are there or erased, and their volumes."""
+    """Show the tenants, their volumes, and whose keys are erased."""
     configuration = load_configuration(config)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
@@ -100,7 +102,7 @@ def add(
     quota_slots: QuotaSlots = None,
     bandwidth: Bandwidth = None,
 ) -> None:
-    """Give a tenant a key, and volumes: those of the configuration that name it, in room that is left.
+    """Give a tenant a key, and the volumes that name it. They are of the configuration, in room that is left.
 
     What it may have of the pool is changed later by `g35 tenant set`. A tenant that was erased gets a fresh
     key and its volumes back, empty; of one that is there only the limits that are named change.
@@ -108,7 +110,6 @@ def add(
     after which no agent stores by the keys of before.
     """
     configuration = load_configuration(config)
-    check_name(name)
     limits = _limits(quota_bytes, quota_slots, bandwidth)
     root = root_key_in(configuration.agent.key_file)
     wishes = [each.wish() for each in configuration.volumes]
@@ -147,9 +148,8 @@ def add(
             f"a tenant's row stays in the pool map ({TENANTS_MAX} at most)",
             file=sys.stderr,
         )
-    print(
-        f"tenant {name}: a key of its own, {count} new volume(s); agents serve them from their next start on"
-    )
+    served = "; agents serve them from their next start on" if count else ""
+    print(f"tenant {name}: a key of its own, {count} new volume(s){served}")
 
 
 def _check_root_key(pool_map: PoolMap, root: RootKey) -> None:
@@ -186,7 +186,7 @@ def set_limits(
         bool, typer.Option("--yes", help="Also where the tenant holds more, which it loses then.")
     ] = False,
 ) -> None:
-    """Change what a tenant may have of the pool; what is not named stays as it is.
+    """Change what a tenant may have of the pool. What is not named stays as it is.
 
     Agents that serve keep to it within seconds. One that holds more than it may have loses, value by value,
     what seems least wanted of its own: so less than it holds is set with --yes only. It takes no root key.
@@ -251,7 +251,7 @@ def rotate(
         float, typer.Option(min=0, help="Seconds to wait for the end of the rotation, once it has begun.")
     ] = 0.0,
 ) -> None:
-    """Give the volumes of a tenant new data keys, or end a rotation that was begun.
+    """Give a tenant's volumes new data keys, or end a rotation.
 
     Agents that serve seal anew what is stored, and nobody has to stop. Called again, it says how much is
     left; where nothing is, the earlier keys are overwritten on every namespace. One that did not come to
@@ -358,7 +358,7 @@ def erase(
     config: Config,
     yes: Annotated[bool, typer.Option("--yes", help="Without it nothing is done.")] = False,
 ) -> None:
-    """Make everything of a tenant unreadable for ever: its key is overwritten on every namespace.
+    """Make all of a tenant unreadable for ever. Its key is overwritten on every namespace.
 
     It takes no root key, and as long for a full pool as for an empty one. Agents that serve the pool notice.
     Exits with 1 while a namespace may still hold the key, and says which; do it again once it is reached.

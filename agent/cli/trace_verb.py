@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()
@@ -23,7 +23,7 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same trace.")] = 35,
     output: Annotated[Path | None, typer.Option(help="The file to write; default: standard output.")] = None,
 ) -> None:
-    """Write a trace of growing conversations over shared system prompts, in Mooncake's format."""
+    """Write a trace in Mooncake's format. It has growing conversations over shared system prompts."""
     from agent.cli.replay.trace_making import encode_line, made_trace
 
     with ExitStack() as open_files:

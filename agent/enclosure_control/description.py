@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from agent.document_problems import problems_in
 from agent.enclosure_control import records
 from agent.errors import ConfigError
 from agent.sizes import Size
@@ -278,13 +279,8 @@ def parse_description(document: dict[str, Any], where: str) -> Description:
     try:
         return Description.model_validate(document)
     except ValidationError as error:
-        problems = []
-        for problem in error.errors(include_input=False, include_url=False)[:8]:
-            key = ".".join(str(part) for part in problem["loc"]) or "the file as a whole"
-            text = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"]
-            problems.append(f"{key}: {text.removeprefix('Value error, ')}")
         raise ConfigError(
-            f"{where} does not describe an enclosure: " + "; ".join(problems),
+            f"{where} does not describe an enclosure: {problems_in(document, Description, error)}",
             "docs/enclosures.md lists every key",
         ) from None
 

@@ -32,6 +32,7 @@ from agent.inline.secrets import (
 from agent.inline.suites import SUITES
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.map_keys import tenant_context, volume_context
+from agent.pool.names import TenantName, VolumeName, checked_name
 from agent.pool.slot import UNIT_BYTES_MIN, UNITS_MAX
 from agent.pool.volume import KvShare, VolumeExtent, VolumeSettings
 
@@ -56,11 +57,6 @@ KV_VALUE_BYTES_MAX = 2 << 20
 Hex32 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 HexBytes = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){1,512}$")]
 WrappedOrErased = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2}){0,512}$")]
-TenantName = Annotated[
-    str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\p{Cc}\p{Cf}\p{Zl}\p{Zp}]*$")
-]
-"""Nothing in it that a terminal would obey."""
-VolumeName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Layout = Literal["auto", "sets", "kv"]
 """Where a volume lies: in sets of slots on namespaces of blocks, or on KV namespaces."""
 SuiteName = Literal["aes-256-gcm", "aes-256-xts+crc64", "plain+crc64"]
@@ -307,7 +303,12 @@ def new_tenant(
     pool_id: str, name: str, root: RootKey, before: MapTenant | None = None
 ) -> tuple[MapTenant, SecretKey]:
     """A tenant with a fresh key, for the map and for wrapping its volumes' secrets. `before`: its row, where
-    it was erased."""
+    it was erased; without one the name is new. Raises ConfigError for a name that no new one may have."""
+    if before is None:
+        try:
+            checked_name(name)
+        except ValueError as wrong:
+            raise ConfigError(f"no such tenant can be made: {wrong}", "name it otherwise") from None
     key, epoch = new_tenant_key(), 0 if before is None else before.key_epoch + 1
     blank = before or MapTenant(name=name, tenant_id=tenant_id(name), wrapped_key="")
     tenant = blank.model_copy(update={"key_epoch": epoch})

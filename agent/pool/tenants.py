@@ -10,9 +10,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from agent.errors import ConfigError, UserError, did_you_mean
+from agent.errors import ConfigError, did_you_mean
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import new_volume_secret
 from agent.pool.next_map import next_map
@@ -22,7 +22,6 @@ from agent.pool.pool_map import (
     MapTenant,
     MapVolume,
     PoolMap,
-    TenantName,
     VolumeWish,
     new_tenant,
     new_volume,
@@ -30,18 +29,6 @@ from agent.pool.pool_map import (
 )
 from agent.pool.slot import HEADER_BYTES
 from agent.sizes import size_text
-
-_NAMES: TypeAdapter[str] = TypeAdapter(TenantName)
-
-
-def check_name(name: str) -> None:
-    """Raises UserError for what is no tenant's name."""
-    try:
-        _NAMES.validate_python(name)
-    except ValidationError:
-        raise UserError(
-            f"{name!r} is no name of a tenant", "1 to 64 characters, and no control characters"
-        ) from None
 
 
 def find_tenant(pool_map: PoolMap, name: str) -> MapTenant:

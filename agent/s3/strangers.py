@@ -19,10 +19,10 @@ from agent.s3.store import ObjectStore
 KNOWN: Final = "clients with a key"
 CONNECTIONS: Final = Limit(
     "s3-connections", "connections of S3 (`s3.connections`)", 256,
-    by="peer, until it shows a key", share=SHARED, refused="it is hung up on", bytes_each=640 << 10,
+    by="peer, until it shows a key", share=SHARED, refused="it is closed", bytes_each=640 << 10,
 )  # fmt: skip
 OF_TENANTS: Final = Limit(
-    "s3-tenant-connections", "those whose client has shown a key (`s3.connections`)", 256,
+    "s3-tenant-connections", "connections of S3 whose client has shown a key (`s3.connections`)", 256,
     by="tenant", share="all but a half, in which each other tenant has an equal share", refused="SlowDown",
     bytes_each=0,
 )  # fmt: skip

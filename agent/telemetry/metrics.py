@@ -90,7 +90,7 @@ S3_COUNTERS = {
     "bytes_read": "Bytes of objects that were sent.",
     "bytes_written": "Bytes of objects and parts that were stored.",
     "bodies_broken_off": "Answers that ended early, because the rest of an object could not be had.",
-    "connections_refused": "Connections that ended at the TLS handshake.",
+    "connections_refused": "Connections that were closed: at the TLS handshake, or of one address too many.",
 }
 S3_GAUGES = {"connections": "Connections now.", "objects": "Objects of all tenants."}
 

@@ -38,11 +38,16 @@ from nvmeof.controller.tcp_rules import TcpSettings
 app = typer.Typer(
     name="g35 jbof",
     help="Serve flash drives over NVMe/TCP or NVMe/RDMA, and make them fail.",
+    rich_markup_mode=None,
     no_args_is_help=False,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-fault = typer.Typer(help="Set a fault in a running enclosure, or take it away (heal).", no_args_is_help=True)
+fault = typer.Typer(
+    rich_markup_mode=None,
+    help="Set a fault in a running enclosure, or take it away (heal).",
+    no_args_is_help=True,
+)
 app.add_typer(fault, name="fault")
 
 
@@ -153,8 +158,8 @@ def serve(
         typer.Option(parser=_size, metavar="SIZE", help="TCP: largest write sent unasked (IOCCSZ)."),
     ] = "1056K",  # type: ignore[assignment]
     digests: Annotated[bool, typer.Option(help="Grant digests to hosts that ask for them.")] = True,
-    read_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model.")] = 0.0,
-    write_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model.")] = 0.0,
+    read_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model, per read.")] = 0.0,
+    write_latency_ms: Annotated[float, typer.Option(min=0, help="Drive model, per write.")] = 0.0,
     bandwidth_mib_s: Annotated[float, typer.Option(min=0, help="Drive model, per drive; 0: no limit.")] = 0.0,
     iops: Annotated[float, typer.Option(min=0, help="Drive model, per drive; 0: no limit.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the drive model and of chance in faults.")] = 0,
@@ -347,7 +352,7 @@ def flip(
     on_read: Annotated[bool, typer.Option(help="In what reads return, not in what is stored.")] = False,
     probability: _Probability = 1.0,
 ) -> None:
-    """Flipped bits: once, in what is stored, or (--on-read) in what is returned."""
+    """Flipped bits in what is stored, or with --on-read returned."""
     _tell(
         control,
         "flip",
@@ -368,7 +373,7 @@ def zero(control: _Control, drive: _OneDrive, offset: _Offset, length: _Length) 
 
 @fault.command()
 def copy(control: _Control, drive: _OneDrive, source: _Offset, offset: _Offset, length: _Length) -> None:
-    """A misplaced write: the bytes at --source are found at --offset as well."""
+    """A misplaced write: bytes at --source are at --offset as well."""
     _tell(control, "copy", drive=drive, source=source, offset=offset, length=length)
 
 
@@ -395,7 +400,7 @@ def model(
     jitter: _Probability = 0.0,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Imitate a drive of this speed; without options, as fast as the machine."""
+    """Imitate a drive of this speed. Without options it is as fast as the machine."""
     _tell(
         control,
         "model",
@@ -438,7 +443,7 @@ def port(
     number: _PortNumber,
     up: Annotated[bool, typer.Option("--up/--down", help="Serve it again, or cut it off.")] = False,
 ) -> None:
-    """Cut one of several ports off, with all its connections, or serve it again."""
+    """Cut one of several ports off, or serve it again. All its connections end."""
     _tell(control, "port", number=number, up=up)
 
 

@@ -28,7 +28,7 @@ def ask(path: Path | str, verb: str, *, timeout_s: float = 10.0, **fields: Any) 
             with client.makefile("rb") as lines:
                 line = lines.readline(_MOST_ANSWER_BYTES)
     except OSError as error:
-        raise ControlError(f"no enclosure answers at {path}: {error}") from error
+        raise ControlError(f"no enclosure answers at {path}: {error.strerror or error}") from error
     try:
         reply = json.loads(line)
         good = reply.pop("ok")

@@ -165,9 +165,10 @@ def _check_folder(descriptor: int, where: str, of_anybody: bool) -> None:
     own = of_anybody or facts.st_uid in (0, os.geteuid())
     if not own and not _is_outside(facts.st_uid):
         here = _name(os.geteuid())
+        theirs = " or ".join(dict.fromkeys((here, _name(0))))
         raise SecretFileError(
             f"folder {where} belongs to user {_name(facts.st_uid)}, who can exchange what lies in it",
-            f"keep the secret in a folder of {here} or root, or chown {here} {where}",
+            f"keep the secret in a folder of {theirs}, or chown {here} {where}",
         )
     writers = facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not writers or facts.st_mode & stat.S_ISVTX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 
@@ -111,6 +112,14 @@ class TcpAdminLink:
             await self._stream.aclose()
 
 
+def _reason(error: OSError) -> str:
+    """Why a connection failed: trio tells of its attempts in a group."""
+    tried = error.__cause__
+    first = tried.exceptions[0] if isinstance(tried, BaseExceptionGroup) else error
+    code = first.errno if isinstance(first, OSError) else None
+    return os.strerror(code) if code and code > 0 else str(first)
+
+
 def open_controller(
     address: str,
     port: int,
@@ -138,7 +147,7 @@ def open_controller(
         try:
             stream = await trio.open_tcp_stream(address, port)
         except OSError as error:
-            raise ConnectionLost(f"cannot connect to {where}: {error}") from error
+            raise ConnectionLost(f"cannot connect to {where}: {_reason(error)}") from error
         return TcpAdminLink(where, stream, digests)
 
     return held(controller, connect, connect_timeout_s)

@@ -21,6 +21,7 @@ from agent.cli.replay.report import FromMemory, Report
 from agent.cli.replay.tally import Tally, total
 from agent.cli.replay.trace_lines import BLOCK_TOKENS, TraceFile
 from agent.errors import UserError, did_you_mean
+from agent.fs.mounting import dead_mount_advice, is_mounted
 from agent.sizes import readable_bytes
 from host_shim.control_wire import VALUE_BYTES_MAX
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong
@@ -75,9 +76,10 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
     requests = iter(trace)
     with opener(options) as pool:
         if not asked(options.mount, pool.alive, options.hung_seconds):
-            raise UserError(
-                f"no g35 agent answers at {options.mount}", "start one with `g35 up`, or name another --mount"
-            )
+            advice = "start one with `g35 up`, or name another --mount"
+            if is_mounted(options.mount):
+                advice = f"its agent has ended: {dead_mount_advice([options.mount])}"
+            raise UserError(f"no g35 agent answers at {options.mount}", advice)
         stats = asked(options.mount, pool.stats, options.hung_seconds)
         _check_volume(options.volume, stats)
         baseline = _baseline(options, stats)

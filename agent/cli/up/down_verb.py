@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
@@ -14,7 +13,7 @@ import typer
 
 from agent.cli.up.layout import Layout, default_state, is_alive
 from agent.errors import G35Error
-from agent.fs.mounting import clear_dead_mount, is_mounted
+from agent.fs.mounting import clear_dead_mount
 
 SECONDS = 45.0
 CHILDREN_SECONDS = 5.0
@@ -64,15 +63,10 @@ def _end_who_holds_it(layout: Layout) -> tuple[int, bool]:
 def _clear(layout: Layout) -> bool:
     """Clear away what a killed `g35 up` leaves; whether there was anything."""
     _wait_for_children(layout)
-    mounts = {layout.default_mount()}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        mounts.add(Path(json.loads(layout.running_file.read_text())["mount"]))
-    cleared = False
-    for mount in mounts:
-        if is_mounted(mount):
-            clear_dead_mount(mount)
-            cleared = True
-    return layout.remove_leftovers() or cleared
+    dead = layout.mounts_left()
+    for mount in dead:
+        clear_dead_mount(mount)
+    return layout.remove_leftovers() or bool(dead)
 
 
 def _wait_for_children(layout: Layout) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import G35Error, UserError
-from agent.fs.mounting import may_mount
+from agent.fs.mounting import is_mounted, may_mount
 
 PRESTAGE_MEMORY = "256M"
 S3_BUCKET = "kvcache"
@@ -187,13 +187,24 @@ class Layout:
 
     def running(self) -> Running | None:
         """What is up in this folder; None where nothing is, or where what was has died."""
+        found = self._last_running()
+        return found if found is not None and is_alive(found.pid) else None
+
+    def mounts_left(self) -> list[Path]:
+        """Where something is mounted still, be it by a `g35 up` that was killed."""
+        places = {self.default_mount()}
+        with contextlib.suppress(G35Error):
+            found = self._last_running()
+            places |= {Path(found.mount)} if found else set()
+        return [each for each in places if is_mounted(each)]
+
+    def _last_running(self) -> Running | None:
         try:
-            found = Running(**json.loads(self.running_file.read_text()))
+            return Running(**json.loads(self.running_file.read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
             raise G35Error(f"{self.running_file} is damaged", "remove it once no g35 process runs") from None
-        return found if is_alive(found.pid) else None
 
     def write_running(self, running: Running) -> None:
         partial = self.running_file.with_suffix(".part")

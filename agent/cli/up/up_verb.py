@@ -79,7 +79,10 @@ def up(
     prefault: Annotated[
         bool, typer.Option(help="Take the memory of drives in memory at once; for measuring.")
     ] = False,
-    mount: Annotated[Path | None, typer.Option(help="Where to mount; default: mnt in the state.")] = None,
+    mount: Annotated[
+        Path | None,
+        typer.Option(parser=Path, metavar="<path>", help="Where to mount; default: mnt in the state."),
+    ] = None,
     state: Annotated[Path | None, typer.Option(help="Folder for everything that is kept.")] = None,
     value_size: Annotated[
         str,

@@ -276,7 +276,7 @@ def test_an_agent_that_is_stopped_is_named_and_goes_on_when_it_is_let(
         with pytest.raises(AgentHangs, match="stopped or it hangs"):
             asked(pool_up.mount, status.read_text, 0.3)
         assert not answers(pool_up.mount, pool_up.answers, 0.3)
-        finding = doctor_verb._mounts_that_fail(table, seconds=0.3)
+        (finding,) = doctor_verb._mounts_that_fail(table, seconds=0.3)
         assert finding.detail == f"no answer within 0.3 s: {pool_up.mount}"
     finally:
         os.kill(agent, signal.SIGCONT)

@@ -47,3 +47,5 @@ def test_people_get_a_table_in_which_no_number_is_cut(capsys: pytest.CaptureFixt
     shown = asked(capsys, as_json=False)
     for each in ("kv-open", "kv-writers", "131072", "ENFILE"):
         assert each in shown
+    meaning = next(line for line in shown.splitlines() if line.startswith("kv-open: "))
+    assert meaning.endswith("beyond: ENFILE"), "in a pipe a row is a line"

@@ -93,14 +93,20 @@ MOUNTS = r"""24 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 
 
 @pytest.mark.parametrize(
-    ("stopped", "detail", "advice"),
+    ("stopped", "rows"),
     [
-        (False, "dead: /mnt/a pool", "umount -l"),
-        (True, "no answer within 0.05 s: /mnt/stopped; dead: /mnt/a pool", "`kill -CONT`"),
+        (False, [("dead: /mnt/a pool", " '/mnt/a pool'")]),
+        (
+            True,
+            [
+                ("dead: /mnt/a pool", " '/mnt/a pool'"),
+                ("no answer within 0.05 s: /mnt/stopped", "`kill -CONT`"),
+            ],
+        ),
     ],
 )
 def test_a_mount_that_does_not_answer_is_named_and_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, detail: str, advice: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool, rows: list[tuple[str, str]]
 ) -> None:
     table, end = tmp_path / "mountinfo", threading.Event()
     table.write_text(MOUNTS)
@@ -122,8 +128,9 @@ def test_a_mount_that_does_not_answer_is_named_and_not_waited_for(
     monkeypatch.setattr(os, "statvfs", statvfs)
     monkeypatch.setattr(doctor_verb, "asked", asked)
     try:
-        finding = doctor_verb._mounts_that_fail(table, seconds=0.05)
+        found = doctor_verb._mounts_that_fail(table, seconds=0.05)
     finally:
         end.set()
-    assert (finding.verdict, finding.detail) == (Verdict.WITHOUT, detail)
-    assert advice in finding.advice
+    for finding, (detail, advice) in zip(found, rows, strict=True):
+        assert (finding.verdict, finding.detail) == (Verdict.WITHOUT, detail)
+        assert advice in finding.advice

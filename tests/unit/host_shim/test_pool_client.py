@@ -15,6 +15,7 @@ import pytest
 from host_shim.block_key import key_of
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong, Volume
+from host_shim.pool_answers import unknown_volume
 from host_shim.session import AGENT_GONE
 from tests.support.scripted_agent import ScriptedAgent
 
@@ -356,8 +357,23 @@ def test_a_volume_that_is_not_there(pool: Pool) -> None:
         lambda: nowhere.exists([KEY]),
         lambda: nowhere.stats(),
     ):
-        with pytest.raises(UnknownVolume, match="no volume 'nowhere'"):
+        with pytest.raises(UnknownVolume, match=r"no volume 'nowhere'$"):
             call()
+
+
+def test_a_volume_of_files_is_named_as_what_it_is() -> None:
+    stats = {"volumes": [{"name": "kv", "kind": "kv"}, {"name": "files", "kind": "files"}]}
+    assert "'files' is of kind files" in str(unknown_volume("files", stats))
+    assert str(unknown_volume("file", stats)) == "the pool has no volume 'file'"
+
+
+def test_of_a_volume_that_is_not_there_the_nearest_one_is_named(agent: ScriptedAgent) -> None:
+    agent.serve(("kv-large", "files"))
+    with Pool("/nowhere", files=agent, sessions=1) as pool:
+        near = pool.volume("kv-lagre")
+        for call in (lambda: near.get(KEY), lambda: near.put(KEY, b"v"), near.stats):
+            with pytest.raises(UnknownVolume, match=r"no volume 'kv-lagre' \(did you mean kv-large\?\)$"):
+                call()
 
 
 @pytest.mark.parametrize("first", ["put", "get_into", "get", "fetch", "exists"])

@@ -84,7 +84,7 @@ def test_a_file_of_another_user_is_refused(key: Path) -> None:
 @needs_root
 def test_a_folder_of_another_user_is_refused(key: Path) -> None:
     os.chown(key.parent, SOMEBODY, -1)
-    refused(key, f"folder {key.parent} belongs to user {SOMEBODY}")
+    refused(key, f"folder {key.parent} belongs to user {SOMEBODY}", "in a folder of root, or chown root")
     write_private(key.parent / "another.key", "for that user\n")
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+
+import pytest
+import trio
+
 from nvmeof.errors import ConnectionLost, ConnectRefused
 from nvmeof.host.reconnect import History, ReconnectPolicy, next_try
+from nvmeof.transport.tcp_controller import open_controller
 
 POLICY = ReconnectPolicy(first_s=0.1, most_s=5.0, loss_s=600.0)
 LOST = ConnectionLost("gone")
@@ -33,3 +39,18 @@ def test_refusals() -> None:
     assert next_try(POLICY, History(0.0, 1, False, USELESS), 1.0) is None
     assert next_try(POLICY, History(0.0, 1, True, USELESS), 1.0) == 0.1
     assert next_try(POLICY, History(0.0, 1, False, BUSY), 1.0) == 0.1
+
+
+def test_a_connection_that_is_refused_is_said_to_be() -> None:
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        port = nobody_listens.getsockname()[1]
+
+        async def connect() -> None:
+            async with open_controller(
+                "127.0.0.1", port, "nqn.2026-01.io.g35:a", "nqn.2026-01.io.g35:b", bytes(16)
+            ):
+                pass
+
+        with pytest.raises(ConnectionLost, match=rf"cannot connect to 127.0.0.1:{port}: Connection refused$"):
+            trio.run(connect)

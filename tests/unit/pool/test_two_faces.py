@@ -191,8 +191,10 @@ def test_an_erasures_epoch_is_no_further_ahead_than_changes_lead_to() -> None:
     assert agreed([versioned(first, 5), near]).tenants[0].key_epoch == EPOCHS_AHEAD_MAX
 
 
-@pytest.mark.expects_log("no namespace carries pool map 1005 any more")
-def test_a_map_that_nobody_carries_any_more_is_left_and_the_pools_own_is_followed(tmp_path: Path) -> None:
+@pytest.mark.expects_log("no namespace carries pool map")
+def test_a_map_that_nobody_carries_any_more_is_left_and_the_pools_own_is_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     agent = Serving(tmp_path)
     agent.show(versioned(agent.pool_map, 1005), 1)
     agent.look()
@@ -206,6 +208,14 @@ def test_a_map_that_nobody_carries_any_more_is_left_and_the_pools_own_is_followe
     agent.show(again, 0, 1, 2)
     agent.look()
     assert agent.watch.pool_map == again
+    other = versioned(with_limits(limited, "red", quota_slots=9), again.version)
+    agent.show(other, 0, 1, 2)
+    agent.look()
+    agent.look()
+    assert agent.watch.pool_map == other
+    first, second = (record.message for record in caplog.records)
+    assert first.endswith(f"copies lead to, map {limited.version}")
+    assert second.endswith("copies lead to, another map of that version")
     SeenMaps(tmp_path).refuse(again)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from agent.cli import main as command_line
 from agent.errors import BugError, ConfigError, Fault, G35Error, PeerError, UserError
+from tests.support import cli_reference
 
 
 def _exit_code(*words: str) -> int:
@@ -53,6 +54,21 @@ def test_wrong_arguments_are_2(words: list[str], capsys: pytest.CaptureFixture[s
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _exit_code(verb, "--help") == 0
     assert "Usage: g35" in capsys.readouterr().out
+
+
+def test_no_line_of_any_help_is_cut_off_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for words, command in [("", None), *cli_reference.verbs()]:
+        if command is None or words.split()[0] in command_line.VERBS:
+            assert _exit_code(*words.split(), "--help") == 0
+        else:
+            with pytest.raises(SystemExit):
+                command.main(["--help"])
+        _, _, shown = capsys.readouterr().out.partition("Options:\n")
+        assert shown
+        assert not [line for line in shown.splitlines() if "…" in line or line.endswith("...")], words
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from agent.cli.main import main
 from agent.cli.replay.running import _check_volume
 from agent.config import parse_configuration
+from agent.enclosure_control.description import parse_description
 from agent.errors import ConfigError, UserError, did_you_mean
 from emulator.jbof.cli import app
 
@@ -22,13 +23,25 @@ from emulator.jbof.cli import app
         ({"enclosures": [{"adress": "::1"}]}, "enclosures.0.adress: unknown key (did you mean address?)"),
         ({"s3": {"tenants": [{"bucket": []}]}}, "s3.tenants.0.bucket: unknown key (did you mean buckets?)"),
         ({"agent": {"zzz": 1}}, "agent.zzz: unknown key"),
+        ({"agent": {"door": "fuze"}}, "agent.door: should be 'fuse' or 'pyfuse3' (did you mean fuse?)"),
+        (
+            {"volumes": [{"value_size": "32M"}]},
+            "value_size: should be less than or equal to 16 MiB",
+        ),
+        ({"agent": {"directory_cache": "1K"}}, "should be greater than or equal to 1024 KiB"),
     ],
 )
-def test_an_unknown_key_of_the_configuration(document: dict[str, object], said: str) -> None:
+def test_an_unknown_word_or_a_wrong_size_of_the_configuration(document: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_configuration(document, "agent.toml")
     problems = refused.value.message.partition("configuration: ")[2].split("; ")
-    assert said in problems
+    assert any(each.endswith(said) for each in problems)
+
+
+def test_an_unknown_word_of_an_enclosures_description() -> None:
+    document = {"subsystems": [{"nqn": "nqn.2026-01.io.g35:a", "listners": []}], "lvols": [{"transprot": 1}]}
+    with pytest.raises(ConfigError, match=r"subsystems.0.listners: unknown key \(did you mean listeners\?\)"):
+        parse_description(document, "enclosure.toml")
 
 
 @pytest.mark.parametrize(
@@ -36,6 +49,8 @@ def test_an_unknown_key_of_the_configuration(document: dict[str, object], said: 
     [
         (["sttaus"], "Did you mean 'status'?"),
         (["up", "--enclosrues", "2"], "--enclosures"),
+        (["up", "--transport", "rmda"], "'rmda' is not one of 'tcp', 'rdma' (did you mean rdma?)."),
+        (["config", "unit", "openrc"], "'openrc' is not one of"),
         (["bench", "kv_get_1mm"], "(did you mean kv_get_1m?)"),
     ],
 )

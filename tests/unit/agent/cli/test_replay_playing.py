@@ -316,6 +316,15 @@ def test_no_mount_no_replay(tmp_path: Path) -> None:
     assert "g35 up" in refused.value.advice
 
 
+def test_a_dead_mount_is_told_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = ScriptedAgent()
+    agent.kill()
+    monkeypatch.setattr("agent.cli.replay.running.is_mounted", lambda _mount: True)
+    with pytest.raises(UserError, match="no g35 agent answers") as refused:
+        run_replay(_options(tmp_path, ["{}"]), _opener(agent))
+    assert "its agent has ended: the next start" in refused.value.advice
+
+
 def test_wrong_wishes_are_explained(tmp_path: Path) -> None:
     line = encode_line(_request(1))
     for wish, words in (

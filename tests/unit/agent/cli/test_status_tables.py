@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from agent.cli import status_verb
 from agent.cli.status_verb import fitted, tables
+from agent.cli.up import layout
+from agent.cli.up.layout import Layout, Running
+from agent.errors import G35Error
 from agent.pool.tally import MissCause
 
 LARGE = 987_654_321_098
@@ -129,6 +136,35 @@ def test_a_live_page_has_the_lines_of_its_screen(height: int) -> None:
     assert len(lines) == height
     assert lines[0].startswith("pool")
     assert "lines more: a higher window, or g35 status" in lines[-1]
+
+
+def test_a_live_page_in_a_pipe_is_each_look_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_verb, "read_status", lambda _mount: snapshot())
+    status_verb.top(None, Path("/mnt"), 0.0, 2)
+    assert capsys.readouterr().out.count("\nmount   /mnt/m") == 2
+
+
+def test_a_mount_that_a_killed_up_has_left_is_the_one_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, check=True)
+    Layout(tmp_path).write_running(Running(int(ended.stdout), "/mnt/a pool", 2))
+    mounted = {Path("/mnt/a pool")}
+
+    def asked(*_args: object) -> str:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(layout, "is_mounted", lambda mount: mount in mounted)
+    monkeypatch.setattr(status_verb, "asked", asked)
+    for verb in (status_verb.status, status_verb.top):
+        with pytest.raises(G35Error, match="/mnt/a pool is dead: its agent has ended") as dead:
+            verb(tmp_path, None)
+        assert "'/mnt/a pool'" in dead.value.advice
+    mounted.clear()
+    with pytest.raises(G35Error, match="no pool is up"):
+        status_verb.status(tmp_path, None)
 
 
 def test_a_page_that_fits_is_shown_whole() -> None:

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from agent.errors import ConfigError, UserError
+from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket, WaitingRoom
 from agent.pool.directory_cache import DirectoryCache
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
+from agent.pool.pool_map import MapTenant, PoolMap, VolumeWish, plan_pool, tenant_id
 from agent.pool.prestage import PrestageCache
 from agent.pool.quota import Limits, Measured, Quota
 from agent.pool.reading import Reading
 from agent.pool.refusals import PutRefused
 from agent.pool.tally import MissCause
-from agent.pool.tenants import check_name, with_limits, without_key
+from agent.pool.tenants import find_tenant, with_limits, with_tenant, without_key
 from agent.pool.upkeep import delete, pin
 from agent.pool.volume import Timing, Volume
 from agent.pool.writing import Writing
@@ -348,15 +348,39 @@ def test_the_sizes_that_there_are() -> None:
 
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31mred", "x" * 65, "a\x9bb", "a\u202eb", "a\x00"])
 def test_what_a_terminal_would_obey_is_no_name(name: str) -> None:
-    with pytest.raises(UserError, match="no name of a tenant"):
-        check_name(name)
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match="no control characters"):
         VolumeWish(name="v", value_bytes=1 << 16, share=1.0, tenant=name)
 
 
-def test_names_in_any_script_are_names() -> None:
-    for name in ("blue", "équipe bleue", "青", "x" * 64):
-        check_name(name)
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("x" * 65, "has 65 characters, and 64 are the most"),
+        ("équipe", "has 'é' in it"),
+        ("blue ", "has ' ' in it"),
+        ("-blue", "does not begin with a letter or a digit"),
+    ],
+)
+def test_new_volumes_and_new_tenants_have_names_by_one_rule(name: str, why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        VolumeWish(name=name, value_bytes=1 << 16, share=1.0)
+    with pytest.raises(ConfigError, match=f"no such tenant can be made: the name '{name}' {why}"):
+        with_tenant(planned(), name, [], ROOT)
+
+
+def test_a_pool_is_formatted_with_tenants_by_that_rule() -> None:
+    wish = VolumeWish(name="v", value_bytes=1 << 16, share=1.0, tenant="équipe")
+    with pytest.raises(ConfigError, match="no such tenant can be made: the name 'équipe'"):
+        plan_pool([(nguid_of(0), SIZE)], [wish], ROOT)
+
+
+def test_a_tenant_that_a_pool_has_under_another_name_goes_on() -> None:
+    pool_map, name = planned(), "équipe bleue"
+    known = MapTenant(name=name, tenant_id=tenant_id(name), wrapped_key=pool_map.tenants[0].wrapped_key)
+    before = pool_map.model_copy(update={"tenants": (*pool_map.tenants, known)})
+    erased = without_key(PoolMap.model_validate(before.model_dump()), known.name)
+    again, _ = with_tenant(erased, known.name, [], ROOT)
+    assert not find_tenant(again, known.name).is_erased
 
 
 def test_no_cache_of_a_tenant_keeps_another_empty(tmp_path: Path) -> None:
