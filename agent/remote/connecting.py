@@ -31,7 +31,12 @@ class Connecting:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._unwanted = False
-        threading.Thread(target=self._run, name=f"connect-{name}", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name=f"connect-{name}", daemon=True).start()
+        except RuntimeError as refused:
+            # Linux has no thread for it now: a try that failed.
+            log.debug("connect-%s: %s", name, refused)
+            self._over.set()
 
     def wait(self, seconds: float) -> bool:
         """Whether the try is over, waiting for that at most so long."""
