@@ -1,7 +1,7 @@
 """What Linux refuses a process (setrlimit(2)), in words for a person. For the programs of both roles.
 
-A refusal is no bug: the log tells it in a line, with what to do, wherever it is met (`tell_refusals`). A program
-whose limits are too low does not start, and says what it needs (`check_limits`).
+A refusal is no bug: the log tells it in a line, with what to do, wherever it is met (`tell_refusals`). A
+program whose limits are too low does not start, and says what it needs (`check_limits`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ import ctypes
 import errno
 import logging
 import resource
+import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 log = logging.getLogger(__name__)
 
 ARENAS: Final = 4
-"""Of malloc, in a process whose address space is limited. Without that each thread would have one of 64 MiB, up
-to eight for each core."""
+"""Of malloc, in a process whose address space is limited. Without that each thread would have one of 64 MiB,
+up to eight for each core."""
 ARENA_BYTES: Final = 64 << 20
 _M_ARENA_MAX: Final = -8
 _STACK_BYTES: Final = 8 << 20
 _ROUND_BYTES: Final = 64 << 20
+START_SECONDS: Final = 1.0
+"""How long the start of a thread is waited for."""
 _THREAD_REFUSED: Final = "can't start new thread"
 _NOT_MAPPED: Final = "failed to map segment"
 MORE_ADDRESSES: Final = "raise the limit (ulimit -v, LimitAS= of a unit)"
@@ -108,6 +112,25 @@ def refusal(error: BaseException | None) -> tuple[str, str] | None:
     return None
 
 
+class _Begun(threading.Event):
+    def wait(self, timeout: float | None = None) -> bool:
+        if not super().wait(START_SECONDS):
+            raise RuntimeError(_THREAD_REFUSED)
+        return True
+
+
+class SureThread(threading.Thread):
+    """A thread whose `start` comes to an end: RuntimeError, also where it did not get to its first step.
+
+    One that has no memory for that dies unseen, and `threading.Thread` waits for it for ever
+    (python/cpython#140746). After the error it may still run, on a machine that is slow.
+    """
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        super().__init__(target=target, name=name, daemon=True)
+        self._started = _Begun()
+
+
 def tell_refusals() -> None:
     """From now on the log tells a refusal in a line, without a traceback; also one that ends a thread."""
     logging.raiseExceptions = False  # A line for which there is no memory is left out.
@@ -125,5 +148,9 @@ def tell_refusals() -> None:
             name = of.thread.name if of.thread is not None else ""
             log.error("thread %s ended", name, exc_info=(of.exc_type, of.exc_value, of.exc_traceback))
 
+    def ignored(of: sys.UnraisableHookArgs) -> None:
+        error = of.exc_value or of.exc_type()
+        log.error("%s", of.err_msg or "ignored", exc_info=(of.exc_type, error, of.exc_traceback))
+
     logging.setLogRecordFactory(record)
-    threading.excepthook = ended
+    threading.excepthook, sys.unraisablehook = ended, ignored

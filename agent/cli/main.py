@@ -31,7 +31,8 @@ except KeyboardInterrupt:
     # These take a while, and who presses Ctrl-C meanwhile need not see where we were.
     sys.exit(EXIT_INTERRUPTED)
 except (ImportError, MemoryError, OSError) as failure:
-    sys.exit(f"error: g35 cannot be loaded: {str(failure) or 'no memory'}\nhint: is there a limit (ulimit -v, ulimit -n)?")
+    why = str(failure) or "no memory"
+    sys.exit(f"error: g35 cannot be loaded: {why}\nhint: is there a limit (ulimit -v, ulimit -n)?")
 
 
 @dataclass(frozen=True, slots=True)

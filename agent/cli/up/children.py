@@ -83,9 +83,10 @@ class Child:
     def last_words(self) -> str:
         """What it said last of an error, for a message of ours."""
         try:
-            return told_by(self._log.read_text(errors="replace"), self._process and self._process.poll())
+            words = self._log.read_text(errors="replace")
         except OSError:
             return "it left no log"
+        return told_by(words, None if self._process is None else self._process.poll())
 
     @property
     def ended_well(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import resource
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from nvmeof import linux_limits
-from nvmeof.linux_limits import LimitTooLow, Need, check_limits, refusal, tell_refusals
+from nvmeof.linux_limits import LimitTooLow, Need, SureThread, check_limits, refusal, tell_refusals
 
 MIB = 1 << 20
 NEED = Need("this program", memory_bytes=300 * MIB, threads=10, files=100, lower=", or ask less")
@@ -91,14 +92,27 @@ def test_other_exceptions_are_no_refusals() -> None:
     assert refusal(ExceptionGroup("of a nursery", [ValueError("x")])) is None
 
 
+def test_a_thread_without_memory_for_its_first_step_is_a_refusal_and_no_wait_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linux_limits, "START_SECONDS", 0.05)
+    done = threading.Event()
+    SureThread(done.set, "begins").start()
+    assert done.wait(10)
+    monkeypatch.setattr(threading.Thread, "_bootstrap", lambda self: None)
+    with pytest.raises(RuntimeError) as refused:
+        SureThread(done.set, "dies unseen").start()
+    assert refusal(refused.value) is not None
+
+
 @pytest.fixture
 def told() -> Iterator[None]:
     """`tell_refusals`, taken back."""
-    before = logging.getLogRecordFactory(), threading.excepthook, logging.raiseExceptions
+    before = logging.getLogRecordFactory(), threading.excepthook, sys.unraisablehook, logging.raiseExceptions
     tell_refusals()
     yield
     logging.setLogRecordFactory(before[0])
-    threading.excepthook, logging.raiseExceptions = before[1:]
+    threading.excepthook, sys.unraisablehook, logging.raiseExceptions = before[1:]
 
 
 @pytest.mark.usefixtures("told")
