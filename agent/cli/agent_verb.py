@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import trio
 import typer
@@ -21,7 +21,18 @@ from agent.config import Configuration, load_configuration
 from agent.errors import ConfigError
 from agent.pool.begun_puts import BEGUN_BYTES
 from agent.private_memory import keep_memory_private
-from agent.process_limits import check_limits
+from agent.process_limits import RESERVE_BYTES
+from agent.queue_plan import guest_queues, own_queues, s3_queues
+from nvmeof.linux_limits import Need, check_limits
+
+PROGRAM_BYTES: Final = 384 << 20
+"""Python, its libraries and the tables of an agent that has nothing to do."""
+QUEUE_BYTES: Final = 12 << 20
+"""Buffers of one worker: those of its lanes and of its door."""
+OTHER_THREADS: Final = 16
+"""Beside those with queues: the supervisor's, metrics, and what connects."""
+OTHER_FILES: Final = 64
+"""Beside those of queues: the doors', the log's, clients that connect, readers of metrics."""
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file; see docs/reference/configuration.md.")]
 
@@ -70,8 +81,9 @@ def stay_on(cpus: Collection[int]) -> None:
 def run(configuration: Configuration, ready_file: Path | None) -> None:
     """Serve, with signals as the way to stop it. Raises G35Error where it cannot start."""
 
+    check_limits(agent_need(configuration))
+
     def ready() -> None:
-        check_limits(promised_bytes(configuration))
         if ready_file is not None:
             announce(ready_file)
         systemd_notify.notify(systemd_notify.READY, f"STATUS=serving {served(configuration)}")
@@ -84,13 +96,25 @@ def run(configuration: Configuration, ready_file: Path | None) -> None:
             ready_file.unlink(missing_ok=True)
 
 
-def promised_bytes(configuration: Configuration) -> int:
-    """Memory that the agent takes while it serves, at the most. Registered memory is not in it: it is refused
-    to clients where there is no room (agent/fs/registered_memory.py)."""
-    staging = configuration.files.staging + (configuration.s3.staging if configuration.s3.listen else 0)
+def agent_need(configuration: Configuration) -> Need:
+    """What an agent takes while it serves, at the most.
+
+    Registered memory and that of guests are not in it: they are refused where there is no room.
+    """
+    settings, s3 = configuration.agent, configuration.s3
+    staging = configuration.files.staging + (s3.staging if s3.listen else 0)
     waiting = sum(each.write_back_memory for each in configuration.policies if each.write == "back")
-    kept = configuration.agent.directory_cache + configuration.prestage.memory
-    return BEGUN_BYTES + kept + staging + waiting
+    promised = BEGUN_BYTES + settings.directory_cache + configuration.prestage.memory + staging + waiting
+    queues = settings.worker_count + own_queues(configuration)
+    queues += guest_queues(configuration) + s3_queues(configuration)
+    paths = sum(len(each.each_path()) for each in configuration.enclosures)
+    return Need(
+        "its configuration",
+        PROGRAM_BYTES + RESERVE_BYTES + promised + queues * QUEUE_BYTES,
+        queues + OTHER_THREADS,
+        2 * queues * (paths + 1) + OTHER_FILES,
+        ", or lower agent.directory_cache, prestage.memory, files.staging and write_back_memory",
+    )
 
 
 def served(configuration: Configuration) -> str:

@@ -29,10 +29,13 @@ try:
 
     from agent.errors import Fault, G35Error, UserError, did_you_mean
     from agent.private_memory import keep_memory_private
-    from agent.process_limits import explained
+    from nvmeof.linux_limits import MORE_THREADS, Need, check_limits, refusal, tell_refusals
 except KeyboardInterrupt:
     # These take a while, and who presses Ctrl-C meanwhile need not see where we were.
     sys.exit(EXIT_INTERRUPTED)
+except (ImportError, MemoryError, OSError) as failure:
+    why = str(failure) or "no memory"
+    sys.exit(f"error: g35 cannot be loaded: {why}\nhint: is there a limit (ulimit -v, ulimit -n)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +84,20 @@ PASSED_ON: dict[str, tuple[str, str]] = {
 WITH_KEYS = frozenset({"agent", "key", "pool", "tenant"})
 """Verbs that have the root key in their memory, some of them for minutes."""
 
+VERB_NEED = Need("g35", memory_bytes=192 << 20, threads=2, files=24)
+"""Of any verb, for its libraries; what an agent takes while it serves is said in agent_verb.py."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script. Returns the exit code, except where typer has left by itself."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        if arguments is None:
+            tell_refusals()
+            if words and words[0] in VERBS:
+                check_limits(VERB_NEED)
+            # numpy brings it along, with a thread for each core; nothing here multiplies matrices.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         if words and words[0] in PASSED_ON:
             _become(words[0], words[1:])
         if arguments is None and words and words[0] in WITH_KEYS:
@@ -95,16 +107,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except G35Error as error:
         return _explain(error)
-    except (MemoryError, RuntimeError, ImportError, OSError) as error:
-        known = explained(error)
-        if known is not None:
-            return _explain(known)
+    except Exception as error:
+        found = refusal(error)
+        if isinstance(error, BlockingIOError):  # of fork(2)
+            found = "Linux refuses another process", MORE_THREADS
+        if found is not None:
+            return _explain(G35Error(*found))
         if not isinstance(error, OSError):
             return _explain(_bug(error))
         where = f"{error.filename}: " if error.filename else ""
         return _explain(G35Error(f"{where}{error.strerror or error}"))
-    except Exception as error:
-        return _explain(_bug(error))
     return 0
 
 

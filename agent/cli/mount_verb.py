@@ -13,7 +13,7 @@ import typer
 
 from agent.cli.hung_agent import AgentHangs
 from agent.cli.status_verb import read_status
-from agent.cli.up.children import detach
+from agent.cli.up.children import detach, told_by
 from agent.cli.up.layout import is_alive
 from agent.config import load_configuration
 from agent.errors import G35Error
@@ -41,8 +41,8 @@ def mount(
     process = detach(command, words)
     while "ready" not in words.read_text(errors="replace").splitlines():
         if process.poll() is not None:
-            said = words.read_text(errors="replace").strip().removeprefix("error: ")
-            raise G35Error(f"the agent did not start: {said or 'it said nothing'}", f"its log is {words}")
+            said = told_by(words.read_text(errors="replace"), process.returncode)
+            raise G35Error(f"the agent did not start: {said}", f"its log is {words}")
         time.sleep(0.05)
     print(f"mounted at {settings.mount}, process {process.pid}")
 

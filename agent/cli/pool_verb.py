@@ -225,7 +225,10 @@ def _of_another_pool(names: Path) -> str:
 def _refuse_foreign(seen: list[tuple[bytes, int, Inspection]], force: bool) -> None:
     for nguid, _, inspection in seen:
         if inspection.content is Content.UNREADABLE:
-            raise G35Error(f"namespace {nguid.hex()} cannot be read: {inspection.detail}")
+            raise G35Error(
+                f"namespace {nguid.hex()} cannot be read: {inspection.detail}",
+                "the log of its enclosure says why, where it turned this host away",
+            )
         if inspection.content is not Content.BLANK and not force:
             raise UserError(
                 f"namespace {nguid.hex()} carries {carried(inspection.content, inspection.detail)}; "

@@ -98,8 +98,8 @@ class DevFuseDoor:
             worker = threading.Thread(
                 target=self._work, args=(index, descriptor), name=f"fuse-{index}", daemon=True
             )
-            self._workers.append(worker)
             worker.start()
+            self._workers.append(worker)
 
     def wait(self, timeout: float | None = None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout

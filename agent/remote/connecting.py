@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 
 from nvmeof.errors import NvmeofError
+from nvmeof.linux_limits import SureThread
 from nvmeof.transport import HostQueue
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,13 @@ class Connecting:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._unwanted = False
-        threading.Thread(target=self._run, name=f"connect-{name}", daemon=True).start()
+        try:
+            SureThread(self._run, f"connect-{name}").start()
+        except RuntimeError as refused:
+            # Linux has no thread for it now: a try that failed.
+            log.debug("connect-%s: %s", name, refused)
+            self._unwanted = True
+            self._over.set()
 
     def wait(self, seconds: float) -> bool:
         """Whether the try is over, waiting for that at most so long."""

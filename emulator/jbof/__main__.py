@@ -6,6 +6,8 @@ try:
     from emulator.jbof.cli import main
 except KeyboardInterrupt:  # Ctrl-C while Python is still loading
     sys.exit(130)
+except (ImportError, MemoryError, OSError) as failure:
+    sys.exit(f"g35 jbof: it cannot be loaded: {failure}; is there a limit (ulimit -v, ulimit -n)?")
 
 if __name__ == "__main__":
     main()

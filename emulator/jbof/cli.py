@@ -34,6 +34,7 @@ from emulator.jbof.rpc.server import RpcServer
 from emulator.jbof.sizes import parse_size
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.controller.tcp_rules import TcpSettings
+from nvmeof.linux_limits import Need, check_limits, refusal, tell_refusals
 
 app = typer.Typer(
     name="g35 jbof",
@@ -67,6 +68,11 @@ class TransportName(StrEnum):
 
 _DESCRIPTORS: Final = 16384
 """For connections of several listeners, drives in folders and sockets of clients."""
+
+_PROGRAM_BYTES: Final = 320 << 20
+"""Python, its libraries, an emulated NIC, buffers of connections."""
+_THREADS: Final = 24
+_FILES: Final = 64
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python hands the interpreter on every 5 ms by default: too long when many connections want a few
@@ -227,13 +233,25 @@ def serve(
         )
     except (EnclosureError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
+    tell_refusals()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     _raise_descriptor_limit()
     try:
+        check_limits(_need(settings))
         _serve(settings, control, rpc, ready_file)
-    except (EnclosureError, OSError, ValueError) as error:
-        typer.echo(f"g35 jbof: {error}", err=True)
+    except Exception as error:
+        found = refusal(error)
+        if found is None and not isinstance(error, EnclosureError | OSError | ValueError):
+            raise
+        typer.echo(f"g35 jbof: {error if found is None else '; '.join(found)}", err=True)
         raise typer.Exit(1) from None
+
+
+def _need(settings: EnclosureSettings) -> Need:
+    """What serving two hosts takes. Others are turned away where there is no more."""
+    count = settings.drives + settings.kv_drives
+    drives = count * settings.drive_bytes if settings.folder is None else 0
+    return Need("this enclosure", _PROGRAM_BYTES + drives, _THREADS, _FILES + count)
 
 
 def _raise_descriptor_limit() -> None:

@@ -26,6 +26,7 @@ from emulator.jbof.page_sender import PageSender, pays_here
 from nvmeof.controller.target import Target
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.controller.tcp_rules import TcpSettings
+from nvmeof.linux_limits import SureThread
 from nvmeof.transport.socket_options import set_options
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Connection:
         self.queue = TcpControllerQueue(target, now=time.monotonic(), wake=self.wake, settings=settings)
         self._pages = PageSender(sock, by_reference=pays_here())
         self._near = NearHost(incoming_processor(sock))
-        self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self.thread = SureThread(self._serve, name)
 
     def discard(self) -> None:
         """Close it without having served it: its thread was not started."""
@@ -102,6 +103,8 @@ class Connection:
 
     def _close(self) -> None:
         with self._lock:
+            if not self._open:
+                return  # It was discarded, and its thread came to run after all.
             self._open = False
             os.close(self._wake_fd)
             self._sock.close()

@@ -83,12 +83,10 @@ class Child:
     def last_words(self) -> str:
         """What it said last of an error, for a message of ours."""
         try:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
+            words = self._log.read_text(errors="replace")
         except OSError:
             return "it left no log"
-        errors = [line for line in lines if line.startswith("error: ")]
-        said = errors[-1].removeprefix("error: ") if errors else lines[-1] if lines else "it said nothing"
-        return said[:500]
+        return told_by(words, None if self._process is None else self._process.poll())
 
     @property
     def ended_well(self) -> bool:
@@ -122,6 +120,18 @@ class Child:
 
 def _told(status: int) -> str:
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+
+
+def told_by(words: str, status: int | None) -> str:
+    """What a program of ours said last of an error and what to do, in a line; else how it ended."""
+    lines = words.strip().splitlines()
+    errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
+    if errors:
+        last = lines[errors[-1]].removeprefix("error: ")
+        hints = [line.removeprefix("hint: ") for line in lines[errors[-1] :] if line.startswith("hint: ")]
+        return "; ".join([last[:500], *hints[:1]])
+    said = lines[-1][:500] if lines else "it said nothing"
+    return f"it ended with {_told(status)}: {said}" if status and (status < 0 or not lines) else said
 
 
 def detach(command: Sequence[str], log: Path, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from agent.cli.status_verb import read_status
 from agent.cli.up.agent_cpus import agent_cpus
-from agent.cli.up.children import Child, detach
+from agent.cli.up.children import Child, detach, told_by
 from agent.cli.up.layout import (
     PRESTAGE_MEMORY,
     AgentOptions,
@@ -254,9 +254,8 @@ def _detached(layout: Layout, lock: int) -> None:
                 print(line, file=sys.stderr)
             return
         if process.poll() is not None:
-            for line in said:
-                print(line, file=sys.stderr)
-            raise G35Error("the pool did not come up", f"its words are in {layout.log}")
+            why = told_by("\n".join(said), process.returncode)
+            raise G35Error(f"the pool did not come up: {why}", f"its words are in {layout.log}")
         time.sleep(0.05)
 
 
@@ -439,14 +438,14 @@ class _Pool:
             if stop.is_set():
                 return
             if shown.returncode:
-                raise G35Error(f"cannot look at the drives: {shown.stderr.strip()}")
+                raise G35Error(f"cannot look at the drives: {told_by(shown.stderr, shown.returncode)}")
             if json.loads(shown.stdout)["pool"] is not None:
                 return
         self._formatted = True
         formatted = _run([*command, "format", *config])
         if formatted.returncode:
             if not stop.is_set():
-                raise G35Error(f"cannot format the pool: {formatted.stderr.strip()}")
+                raise G35Error(f"cannot format the pool: {told_by(formatted.stderr, formatted.returncode)}")
         elif self._media is Media.FILES:
             options = self._options
             Formatted(options.value_size, options.suite, options.files).write(self._layout)

@@ -217,3 +217,13 @@ def test_a_queue_that_fell_silent_is_connected_anew(monkeypatch: pytest.MonkeyPa
     assert len(made) == 2
     assert enclosure.complaints == 0
     lanes.close()
+
+
+def test_without_a_thread_it_is_a_try_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    connecting = Connecting(lambda: pytest.fail("nobody connects"), "refused a thread")
+    assert connecting.wait(0)
+    assert connecting.queue is None

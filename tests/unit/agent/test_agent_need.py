@@ -1,0 +1,51 @@
+"""What an agent needs follows from its configuration alone."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any
+
+import pytest
+
+from agent.cli.agent_verb import agent_need
+from agent.config import parse_configuration
+from agent.process_limits import RESERVE_BYTES, has_room_for
+from nvmeof.linux_limits import Need
+
+MIB = 1 << 20
+ENCLOSURE = {"name": "one", "address": "127.0.0.1", "nqn": "nqn.2014-08.org.nvmexpress:one"}
+
+
+def need(workers: int = 2, **sections: Any) -> Need:
+    agent = {"mount": "/mnt/g35", "state": "/nonexistent", "key_file": "/nonexistent", "workers": workers}
+    return agent_need(
+        parse_configuration({"agent": agent, "enclosures": [ENCLOSURE], **sections}, "a test's")
+    )
+
+
+def test_the_figure_grows_with_what_is_promised() -> None:
+    least = need()
+    more = need(
+        prestage={"memory": "512M"}, policies=[{"volume": "v", "write": "back", "write_back_memory": "64M"}]
+    )
+    assert more.memory_bytes - least.memory_bytes == (256 + 64 + 12) * MIB, "with a queue for writing back"
+    assert more.threads == least.threads + 1
+
+
+def test_workers_take_buffers_threads_and_a_queue_by_each_path() -> None:
+    least, most = need(2), need(10, enclosures=[{**ENCLOSURE, "paths": ["127.0.0.2:4420"]}])
+    assert most.memory_bytes - least.memory_bytes == 8 * 12 * MIB
+    assert most.threads == least.threads + 8
+    queues = least.threads - 16
+    assert most.files - least.files == 2 * (queues + 8) * 3 - 2 * queues * 2
+
+
+def test_others_map_memory_only_where_the_reserve_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/proc/self/statm") as counts:
+        in_use = int(counts.read().split()[0]) * resource.getpagesize()
+    limit = in_use + RESERVE_BYTES + 400 * MIB
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
+    assert has_room_for(300 * MIB)
+    assert not has_room_for(500 * MIB)
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (resource.RLIM_INFINITY,) * 2)
+    assert has_room_for(1 << 50)
