@@ -24,7 +24,8 @@ from agent.pool.key_epochs import has_keys_of
 from agent.pool.key_turn import slept_seconds
 from agent.pool.kv_opening import inspect_kv
 from agent.pool.map_copies import name_in, name_of
-from agent.pool.opening import LOOK_SECONDS, Content, inspect
+from agent.pool.map_seal import WITHOUT_SEAL, MapSeal
+from agent.pool.opening import LOOK_SECONDS, Content, Inspection, inspect
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
 from agent.pool.prestage import PrestageCache
@@ -79,13 +80,16 @@ class MapWatch:
         taken: Callable[[bytes, str], None] = lambda _, __: None,
         confirm: Callable[[PoolMap], None] = lambda _: None,
         opens: Opens = lambda _, __: True,
+        seal: MapSeal | None = None,
     ) -> None:
         """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
         where others have followed those that there were. Without it they wait for the next start. `distrust`
         is asked first, for the ids of volumes to which a map gives what no root key made (agent/seen_map.py).
         `taken` is told of a namespace (NGUID) that carries another pool now, and which, so that nothing is
         written there; and with "" when it carries this one again. `confirm` is told of a map that was
-        followed once most namespaces were seen with it; `opens` whether the root key opens a volume."""
+        followed once most namespaces were seen with it; `opens` whether the root key opens a volume; `seal`
+        which copies count: without it all do."""
+        self._seal = seal
         self._known = _Known(pool_map, frozenset({name_of(pool_map)}), {})
         self._confirm = confirm
         self._opens = opens
@@ -254,13 +258,20 @@ class MapWatch:
             found = yield from inspect(lanes, number, nguid, member.bytes, deadline)
         if found.content is Content.UNREADABLE:
             return MissCause.LATE
-        if found.superblock is None:
+        if (there := self._counting_map(found)) is None:
             return MissCause.CORRUPT
-        there = found.superblock.pool_map
         if there.pool_id != known.pool_id:
             return AnotherPool(there.pool_id)
         mark = mark or name_of(there)
-        return _Found(known if mark in same else there, mark)
+        return _Found(known if mark in same or there == known else there, mark)
+
+    def _counting_map(self, found: Inspection) -> PoolMap | None:
+        """What a namespace carries by those of its copies that count; None where none does."""
+        if found.superblock is None:
+            return None
+        maps = found.maps or (found.superblock.pool_map,)
+        counting = maps if self._seal is None else self._seal.counting(maps)
+        return agreed(counting) if counting else None
 
     def _still_has_keys_of(
         self, volume: Volume, lanes: Lanes, number: int, deadline: float
@@ -300,6 +311,8 @@ class MapWatch:
             found = yield from inspect(lanes, number, nguid, member.bytes, lanes.now() + LOOK_SECONDS)
         if found.content in (Content.BLANK, Content.FOREIGN):
             self._note_map(member.nguid, found.detail or "it is blank")
+        elif found.content is Content.POOL and self._counting_map(found) is None:
+            self._note_map(member.nguid, WITHOUT_SEAL)
 
     def _note_map(self, nguid: str, lacks: str) -> None:
         """`lacks`: what is there instead of the map; empty where it is there."""

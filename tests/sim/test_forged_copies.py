@@ -1,0 +1,49 @@
+"""One enclosure lies about the pool map to each who looks, many seeds: tests/support/forged_pool.py.
+
+G35_SEED moves the seeds, G35_FORGED_SEEDS says how many. A failure prints the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.forged_pool import ForgedPool
+
+SEEDS = int(os.environ.get("G35_FORGED_SEEDS", "40"))
+STEPS = 60
+
+pytestmark = pytest.mark.expects_log(".*")
+
+
+def test_many_seeds(seed: int, tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    for number in range(SEEDS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        pool = ForgedPool(random.Random(f"forged {seed} {number}"), folder)
+        try:
+            pool.run(STEPS)
+        except Exception as error:
+            raise AssertionError(f"forged {seed} {number}: {error!r}, {dict(pool.counts)}") from error
+        finally:
+            pool.close()
+        counts.update(pool.counts)
+    print(dict(counts))
+    if SEEDS >= 40:
+        # A run in which none of it happened proves nothing.
+        for what in (
+            "edited",
+            "replayed",
+            "another seal",
+            "a stranger's seal",
+            "erase",
+            "join",
+            "end",
+            "puts",
+        ):
+            assert counts[what] > 10, what
