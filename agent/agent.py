@@ -359,11 +359,13 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         lanes = LanesPool(fabric)
         cleanup.callback(lanes.close)
         seal = map_seal(root, settings.state)
-        pool_map = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1), seal)
+        pool_map, others = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1), seal)
         cleanup.callback(set_mark(pool_map.pool_id).close)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         say_what_is_away(fabric)
         agent = Agent(configuration, pool_map, root, seal, fabric, lanes)
+        for number, pool_id in others.items():
+            agent.watch.note_taken(number, pool_id)
         if settings.metrics:
             cleanup.callback(metrics.serve(settings.metrics, agent.snapshot, agent.bounds))
         agent.doors = await trio.to_thread.run_sync(_make_doors, agent, wanted)
@@ -432,14 +434,20 @@ async def _on_thread(end: Callable[[], None]) -> None:
         await trio.to_thread.run_sync(end)
 
 
-def _find_pool(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> PoolMap:
-    inspections = [inspection for _, _, inspection in look_round(fabric, lanes)]
-    if not inspections:
+def _find_pool(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
+    """The map in force, and the namespaces of it, by their numbers there, that carry another pool."""
+    seen = look_round(fabric, lanes)
+    if not seen:
         raise G35Error(
             f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
             "check addresses, ports and NQNs, and that the enclosures allow this host",
         )
-    return newest_map(inspections, seal)
+    pool_map = newest_map([inspection for _, _, inspection in seen], seal)
+    carried = {nguid.hex(): each.superblock.pool_map.pool_id for nguid, _, each in seen if each.superblock}
+    others = {number: carried.get(each.nguid, "") for number, each in enumerate(pool_map.namespaces)}
+    return pool_map, {
+        number: other for number, other in others.items() if other not in ("", pool_map.pool_id)
+    }
 
 
 async def _until_over(doors: Doors, stop: trio.Event) -> None:

@@ -140,7 +140,7 @@ class MapWatch:
             if found is MissCause.CORRUPT:
                 yield from self._look_for_map(lanes, number, member)
             return
-        self._note_taken(number, found.pool_id if isinstance(found, AnotherPool) else known.pool_id)
+        self.note_taken(number, found.pool_id if isinstance(found, AnotherPool) else known.pool_id)
         if isinstance(found, AnotherPool):
             return
         self._note_map(member.nguid, "")
@@ -331,9 +331,9 @@ class MapWatch:
         else:
             log.warning("namespace %s carries the pool's map again", nguid)
 
-    def _note_taken(self, number: int, pool_id: str) -> None:
-        """Another pool was put on a namespace (g35 pool add --force, g35 pool format): what this one writes
-        there would destroy what that one is told that it has."""
+    def note_taken(self, number: int, pool_id: str) -> None:
+        """Which pool a namespace carries. Another was put there (g35 pool add --force, g35 pool format): what
+        this one writes there would destroy what that one is told that it has."""
         other = "" if pool_id == self.pool_map.pool_id else pool_id
         if self._taken.get(number, "") == other:
             return

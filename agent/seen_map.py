@@ -253,10 +253,10 @@ def remembered_pool(state: Path) -> str:
 def map_seal(root: RootKey, state: Path) -> MapSeal:
     """The seal of pool maps. By the notes in `state` it knows which pools have one."""
     try:
-        pools = _decoded((state / FILE).read_text())[1]
+        served, pools = _decoded((state / FILE).read_text())
     except (OSError, ValueError):
-        pools = {}
-    return MapSeal(root, (pool for pool, seen in pools.items() if seen.has_seal))
+        return MapSeal(root)
+    return MapSeal(root, (pool for pool, seen in pools.items() if seen.has_seal), served)
 
 
 def _decoded(text: str) -> tuple[str, dict[str, _Seen]]:

@@ -118,14 +118,24 @@ def change_map(
             raise seal.refusal()
         base, is_there = _in_force(found, mine)
         pool_map = base
-        away = [each.nguid for each in base.namespaces if each.nguid not in numbers]
+        # What somebody has made another pool of, or says to be one, is not written over.
+        reached = {
+            nguid: number
+            for nguid, number in numbers.items()
+            if all(
+                each.pool_map is None or each.pool_map.pool_id == base.pool_id
+                for each in copies.get(nguid, ())
+            )
+        }
+        taken = dict.fromkeys(numbers.keys() - reached.keys(), "it carries another pool")
+        away = [each.nguid for each in base.namespaces if each.nguid not in reached]
         if away and all_of_them:
             raise G35Error(
-                f"{len(away)} of the pool's namespaces are not reached",
+                f"{len(away)} of the pool's namespaces are not reached, or carry another pool",
                 "the pool map is changed with all of them",
             )
         try:
-            target = yield from change(base, _guard(lanes, base, numbers, copies))
+            target = yield from change(base, _guard(lanes, base, reached, copies))
             if target != base or not is_there or not (seal is None or seal.holds(base)):
                 versions = [each.version for each in counting(found)] + ([mine.wrote.version] if mine else [])
                 target = target.model_copy(update={"version": version_after(max(versions))})
@@ -133,12 +143,12 @@ def change_map(
             elif not away and _is_everywhere(base, copies):
                 return Changed(base, {})
             is_last_try = attempt >= TRIES_OF_A_COPY
-            left = yield from replace_map(lanes, target, numbers, copies, is_last_try, seal)
+            left = yield from replace_map(lanes, target, reached, copies, is_last_try, seal)
         except Overtaken as overtaken:
             if overtaken.wrote:
                 mine = _Mine(target, base, [*found, *(mine.seen if mine else ())])
             continue
-        return Changed(target, left)
+        return Changed(target, left | {nguid: why for nguid, why in taken.items() if nguid in left})
     raise G35Error(
         "other programs change the pool map at the same time, again and again",
         "look for another operator, and for agents with pool.membership = auto; then say it again",
@@ -205,7 +215,7 @@ def _guard(
     lanes: Lanes, base: PoolMap, numbers: Mapping[str, int], copies: Mapping[str, Sequence[Copy]]
 ) -> Guard:
     # Maps are written in this order; so who has changed the map has begun here.
-    first = next((each for each in base.namespaces if copies.get(each.nguid)), None)
+    first = next((each for each in base.namespaces if each.nguid in numbers and copies.get(each.nguid)), None)
 
     def guard() -> Steps[None]:
         if first is not None:

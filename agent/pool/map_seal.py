@@ -26,9 +26,10 @@ WITHOUT_SEAL = "a pool map without the root key's seal"
 class MapSeal:
     """Seals maps, and says which ones count. For any thread."""
 
-    def __init__(self, root: RootKey, pools: Iterable[str] = ()) -> None:
-        """`pools`: the ids of those that are known to have a seal."""
-        self._root = root
+    def __init__(self, root: RootKey, pools: Iterable[str] = (), own: str = "") -> None:
+        """`pools`: the ids of those that are known to have a seal. `own`: of the one that counts alone, where
+        there are several; empty where that is not known."""
+        self._root, self._own = root, own
         self.pools = frozenset(pools)
         """Of these, copies without a seal do not count."""
         self._last: PoolMap | None = None
@@ -60,7 +61,8 @@ class MapSeal:
         """Those with a seal, each as often as it comes; where none has one, those of pools without any."""
         found = list(maps)
         sealed = [each for each in found if self.holds(each)]
-        return sealed or [each for each in found if each.pool_id not in self.pools and self._opens(each)]
+        found = sealed or [each for each in found if each.pool_id not in self.pools and self._opens(each)]
+        return [each for each in found if each.pool_id == self._own] or found
 
     def refusal(self) -> G35Error:
         """Where maps were found, and none of them counts."""

@@ -46,6 +46,8 @@ from tests.support.memory_pool import nguid_of
 from tests.support.two_faced_flash import TwoFacedLanes, TwoFacedNamespace
 
 SIZE = 24 << 20
+FORGERIES = 4
+"""One after the other, before all that must hold is looked at."""
 BLOCKS = [(nguid_of(0), SIZE), (nguid_of(1), SIZE)]
 KEYS = [(nguid_of(2), SIZE), (nguid_of(3), SIZE)]
 NEWCOMER = (nguid_of(4), SIZE)
@@ -131,7 +133,12 @@ class AgentOfPool:
     def mend(self) -> None:
         """As membership = "auto" does where copies differ."""
         change = simply(lambda it: it)
-        pool_map = newest_map(self.viewer.look_round(), self.seal)
+        ours = [
+            each
+            for each in self.viewer.look_round()
+            if each.superblock and each.superblock.pool_map.pool_id == self.watch.pool_map.pool_id
+        ]
+        pool_map = newest_map(ours, self.seal)
         self.lanes.run(change_map(self.lanes, pool_map, NUMBERS, change, all_of_them=False, seal=self.seal))
 
     def put(self, volume: AnyVolume, key: bytes, value: bytes) -> None:
@@ -158,8 +165,8 @@ class ForgedPool:
         self._rng, self._folder = rng, folder
         self._shared = [TwoFacedNamespace(SIZE) for _ in NGUIDS]
         self._verb = Viewer(self._shared)
-        self._verb_seal = MapSeal(ROOT)
         first = MapSeal(ROOT).put(plan_pool(BLOCKS, WISHES, ROOT, KEYS))
+        self._verb_seal = MapSeal(ROOT, own=first.pool_id)
         self.maps = [first]
         for number in range(4):
             write = write_kv_superblock if number in ON_KEYS else write_superblock
@@ -205,6 +212,13 @@ class ForgedPool:
         return [self._verb, *(agent.viewer for agent in self.agents)]
 
     def _forge(self) -> None:
+        for _ in range(FORGERIES):
+            self._lie()
+            for agent in self.agents:
+                agent.look()
+                assert agent.watch.pool_map == self.truth
+
+    def _lie(self) -> None:
         viewers = self._viewers()
         for number in self._rng.sample(FORGED, self._rng.choice((1, 2))):
             kind, data = forgery(self._rng, self.maps, NGUIDS[number])
