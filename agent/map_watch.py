@@ -230,20 +230,20 @@ class MapWatch:
             )
 
     def _map_at(
-        self, lanes: Lanes, number: int, member: MapNamespace, until: float, deadline: float = float("inf")
+        self, lanes: Lanes, number: int, member: MapNamespace, deadline: float
     ) -> Steps[_Found | AnotherPool | MissCause]:
         """The map on a namespace: the one in force itself where it is that; or why it was not read.
 
-        For any thread. Of a namespace of blocks one block is read `until` then; where it tells of a map that
-        was not read before, that one is read by the deadline.
+        For any thread. Of a namespace of blocks one block is read; where it tells of a map that was not read
+        before, that one too, all by the deadline.
         """
         known, same, others = self._known
         nguid, mark = bytes.fromhex(member.nguid), b""
         if member.kind == "kv":
-            found = yield from inspect_kv(lanes, number, nguid, until - lanes.now())
+            found = yield from inspect_kv(lanes, number, nguid, deadline - lanes.now())
         else:
             block = memoryview(bytearray(BLOCK_BYTES))
-            cause = yield from wait_for(lanes, lanes.read(number, 0, block), until)
+            cause = yield from wait_for(lanes, lanes.read(number, 0, block), deadline)
             if cause is not None:
                 return cause
             try:
@@ -281,7 +281,7 @@ class MapWatch:
         known = self.pool_map
         if number >= len(known.namespaces):
             return MissCause.LATE  # it has joined, and this agent has not followed yet
-        found = yield from self._map_at(lanes, number, known.namespaces[number], deadline, deadline)
+        found = yield from self._map_at(lanes, number, known.namespaces[number], deadline)
         if isinstance(found, MissCause | AnotherPool):
             return found if isinstance(found, MissCause) else MissCause.WRONG_KEY
         there = found.pool_map
@@ -295,7 +295,7 @@ class MapWatch:
         comes to one after the other, and who has seen it on one goes by it."""
         known = self.pool_map
         for number, member in enumerate(known.namespaces):
-            found = yield from self._map_at(lanes, number, member, deadline, deadline)
+            found = yield from self._map_at(lanes, number, member, deadline)
             if isinstance(found, MissCause | AnotherPool) or found.pool_map.version > known.version:
                 return None
             if with_key_ends(known, found.pool_map, self._opens) is not known:

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agent.inline.root_keys import root_key_in
+from agent.inline.root_keys import HeldRootKey, root_key_in
+from agent.inline.secrets import SecretKey
 from agent.pool.map_seal import MapSeal
 from agent.pool.opening import COPY_BYTES
-from agent.pool.pool_map import PoolMap
+from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
 from agent.pool.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
 from host_shim.pool import Pool
 from tests.support.two_tenants import KEYS, TENANTS, TwoTenants, value_of
@@ -93,9 +94,18 @@ def test_a_forged_copy_takes_nothing_and_is_written_over(two_tenants: TwoTenants
         code, said = two_tenants.tenant("erase", "blue", "--yes")
         assert code == 0, said
         wait_until(lambda: pool.volume("blue").get(KEYS[0]) is None, 20, "the agent to notice")
-    attacker.write(first)
     agent.process.kill()
     agent.process.wait(30)
+    members = [(bytes.fromhex(attacker.nguid), 24 << 20)]
+    wish = VolumeWish(name="theirs", value_bytes=1 << 16, share=0.5)
+    other = plan_pool(members, [wish], HeldRootKey(SecretKey(bytes(32)), "a stranger's"))
+    attacker.write(other)
+    agent = two_tenants.serve()
+    said = contested(mount)[attacker.nguid]
+    assert f"carries pool {other.pool_id} now; nothing is written there" in said, "from the start on"
+    agent.process.kill()
+    agent.process.wait(30)
+    attacker.write(first)
     two_tenants.configure("[pool]", 'membership = "auto"')
     agent = two_tenants.serve()
     with Pool(mount) as pool:
