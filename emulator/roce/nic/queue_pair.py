@@ -1,8 +1,8 @@
 """A queue pair as the verbs see it: states, posting, and the services behind it (IBTA 10.3, 11.2.5, 11.4).
 
-`Requester` and `Responder` (`unreliable.py` has those of UC) and `DatagramService` do the talking; what is
-common to all is here. A request that was posted is completed exactly once, if it asked for it or fails,
-unless the queue pair is reset or destroyed before.
+`Requester` and `Responder` (`unreliable.py` has those of UC) and `DatagramService` do the talking. They know
+their queue pair as its base `QpContext`; what else is common to all is here. A request that was posted is
+completed exactly once, if it asked for it or fails, unless the queue pair is reset or destroyed before.
 """
 
 from __future__ import annotations
