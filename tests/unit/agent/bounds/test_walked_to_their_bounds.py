@@ -215,7 +215,7 @@ def test_one_costs_no_more_memory_than_is_said(name: str, tmp_path: Path) -> Non
 
 
 def test_a_put_that_waits_for_its_last_unit_costs_no_more_memory_than_is_said() -> None:
-    size, count = UNITS_MAX << 16, 50
+    size, count = UNITS_MAX << 16, 100
     agent = MemoryPool((2, 2), value_bytes=size).agent()
     for namespace in agent.lanes.namespaces:
         namespace.store = lambda offset, parts: None  # type: ignore[method-assign]
