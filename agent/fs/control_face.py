@@ -80,7 +80,7 @@ STATUS_FILES: Final = Limit(
 )  # fmt: skip
 TICKETS: Final = Limit(
     "tickets", f"keys bound to tickets of sessions, {TICKETS_MAX} of one session", 131_072,
-    by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=3584,
+    by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=4096,
 )  # fmt: skip
 ANSWERS: Final = Limit(
     "answer-bytes", f"bytes of answers that sessions have not read, {ANSWERS_MAX} answers of one", 64 << 20,

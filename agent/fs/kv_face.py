@@ -72,7 +72,7 @@ OPEN_VALUES: Final = Limit(
 )  # fmt: skip
 WRITERS: Final = Limit(
     "kv-writers", "values that are being written through files of /kv", 256,
-    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=2048,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=4096,
 )  # fmt: skip
 """Beside that each may hold one unit that is not yet full, which begun_puts.py bounds."""
 NODES: Final = Limit(

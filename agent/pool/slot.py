@@ -214,7 +214,7 @@ class SlotCodec:
 class SlotSealer:
     """One write of one slot: units in any order, then the header."""
 
-    __slots__ = ("_bound", "_cipher", "_key", "_proofs", "_salt", "codec", "generation")
+    __slots__ = ("_bound", "_cipher", "_key", "_proofs", "_salt", "_sealed", "codec", "generation")
 
     def __init__(self, codec: SlotCodec, key: bytes, generation: int, place: Place) -> None:
         self.codec = codec
@@ -223,7 +223,9 @@ class SlotSealer:
         self._salt = new_salt(key, generation, place.nguid, place.slot)
         self._cipher: SlotCipher = codec.suite.slot(self._salt, place)
         self._bound = codec.bound(key, generation, self._salt)
-        self._proofs: dict[int, bytes] = {}
+        self._sealed = 0
+        """A bit for each unit that is sealed; a put that waits for more is to cost little memory."""
+        self._proofs = bytearray()
 
     def tag(self) -> int:
         """What stands for the slot's identity in the directory."""
@@ -243,7 +245,7 @@ class SlotSealer:
         while done < len(plain):
             part = plain[done : done + unit_bytes]
             taken = codec.padded(len(part))
-            if number in self._proofs:
+            if self._sealed >> number & 1:
                 raise ValueError(f"unit {number} of this write is sealed already")
             source: Buffer = part
             if taken != len(part):
@@ -253,9 +255,14 @@ class SlotSealer:
             end = done + taken
             if end + PROOF_BYTES <= room:
                 with_room = into[done : end + PROOF_BYTES]
-                self._proofs[number] = self._cipher.seal_with_room(number, source, with_room, self._bound)
+                proof = self._cipher.seal_with_room(number, source, with_room, self._bound)
             else:
-                self._proofs[number] = self._cipher.seal_unit(number, source, into[done:end], self._bound)
+                proof = self._cipher.seal_unit(number, source, into[done:end], self._bound)
+            self._sealed |= 1 << number
+            at = number * PROOF_BYTES
+            if len(self._proofs) < at:
+                self._proofs.extend(bytes(at - len(self._proofs)))
+            self._proofs[at : at + PROOF_BYTES] = proof
             done = end
             number += 1
         return done
@@ -268,10 +275,10 @@ class SlotSealer:
 
     def header_into(self, block: memoryview, length: int, expiry: int, stored_us: int) -> None:
         """As `header`, into `block`."""
-        codec, proofs = self.codec, self._proofs
+        codec = self.codec
         units = -(-length // codec.unit_bytes)
-        if len(proofs) != units or max(proofs, default=-1) != units - 1:
-            raise ValueError(f"{sorted(proofs)} are not the units of {length} bytes")
+        if self._sealed != (1 << units) - 1:
+            raise ValueError(f"{self._sealed:b} are not the units of {length} bytes")
         prelude = _PRELUDE.pack(
             MAGIC,
             codec.suite.number,
@@ -295,9 +302,7 @@ class SlotSealer:
             units,
             _ZERO,
         )
-        for number, proof in proofs.items():
-            at = _SEALED.size + number * PROOF_BYTES
-            plain[at : at + PROOF_BYTES] = proof
+        plain[_SEALED.size : _SEALED.size + len(self._proofs)] = self._proofs
         block[:_SEALED_AT] = prelude
         self._cipher.seal_header(plain, block[_SEALED_AT:HEADER_BYTES], prelude)
 

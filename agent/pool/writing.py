@@ -71,7 +71,8 @@ class Writing(BegunPut):
         self._may_evict = may_evict
         self._room_set_aside = False
         self._reservation: Reservation | None = None
-        self._units_sealed: set[int] = set()
+        self._units_sealed = 0
+        """A bit for each."""
         self._tail = Tail(volume.unit_buffers)
         self._end = 0
         self._stored = False
@@ -207,7 +208,7 @@ class Writing(BegunPut):
     def _complete(self, length: int) -> bool:
         unit = self.volume.codec.unit_bytes
         units = -(-length // unit)
-        sealed = len(self._units_sealed) + (1 if self._tail else 0)
+        sealed = self._units_sealed.bit_count() + (1 if self._tail else 0)
         tail_fits = not self._tail or self._tail.at + len(self._tail) == length
         return sealed == units and tail_fits
 
@@ -377,12 +378,12 @@ class Writing(BegunPut):
         reservation = self._reservation
         assert reservation is not None
         first = offset // self.volume.codec.unit_bytes
-        units = range(first, first + -(-len(data) // self.volume.codec.unit_bytes))
-        if not self._units_sealed.isdisjoint(units):
+        units = ((1 << -(-len(data) // self.volume.codec.unit_bytes)) - 1) << first
+        if self._units_sealed & units:
             yield from self._give_up(lanes, BadPut("bytes of a value are written once"))
         buffer = lanes.send_buffer(self.volume.codec.padded(len(data)) + PROOF_BYTES)
         taken = reservation.sealer.seal(first, data, buffer)
-        self._units_sealed.update(units)
+        self._units_sealed |= units
         pending = lanes.write(
             reservation.cached.namespace, reservation.offset + HEADER_BYTES + offset, [buffer[:taken]]
         )

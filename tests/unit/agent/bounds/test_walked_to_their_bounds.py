@@ -214,6 +214,30 @@ def test_one_costs_no_more_memory_than_is_said(name: str, tmp_path: Path) -> Non
     assert grown / count < CATALOGUE[name].bytes_each
 
 
+def test_a_put_that_waits_for_its_last_unit_costs_no_more_memory_than_is_said() -> None:
+    size, count = UNITS_MAX << 16, 100
+    agent = MemoryPool((2, 2), value_bytes=size).agent()
+    for namespace in agent.lanes.namespaces:
+        namespace.store = lambda offset, parts: None  # type: ignore[method-assign]
+    control = Control(Bounds(), agent)
+    session, data = control.session(OWNER), memoryview(bytes((UNITS_MAX - 1) << 16))
+
+    def walk(number: int) -> None:
+        request = Request(Operation.PUT, 1, "v", (key(number),), number, 0, FLAG_NO_ANSWER, (size,))
+        control.ask(session, request)
+        settle(control.face.write(SESSION, session, data_offset(number), data), agent.lanes)
+
+    for number in range(50):  # directories are read
+        walk(number)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(50, 50 + count):
+        walk(number)
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert grown / count < CATALOGUE["tickets"].bytes_each
+
+
 @pytest.mark.parametrize("name", ["kv-open", "tickets"])
 def test_a_value_of_as_many_units_as_may_be_costs_no_more_memory_than_is_said(name: str) -> None:
     size, count = UNITS_MAX << 16, 100
