@@ -135,7 +135,7 @@ class _Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as wrong:
-            wrong.message = wrong.message.removeprefix("Value error, ")
+            wrong.message = wrong.message.removeprefix("Value error, ").removeprefix("Input ")
             typed, is_choice, known = wrong.message.partition(" is not one of ")
             if is_choice:
                 near = did_you_mean(typed.strip("'"), re.findall("'([^']*)'", known))

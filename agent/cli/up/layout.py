@@ -139,7 +139,7 @@ class Layout:
         if descriptor is None:
             raise UserError(
                 f"a pool is up already in {self.state}, or is coming up or going down",
-                f"g35 down --state {self.state}",
+                f"g35 status --state {self.state} shows it, g35 down --state {self.state} ends it",
             )
         return descriptor
 

@@ -119,6 +119,10 @@ def test_down_clears_away_what_a_killed_up_has_left(
     (pool_up.mount / "fs/file").write_bytes(b"stays")
     pool_up.process.process.kill()
     pool_up.process.process.wait(20)
+    wait_until(lambda: not pool_up.answers(), 20, "the end of the agent")
+    status = processes.g35("status", "--state", pool_up.state)
+    assert status.process.wait(60) == 1
+    assert f"{pool_up.mount} is dead: its agent has ended" in status.output
     down = processes.g35("down", "--state", pool_up.state)
     assert down.process.wait(60) == 0, down.output
     assert "cleared away" in down.output
