@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import resource
@@ -73,6 +74,9 @@ def test_what_is_refused_while_it_serves_is_a_miss_and_a_line_of_the_log(served:
         before = resource.prlimit(agent, resource.RLIMIT_AS, (8 * MIB, resource.RLIM_INFINITY))
         served.wait_restarted("jbof-0", served.kill("jbof-0"))
         assert hits() < len(values), "its queues cannot be connected again"
+        for number in range(8):
+            with contextlib.suppress(OSError):
+                (served.mount / f"fs/{number}").write_bytes(bytes(MIB + 1))
         resource.prlimit(agent, resource.RLIMIT_AS, before)
         wait_until(lambda: hits() == len(values), 30, "all values to be served again")
     assert served.pid("agent-process") == agent
