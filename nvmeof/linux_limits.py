@@ -10,7 +10,6 @@ import ctypes
 import errno
 import logging
 import resource
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +24,11 @@ ARENA_BYTES: Final = 64 << 20
 _M_ARENA_MAX: Final = -8
 _STACK_BYTES: Final = 8 << 20
 _ROUND_BYTES: Final = 64 << 20
+START_BYTES: Final = 32 << 20
 START_SECONDS: Final = 1.0
-"""How long the start of a thread is waited for."""
+"""Address space without which no thread is started beside those that serve, and how long a start may take."""
+RESERVE_BYTES: Final = 256 << 20
+"""Address space of an agent beside its configured bounds: buffers of a request, threads that connect."""
 _THREAD_REFUSED: Final = "can't start new thread"
 _NOT_MAPPED: Final = "failed to map segment"
 MORE_ADDRESSES: Final = "raise the limit (ulimit -v, LimitAS= of a unit)"
@@ -88,6 +90,21 @@ def _use_few_arenas() -> None:
     ctypes.CDLL(None).mallopt(_M_ARENA_MAX, ARENAS)
 
 
+def address_room() -> int | None:
+    """Bytes of address space that this process may still take; None where that is not limited."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    with open("/proc/self/statm") as counts:
+        return max(0, limit - int(counts.read().split()[0]) * resource.getpagesize())
+
+
+def has_room_for(size: int) -> bool:
+    """Whether a mapping of `size` bytes leaves RESERVE_BYTES of address space."""
+    room = address_room()
+    return room is None or room - size >= RESERVE_BYTES
+
+
 def refusal(error: BaseException | None) -> tuple[str, str] | None:
     """What Linux has refused and what to do about it, where an exception says so; None for any other."""
     if isinstance(error, LimitTooLow):
@@ -130,6 +147,12 @@ class SureThread(threading.Thread):
         super().__init__(target=target, name=name, daemon=True)
         self._started = _Begun()
 
+    def start(self) -> None:
+        room = address_room()
+        if room is not None and room < START_BYTES:
+            raise RuntimeError(_THREAD_REFUSED)
+        super().start()
+
 
 def tell_refusals() -> None:
     """From now on the log tells a refusal in a line, without a traceback; also one that ends a thread."""
@@ -148,9 +171,5 @@ def tell_refusals() -> None:
             name = of.thread.name if of.thread is not None else ""
             log.error("thread %s ended", name, exc_info=(of.exc_type, of.exc_value, of.exc_traceback))
 
-    def ignored(of: sys.UnraisableHookArgs) -> None:
-        error = of.exc_value or of.exc_type()
-        log.error("%s", of.err_msg or "ignored", exc_info=(of.exc_type, error, of.exc_traceback))
-
     logging.setLogRecordFactory(record)
-    threading.excepthook, sys.unraisablehook = ended, ignored
+    threading.excepthook = ended

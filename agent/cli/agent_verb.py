@@ -21,9 +21,8 @@ from agent.config import Configuration, load_configuration
 from agent.errors import ConfigError
 from agent.pool.begun_puts import BEGUN_BYTES
 from agent.private_memory import keep_memory_private
-from agent.process_limits import RESERVE_BYTES
 from agent.queue_plan import guest_queues, own_queues, s3_queues
-from nvmeof.linux_limits import Need, check_limits
+from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits
 
 PROGRAM_BYTES: Final = 384 << 20
 """Python, its libraries and the tables of an agent that has nothing to do."""

@@ -29,8 +29,8 @@ from typing import Final
 from agent.fs.interface import FsError
 from agent.host_os.foreign_descriptors import ForeignRefused, MemoryFetcher, close_descriptor
 from agent.host_os.foreign_memory import ForeignMemoryRefused, checked_memory, map_foreign_memory
-from agent.process_limits import has_room_for
 from host_shim.transfer_wire import SET_LOCK, encode_lock
+from nvmeof.linux_limits import has_room_for
 
 REGIONS_MAX: Final = 64
 """Of one session."""

@@ -9,8 +9,7 @@ import pytest
 
 from agent.cli.agent_verb import agent_need
 from agent.config import parse_configuration
-from agent.process_limits import RESERVE_BYTES, has_room_for
-from nvmeof.linux_limits import Need
+from nvmeof.linux_limits import RESERVE_BYTES, Need, has_room_for
 
 MIB = 1 << 20
 ENCLOSURE = {"name": "one", "address": "127.0.0.1", "nqn": "nqn.2014-08.org.nvmexpress:one"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import resource
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -99,20 +98,24 @@ def test_a_thread_without_memory_for_its_first_step_is_a_refusal_and_no_wait_for
     done = threading.Event()
     SureThread(done.set, "begins").start()
     assert done.wait(10)
-    monkeypatch.setattr(threading.Thread, "_bootstrap", lambda self: None)
-    with pytest.raises(RuntimeError) as refused:
-        SureThread(done.set, "dies unseen").start()
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "_bootstrap", lambda self: None)
+        with pytest.raises(RuntimeError) as refused:
+            SureThread(done.set, "dies unseen").start()
     assert refusal(refused.value) is not None
+    monkeypatch.setattr(linux_limits, "address_room", lambda: linux_limits.START_BYTES - 1)
+    with pytest.raises(RuntimeError):
+        SureThread(lambda: pytest.fail("there is no room for it"), "not begun").start()
 
 
 @pytest.fixture
 def told() -> Iterator[None]:
     """`tell_refusals`, taken back."""
-    before = logging.getLogRecordFactory(), threading.excepthook, sys.unraisablehook, logging.raiseExceptions
+    before = logging.getLogRecordFactory(), threading.excepthook, logging.raiseExceptions
     tell_refusals()
     yield
     logging.setLogRecordFactory(before[0])
-    threading.excepthook, sys.unraisablehook, logging.raiseExceptions = before[1:]
+    threading.excepthook, logging.raiseExceptions = before[1:]
 
 
 @pytest.mark.usefixtures("told")
