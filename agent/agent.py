@@ -49,6 +49,7 @@ from agent.map_watch import MapWatch
 from agent.membership import Membership
 from agent.opening_volumes import open_volumes
 from agent.pool.directory_cache import DirectoryCache
+from agent.pool.map_seal import MapSeal
 from agent.pool.opening import newest_map
 from agent.pool.pool_map import PoolMap
 from agent.pool.volume import Volume
@@ -59,7 +60,7 @@ from agent.remote.lanes import WorkerLanes, current_lanes
 from agent.remote.proving import ProvingThread
 from agent.s3.door import S3Door
 from agent.s3.opening import make_s3_door
-from agent.seen_map import SeenMaps, opens
+from agent.seen_map import SeenMaps, map_seal, opens
 from agent.serving import Serving
 from agent.serving_mark import set_mark
 from agent.telemetry import metrics, snapshot
@@ -88,6 +89,7 @@ class Agent:
         configuration: Configuration,
         pool_map: PoolMap,
         root: RootKey,
+        seal: MapSeal,
         fabric: Fabric,
         lanes: LanesPool,
     ) -> None:
@@ -96,11 +98,11 @@ class Agent:
         self.lanes = lanes
         self.bounds = Bounds({0, os.geteuid()})
         self.directories = DirectoryCache(settings.directory_cache)
-        self.seen = SeenMaps(settings.state)
+        self.seen, self._seal = SeenMaps(settings.state), seal
         self.seen.refuse(pool_map)
         pool_map = self.seen.believed(pool_map)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
-        self.seen.note(pool_map, self._served(), is_on_most=False)
+        self._note(pool_map, is_on_most=False)
         self.members = Members.of(pool_map)
         storing_queue = settings.workers + EXTRA_QUEUES + 1
         self.serving = Serving(configuration, self.volumes, self.lanes.take, storing_queue)
@@ -118,8 +120,9 @@ class Agent:
             fabric.grow,
             distrust,
             fabric.note_taken,
-            self._confirm_map,
+            functools.partial(self._note, is_on_most=True),
             functools.partial(opens, root),
+            seal,
         )
         self.membership = Membership(
             configuration.pool,
@@ -127,6 +130,7 @@ class Agent:
             fabric,
             root,
             lambda: self.watch.pool_map,
+            seal,
             lambda: self.watch.without_map,
         )
         self.files: FilesFace | None = None
@@ -178,10 +182,11 @@ class Agent:
         self.sources.map_version = newer.version
         self.tenants.follow(newer)
         # After that: the disk of the state folder may be full, or hang.
-        self.seen.note(newer, self._served(), is_on_most=False)
+        self._note(newer, is_on_most=False)
 
-    def _confirm_map(self, pool_map: PoolMap) -> None:
-        self.seen.note(pool_map, self._served())
+    def _note(self, pool_map: PoolMap, *, is_on_most: bool) -> None:
+        has_seal = pool_map.pool_id in self._seal.pools
+        self.seen.note(pool_map, self._served(), is_on_most=is_on_most, has_seal=has_seal)
 
     def _served(self) -> list[str]:
         return [each.settings.volume_id.hex() for each in self.volumes if not each.erased]
@@ -353,11 +358,14 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         configuration = configuration.model_copy(update={"agent": settings})
         lanes = LanesPool(fabric)
         cleanup.callback(lanes.close)
-        pool_map = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1))
+        seal = map_seal(root, settings.state)
+        pool_map, others = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1), seal)
         cleanup.callback(set_mark(pool_map.pool_id).close)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         say_what_is_away(fabric)
-        agent = Agent(configuration, pool_map, root, fabric, lanes)
+        agent = Agent(configuration, pool_map, root, seal, fabric, lanes)
+        for number, pool_id in others.items():
+            agent.watch.note_taken(number, pool_id)
         if settings.metrics:
             cleanup.callback(metrics.serve(settings.metrics, agent.snapshot, agent.bounds))
         agent.doors = await trio.to_thread.run_sync(_make_doors, agent, wanted)
@@ -426,14 +434,20 @@ async def _on_thread(end: Callable[[], None]) -> None:
         await trio.to_thread.run_sync(end)
 
 
-def _find_pool(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
-    inspections = [inspection for _, _, inspection in look_round(fabric, lanes)]
-    if not inspections:
+def _find_pool(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
+    """The map in force, and the namespaces of it, by their numbers there, that carry another pool."""
+    seen = look_round(fabric, lanes)
+    if not seen:
         raise G35Error(
             f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
             "check addresses, ports and NQNs, and that the enclosures allow this host",
         )
-    return newest_map(inspections)
+    pool_map = newest_map([inspection for _, _, inspection in seen], seal)
+    carried = {nguid.hex(): each.superblock.pool_map.pool_id for nguid, _, each in seen if each.superblock}
+    others = {number: carried.get(each.nguid, "") for number, each in enumerate(pool_map.namespaces)}
+    return pool_map, {
+        number: other for number, other in others.items() if other not in ("", pool_map.pool_id)
+    }
 
 
 async def _until_over(doors: Doors, stop: trio.Event) -> None:

@@ -37,6 +37,7 @@ from agent.pool.joining import (
     unsettled,
 )
 from agent.pool.map_copies import mark_at, name_in, name_of
+from agent.pool.map_seal import MapSeal
 from agent.pool.newcomers import newcomers_in, why_not
 from agent.pool.opening import NOT_BLANK, Content, newest_map
 from agent.pool.pool_map import PoolMap
@@ -92,9 +93,11 @@ class AutoMembership:
         root: RootKey,
         in_force: Callable[[], PoolMap],
         moves_left: Callable[[], int | None],
+        seal: MapSeal,
     ) -> None:
         """`in_force` gives the map that the agent goes by; `moves_left` what its mover has left to move, None
         where it cannot tell."""
+        self._seal = seal
         self._section, self._fabric, self._root = section, fabric, root
         self._in_force, self._moves_left = in_force, moves_left
         self.view = Fabric(fabric.enclosures, fence=fabric.fence, unflushed=fabric.unflushed)
@@ -185,7 +188,7 @@ class AutoMembership:
             for _, _, each in seen
             if each.superblock is not None and each.superblock.pool_map.pool_id == ours.pool_id
         ]
-        pool_map = newest_map(found)
+        pool_map = newest_map(found, self._seal)
         if pool_map.version < ours.version:
             raise G35Error("the newest pool map is away", "bring back the enclosures that are")
         return pool_map, seen
@@ -226,10 +229,12 @@ class AutoMembership:
         if not newcomers or unsettled(pool_map):
             return
         self._want_all(pool_map, seen)
-        lanes.run(complete_map(lanes, pool_map, seen))
+        lanes.run(complete_map(lanes, pool_map, seen, self._seal))
         names = ", ".join(nguid.hex() for nguid, _ in newcomers)
         log.info("namespaces join the pool: %s", names)
-        changed = lanes.run(join(lanes, pool_map, newcomers, numbers_of(seen), self._advance))
+        changed = lanes.run(
+            join(lanes, pool_map, newcomers, numbers_of(seen), self._advance, seal=self._seal)
+        )
         self._wait_for("")
         self.joins += 1
         self.joined += len(changed.namespaces) - len(pool_map.namespaces)
@@ -250,7 +255,7 @@ class AutoMembership:
             if wrong:
                 log.info("%d of %d values of volume %s have yet to move", wrong, values, volume.name)
                 return
-        changed = lanes.run(settle(lanes, pool_map, numbers_of(seen)))
+        changed = lanes.run(settle(lanes, pool_map, numbers_of(seen), self._seal))
         self.settles += 1
         log.info("the pool is settled by map %d", changed.version)
 
@@ -274,7 +279,7 @@ class AutoMembership:
                 # Whoever put that there has to be asked.
                 numbers.pop(nguid.hex(), None)
         change = simply(lambda it: it)
-        done = lanes.run(change_map(lanes, pool_map, numbers, change, all_of_them=False))
+        done = lanes.run(change_map(lanes, pool_map, numbers, change, all_of_them=False, seal=self._seal))
         self.mended += 1
         log.info("copies of the pool map differed; map %d is in force", done.pool_map.version)
 

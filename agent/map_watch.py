@@ -24,7 +24,8 @@ from agent.pool.key_epochs import has_keys_of
 from agent.pool.key_turn import slept_seconds
 from agent.pool.kv_opening import inspect_kv
 from agent.pool.map_copies import name_in, name_of
-from agent.pool.opening import LOOK_SECONDS, Content, inspect
+from agent.pool.map_seal import WITHOUT_SEAL, MapSeal
+from agent.pool.opening import LOOK_SECONDS, Content, Inspection, inspect
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
 from agent.pool.prestage import PrestageCache
@@ -79,13 +80,16 @@ class MapWatch:
         taken: Callable[[bytes, str], None] = lambda _, __: None,
         confirm: Callable[[PoolMap], None] = lambda _: None,
         opens: Opens = lambda _, __: True,
+        seal: MapSeal | None = None,
     ) -> None:
         """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
         where others have followed those that there were. Without it they wait for the next start. `distrust`
         is asked first, for the ids of volumes to which a map gives what no root key made (agent/seen_map.py).
         `taken` is told of a namespace (NGUID) that carries another pool now, and which, so that nothing is
         written there; and with "" when it carries this one again. `confirm` is told of a map that was
-        followed once most namespaces were seen with it; `opens` whether the root key opens a volume."""
+        followed once most namespaces were seen with it; `opens` whether the root key opens a volume; `seal`
+        which copies count: without it all do."""
+        self._seal = seal
         self._known = _Known(pool_map, frozenset({name_of(pool_map)}), {})
         self._confirm = confirm
         self._opens = opens
@@ -131,12 +135,13 @@ class MapWatch:
         # Namespaces keep their numbers: no verb takes one out of a pool.
         member = self.pool_map.namespaces[number]
         known = self.pool_map
-        found = yield from self._map_at(lanes, number, member, now + LOOK_SECONDS)
+        until = now + LOOK_SECONDS
+        found = yield from self._map_at(lanes, number, member, until, until + 2 * LOOK_SECONDS)
         if isinstance(found, MissCause):
             if found is MissCause.CORRUPT:
                 yield from self._look_for_map(lanes, number, member)
             return
-        self._note_taken(number, found.pool_id if isinstance(found, AnotherPool) else known.pool_id)
+        self.note_taken(number, found.pool_id if isinstance(found, AnotherPool) else known.pool_id)
         if isinstance(found, AnotherPool):
             return
         self._note_map(member.nguid, "")
@@ -226,7 +231,7 @@ class MapWatch:
             )
 
     def _map_at(
-        self, lanes: Lanes, number: int, member: MapNamespace, until: float, deadline: float = float("inf")
+        self, lanes: Lanes, number: int, member: MapNamespace, until: float, deadline: float
     ) -> Steps[_Found | AnotherPool | MissCause]:
         """The map on a namespace: the one in force itself where it is that; or why it was not read.
 
@@ -254,13 +259,20 @@ class MapWatch:
             found = yield from inspect(lanes, number, nguid, member.bytes, deadline)
         if found.content is Content.UNREADABLE:
             return MissCause.LATE
-        if found.superblock is None:
+        if (there := self._counting_map(found)) is None:
             return MissCause.CORRUPT
-        there = found.superblock.pool_map
         if there.pool_id != known.pool_id:
             return AnotherPool(there.pool_id)
         mark = mark or name_of(there)
-        return _Found(known if mark in same else there, mark)
+        return _Found(known if mark in same or there == known else there, mark)
+
+    def _counting_map(self, found: Inspection) -> PoolMap | None:
+        """What a namespace carries by those of its copies that count; None where none does."""
+        if found.superblock is None:
+            return None
+        maps = found.maps or (found.superblock.pool_map,)
+        counting = maps if self._seal is None else self._seal.counting(maps)
+        return agreed(counting) if counting else None
 
     def _still_has_keys_of(
         self, volume: Volume, lanes: Lanes, number: int, deadline: float
@@ -300,6 +312,8 @@ class MapWatch:
             found = yield from inspect(lanes, number, nguid, member.bytes, lanes.now() + LOOK_SECONDS)
         if found.content in (Content.BLANK, Content.FOREIGN):
             self._note_map(member.nguid, found.detail or "it is blank")
+        elif found.content is Content.POOL and self._counting_map(found) is None:
+            self._note_map(member.nguid, WITHOUT_SEAL)
 
     def _note_map(self, nguid: str, lacks: str) -> None:
         """`lacks`: what is there instead of the map; empty where it is there."""
@@ -318,9 +332,9 @@ class MapWatch:
         else:
             log.warning("namespace %s carries the pool's map again", nguid)
 
-    def _note_taken(self, number: int, pool_id: str) -> None:
-        """Another pool was put on a namespace (g35 pool add --force, g35 pool format): what this one writes
-        there would destroy what that one is told that it has."""
+    def note_taken(self, number: int, pool_id: str) -> None:
+        """Which pool a namespace carries. Another was put there (g35 pool add --force, g35 pool format): what
+        this one writes there would destroy what that one is told that it has."""
         other = "" if pool_id == self.pool_map.pool_id else pool_id
         if self._taken.get(number, "") == other:
             return

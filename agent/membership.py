@@ -12,6 +12,7 @@ from typing import Any
 
 from agent.auto_membership import AutoMembership
 from agent.inline.root_keys import RootKey
+from agent.pool.map_seal import MapSeal
 from agent.pool.mover import Mover
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import PoolMap
@@ -31,6 +32,7 @@ class Membership:
         fabric: Fabric,
         root: RootKey,
         in_force: Callable[[], PoolMap],
+        seal: MapSeal,
         without_map: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """`in_force` gives the map that the agent goes by; `without_map` the members that do not carry it any
@@ -42,7 +44,7 @@ class Membership:
         self._mover = Mover(volumes, section.rebalance)
         self._auto: AutoMembership | None = None
         if section.membership == "auto":
-            self._auto = AutoMembership(section, fabric, root, in_force, lambda: self._mover.moves.left)
+            self._auto = AutoMembership(section, fabric, root, in_force, lambda: self._mover.moves.left, seal)
 
     def start(self, queue_id: int) -> None:
         """Let newcomers in from now on, if that is the policy. Nobody else uses queues of this id."""

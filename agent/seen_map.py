@@ -25,6 +25,7 @@ from typing import Any
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
+from agent.pool.map_seal import MapSeal
 from agent.pool.operations import AnyVolume
 from agent.pool.pool_map import EPOCHS_AHEAD_MAX, VERSION_MAX, VERSIONS_AHEAD_MAX, MapVolume, PoolMap
 
@@ -48,11 +49,13 @@ class _Seen:
     version: int = 0
     tenants: dict[str, tuple[int, bool]] = field(default_factory=dict)
     volumes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    has_seal: bool = False
 
     def take(self, other: _Seen) -> None:
         """Whatever is later in the other."""
         if other.version <= self.version + VERSIONS_AHEAD_MAX:
             self.version = max(self.version, other.version)
+        self.has_seal = self.has_seal or other.has_seal
         for tenant, (epoch, erased) in other.tenants.items():
             if tenant in self.tenants or len(self.tenants) < ROWS_MAX:
                 known: tuple[int, bool] = self.tenants.get(tenant, (0, False))
@@ -170,8 +173,11 @@ class SeenMaps:
                 found.add(entry.volume_id)
         return found
 
-    def note(self, pool_map: PoolMap, opened: Collection[str], *, is_on_most: bool = True) -> None:
+    def note(
+        self, pool_map: PoolMap, opened: Collection[str], *, is_on_most: bool = True, has_seal: bool = False
+    ) -> None:
         """Note a map; `opened` has the ids of the volumes that were opened by it with the root key.
+        `has_seal`: its pool's maps bear one (agent/pool/map_seal.py).
 
         Its version is noted where the map `is_on_most` namespaces: one that an enclosure shows this agent
         alone is not the pool's, and the pool's own would be older than that for ever.
@@ -182,7 +188,7 @@ class SeenMaps:
         if opened or not self.served:
             self.served = pool_map.pool_id
         noted = _Seen.of(pool_map, opened)
-        noted.version = noted.version if is_on_most else 0
+        noted.version, noted.has_seal = noted.version if is_on_most else 0, has_seal
         self._pools.setdefault(pool_map.pool_id, _Seen()).take(noted)
         self._write()
 
@@ -224,7 +230,12 @@ class SeenMaps:
 
     def _encoded(self) -> dict[str, Any]:
         pools = {
-            pool: {"version": seen.version, "tenants": seen.tenants, "volumes": seen.volumes}
+            pool: {
+                "version": seen.version,
+                "tenants": seen.tenants,
+                "volumes": seen.volumes,
+                "has_seal": seen.has_seal,
+            }
             for pool, seen in self._pools.items()
         }
         return {"served": self.served, "pools": pools}
@@ -237,6 +248,15 @@ def remembered_pool(state: Path) -> str:
         return _decoded((state / FILE).read_text())[0]
     except (OSError, ValueError):
         return ""
+
+
+def map_seal(root: RootKey, state: Path) -> MapSeal:
+    """The seal of pool maps. By the notes in `state` it knows which pools have one."""
+    try:
+        served, pools = _decoded((state / FILE).read_text())
+    except (OSError, ValueError):
+        return MapSeal(root)
+    return MapSeal(root, (pool for pool, seen in pools.items() if seen.has_seal), served)
 
 
 def _decoded(text: str) -> tuple[str, dict[str, _Seen]]:
@@ -252,7 +272,8 @@ def _decoded(text: str) -> tuple[str, dict[str, _Seen]]:
             volumes = {each: (int(new), int(old)) for each, (new, old) in noted["volumes"].items()}
             version = int(noted["version"])
             # Noted by a g35 that knew no bound: nothing of the pool could ever be newer.
-            found[pool] = _Seen(version if 0 <= version <= VERSION_MAX else 0, tenants, volumes)
+            version = version if 0 <= version <= VERSION_MAX else 0
+            found[pool] = _Seen(version, tenants, volumes, bool(noted.get("has_seal")))
     except (TypeError, KeyError, AttributeError) as wrong:
         raise ValueError(f"no notes of pools: {wrong}") from None
     return served, found

@@ -31,6 +31,7 @@ from agent.pool.volume import Volume
 from agent.reaching import look_round
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
+from agent.seen_map import map_seal
 from agent.sizes import Size
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
@@ -56,13 +57,14 @@ def scrub(
     """
     configuration = load_configuration(config)
     root = root_key_in(configuration.agent.key_file)
+    seal = map_seal(root, configuration.agent.state)
     try:
         rate = _RATE.validate_python(bandwidth)
     except ValueError:
         raise UserError(f"--bandwidth {bandwidth} is no size", "write for example 500M") from None
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> ScrubCounters:
-        pool_map = newest_map([inspection for _, _, inspection in look_round(fabric, lanes)])
+        pool_map = newest_map([each for _, _, each in look_round(fabric, lanes)], seal)
         fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
         cache = DirectoryCache(DIRECTORIES_BYTES)
         volumes = open_volumes(pool_map, root, configuration, cache)
@@ -130,10 +132,12 @@ def quarantine(
     and ends with 1 where it could not read them all, or not give back all slots.
     """
     configuration = load_configuration(config)
+    agent = configuration.agent
+    seal = map_seal(root_key_in(agent.key_file), agent.state) if give_back else None
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> dict[str, Any]:
         seen = look_round(fabric, lanes)
-        pool_map = newest_map([inspection for _, _, inspection in seen])
+        pool_map = newest_map([inspection for _, _, inspection in seen], seal)
         numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
         found = look_for(pool_map, lanes, numbers)
         released = 0

@@ -30,6 +30,7 @@ from agent.pool.pool_map import PoolMap
 from agent.reaching import WITH_ALL, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
+from agent.seen_map import map_seal
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 
@@ -52,10 +53,11 @@ def add(
     named = {each.lower() for each in namespaces or ()}
     if force and not named:
         raise UserError("--force wants the namespaces to be named", "see g35 pool show")
+    seal = map_seal(root_key_in(configuration.agent.key_file), configuration.agent.state)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, set[str], int]:
         seen = look_round(fabric, lanes)
-        pool_map = pool_of(seen, named if force else frozenset())
+        pool_map = pool_of(seen, named if force else frozenset(), seal)
         want_all(pool_map, seen, fabric)
         newcomers = newcomers_in(pool_map, seen, named, force)
         if newcomers:
@@ -63,7 +65,7 @@ def add(
             taken = dict(newcomers)
             refuse_served(inspection for nguid, _, inspection in seen if nguid in taken)
             with_namespaces(pool_map, newcomers)
-        completed = lanes.run(complete_map(lanes, pool_map, seen))
+        completed = lanes.run(complete_map(lanes, pool_map, seen, seal))
         for nguid, _, inspection in seen:
             if inspection.claimants - {pool_map.pool_id} and nguid.hex() not in named:
                 print(f"namespace {nguid.hex()} is not added: {inspection.detail}", file=sys.stderr)
@@ -78,6 +80,7 @@ def add(
                         numbers_of(seen),
                         lambda count: progress.advance(task, count),
                         named if force else frozenset(),
+                        seal,
                     )
                 )
         return pool_map, {nguid.hex() for nguid, _ in newcomers}, completed
@@ -113,10 +116,11 @@ def settle(
     """
     configuration = load_configuration(config)
     root = root_key_in(configuration.agent.key_file)
+    seal = map_seal(root, configuration.agent.state)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> int | None:
         seen = look_round(fabric, lanes)
-        pool_map = pool_of(seen)
+        pool_map = pool_of(seen, seal=seal)
         want_all(pool_map, seen, fabric)
         if not unsettled(pool_map):
             return None
@@ -133,7 +137,7 @@ def settle(
                     + ("" if volume.kind == "files" else "; --drop gives them up"),
                 )
             wrong += elsewhere
-        lanes.run(settle_map(lanes, pool_map, numbers_of(seen)))
+        lanes.run(settle_map(lanes, pool_map, numbers_of(seen), seal))
         return wrong
 
     wrong = with_lanes(configuration, work)

@@ -22,6 +22,7 @@ from agent.inline.root_keys import root_key_in
 from agent.pool.claiming import heads_of, want_unchanged
 from agent.pool.directory import SLOTS_PER_SET
 from agent.pool.kv_opening import clear_keys, write_kv_superblock
+from agent.pool.map_seal import MapSeal
 from agent.pool.opening import Content, Inspection, clear_directories, newest_map, sets_of, write_superblock
 from agent.pool.placement import KEY_BYTES
 from agent.pool.pool_map import MapVolume, PoolMap, plan_pool
@@ -71,12 +72,13 @@ def format_pool(
         seen = look_round(fabric, lanes)
         if not seen:
             raise G35Error("the enclosures show no namespace", "add drives to them")
-        pool_map = plan_pool(
+        planned = plan_pool(
             [(nguid, size) for nguid, size, inspection in seen if inspection.kv is None],
             [each.wish() for each in configuration.volumes],
             root,
             [(nguid, size) for nguid, size, inspection in seen if inspection.kv is not None],
         )
+        pool_map = MapSeal(root).put(planned)
         numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
         # A namespace of a kind that no volume wants is left as it is.
         members = {namespace.nguid for namespace in pool_map.namespaces}
@@ -115,7 +117,7 @@ def format_pool(
     for volume in pool_map.volumes:
         if hint := short_of_second_copies(volume):
             print(hint, file=sys.stderr)
-    seen_maps.note(pool_map, {volume.volume_id for volume in pool_map.volumes})
+    seen_maps.note(pool_map, {volume.volume_id for volume in pool_map.volumes}, has_seal=True)
     for names in sorted(configuration.agent.state.glob("*files.sqlite")):
         if names_another(names, pool_map.pool_id):
             print(_of_another_pool(names), file=sys.stderr)

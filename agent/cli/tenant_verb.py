@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -27,6 +27,7 @@ from agent.pool.key_epochs import (
 )
 from agent.pool.key_turn import QUIET_SECONDS
 from agent.pool.kv_opening import clear_keys
+from agent.pool.map_seal import MapSeal
 from agent.pool.opening import clear_directories, newest_map
 from agent.pool.pool_map import TENANTS_MAX, MapTenant, PoolMap
 from agent.pool.steps import Steps
@@ -34,6 +35,7 @@ from agent.pool.tenants import check_name, find_tenant, volumes_of, with_limits,
 from agent.reaching import WITH_ALL, look_round, unreached
 from agent.remote.fabric import Fabric
 from agent.remote.lanes import WorkerLanes
+from agent.seen_map import map_seal
 from agent.sizes import parse_size, size_text, unit_of
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
@@ -110,13 +112,13 @@ def add(
     configuration = load_configuration(config)
     check_name(name)
     limits = _limits(quota_bytes, quota_slots, bandwidth)
-    root = root_key_in(configuration.agent.key_file)
+    root, seal = _keys_of(configuration)
     wishes = [each.wish() for each in configuration.volumes]
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> int:
-        pool_map, numbers = _look_at_all(fabric, lanes)
+        pool_map, numbers = _look_at_all(fabric, lanes, seal)
         _check_root_key(pool_map, root)
-        waited_for = pool_map = _let_agents_drop(lanes, pool_map, numbers, name)
+        waited_for = pool_map = _let_agents_drop(lanes, pool_map, numbers, name, seal)
         count = 0
 
         def change(base: PoolMap, guard: Guard) -> Steps[PoolMap]:
@@ -136,7 +138,7 @@ def add(
                 refuse_to_shrink(lanes, base, asked, name, numbers, _unit(quota_bytes))
             return asked
 
-        _replace(lanes, pool_map, numbers, change)
+        _replace(lanes, pool_map, numbers, change, seal)
         return count
 
     count = with_lanes(configuration, work)
@@ -152,6 +154,12 @@ def add(
     )
 
 
+def _keys_of(configuration: Configuration) -> tuple[RootKey, MapSeal]:
+    """The root key, and the seal that it puts on what these verbs write. Raises ConfigError."""
+    root = root_key_in(configuration.agent.key_file)
+    return root, map_seal(root, configuration.agent.state)
+
+
 def _check_root_key(pool_map: PoolMap, root: RootKey) -> None:
     """One that is not the pool's must not wrap anything in it. Raises ConfigError."""
     for volume in pool_map.volumes:
@@ -163,13 +171,15 @@ def is_erased(pool_map: PoolMap, name: str) -> bool:
     return any(tenant.is_erased for tenant in pool_map.tenants if tenant.name == name)
 
 
-def _let_agents_drop(lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int], name: str) -> PoolMap:
+def _let_agents_drop(
+    lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int], name: str, seal: MapSeal
+) -> PoolMap:
     """Where a tenant was erased, wait until no agent stores for it any more: what one named after its
     directories were cleared would fill the new volumes with what nobody can open."""
     if not is_erased(pool_map, name):
         return pool_map
     # By whoever was interrupted between two namespaces: from here on agents see it on any of them.
-    pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base))
+    pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base), seal)
     print(f"{QUIET_SECONDS:g} s, in which agents drop what was erased", file=sys.stderr)
     time.sleep(QUIET_SECONDS)
     return pool_map
@@ -189,21 +199,24 @@ def set_limits(
     """Change what a tenant may have of the pool; what is not named stays as it is.
 
     Agents that serve keep to it within seconds. One that holds more than it may have loses, value by value,
-    what seems least wanted of its own: so less than it holds is set with --yes only. It takes no root key.
+    what seems least wanted of its own: so less than it holds is set with --yes only.
     """
     limits = _limits(quota_bytes, quota_slots, bandwidth)
     if not limits:
         raise UserError("nothing to set", "give --quota-bytes, --quota-slots or --bandwidth")
+    configuration = load_configuration(config)
+    seal = _keys_of(configuration)[1]
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> MapTenant:
-        pool_map, numbers = _look_at_all(fabric, lanes)
+        pool_map, numbers = _look_at_all(fabric, lanes, seal)
         asked = with_limits(pool_map, name, **limits)
         if not yes:
             refuse_to_shrink(lanes, pool_map, asked, name, numbers, _unit(quota_bytes))
-        changed = _replace(lanes, pool_map, numbers, simply(lambda base: with_limits(base, name, **limits)))
+        change = simply(lambda base: with_limits(base, name, **limits))
+        changed = _replace(lanes, pool_map, numbers, change, seal)
         return find_tenant(changed, name)
 
-    tenant = with_lanes(load_configuration(config), work)
+    tenant = with_lanes(configuration, work)
     print(f"tenant {name}: {limits_text(tenant, _unit(quota_bytes), _unit(bandwidth))}")
 
 
@@ -255,25 +268,24 @@ def rotate(
 
     Agents that serve seal anew what is stored, and nobody has to stop. Called again, it says how much is
     left; where nothing is, the earlier keys are overwritten on every namespace. One that did not come to
-    that everywhere is ended first. To begin takes the root key. Exits with 1 where it was waited for and is
-    not over.
+    that everywhere is ended first. Exits with 1 where it was waited for and is not over.
     """
     configuration = load_configuration(config)
+    root, seal = _keys_of(configuration)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> str:
-        pool_map, numbers, others = _look_at_all_maps(fabric, lanes)
+        pool_map, numbers, others = _look_at_all_maps(fabric, lanes, seal)
         find_tenant(pool_map, name)
         # By whoever was interrupted between two namespaces: from here on agents see it on any of them.
-        pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base))
+        pool_map = _replace(lanes, pool_map, numbers, simply(lambda base: base), seal)
         if not rotating(pool_map, name) and any(holds_earlier_key(each, pool_map, name) for each in others):
             return "the rotation before is ended everywhere now; say it again for another one"
         if not rotating(pool_map, name):
-            root = root_key_in(configuration.agent.key_file)
 
             def begun(base: PoolMap) -> PoolMap:
                 return base if rotating(base, name) else with_new_data_keys(base, name, root)
 
-            pool_map = _replace(lanes, pool_map, numbers, simply(begun))
+            pool_map = _replace(lanes, pool_map, numbers, simply(begun), seal)
             if not wait:
                 return "begun; agents seal anew what is stored. Say it again to see how much is left"
         end = time.monotonic() + wait
@@ -284,7 +296,7 @@ def rotate(
                     raise G35Error(f"tenant {name}: {what}", _who_sees_to_them(pool_map, name))
                 return f"{what}; {_who_sees_to_them(pool_map, name)}"
             time.sleep(min(1.0, max(0.0, end - time.monotonic())))
-            pool_map, numbers = _look_at_all(fabric, lanes)
+            pool_map, numbers = _look_at_all(fabric, lanes, seal)
             _refuse_erased(pool_map, name)
         ended = {volume.volume_id: volume.key_epoch for volume in rotating(pool_map, name)}
 
@@ -297,7 +309,7 @@ def rotate(
             }
             return without_earlier_keys(base, waiting) if waiting else base
 
-        _refuse_erased(_replace(lanes, pool_map, numbers, simply(over)), name)
+        _refuse_erased(_replace(lanes, pool_map, numbers, simply(over), seal), name)
         if not ended:
             return "somebody else has ended the rotation meanwhile"
         return f"the earlier keys of {len(ended)} volume(s) are overwritten, nothing is left under them"
@@ -360,12 +372,15 @@ def erase(
 ) -> None:
     """Make everything of a tenant unreadable for ever: its key is overwritten on every namespace.
 
-    It takes no root key, and as long for a full pool as for an empty one. Agents that serve the pool notice.
+    It takes as long for a full pool as for an empty one. Agents that serve the pool notice.
     Exits with 1 while a namespace may still hold the key, and says which; do it again once it is reached.
     """
     configuration = load_configuration(config)
+    seal = _keys_of(configuration)[1]
     if not yes:
-        tenant, names = with_lanes(configuration, lambda fabric, lanes: _named(_look(fabric, lanes)[0], name))
+        tenant, names = with_lanes(
+            configuration, lambda fabric, lanes: _named(_look_at_maps(fabric, lanes, seal)[0], name)
+        )
         volumes = f" in {len(names)} volume(s) ({', '.join(names)})" if names else ""
         raise UserError(
             f"tenant {name} was erased; --yes erases it where that was not reached then"
@@ -408,25 +423,23 @@ class Erased:
 
 def erase_tenant(configuration: Configuration, name: str) -> Erased:
     """Write the map without the tenant's key to every namespace that is reached. Raises ConfigError."""
+    seal = _keys_of(configuration)[1]
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> Erased:
-        pool_map, numbers = _look(fabric, lanes)
+        pool_map, numbers, _ = _look_at_maps(fabric, lanes, seal)
         began = time.perf_counter()
         change = simply(lambda base: without_key(base, name))
-        done = lanes.run(change_map(lanes, pool_map, numbers, change, all_of_them=False))
+        done = lanes.run(change_map(lanes, pool_map, numbers, change, all_of_them=False, seal=seal))
         return Erased(done.pool_map, done.left, time.perf_counter() - began)
 
     return with_lanes(configuration, work)
 
 
-def _look(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int]]:
-    """The pool map in force, and the numbers of the namespaces that are reached."""
-    pool_map, numbers, _ = _look_at_maps(fabric, lanes)
-    return pool_map, numbers
+_Maps: TypeAlias = tuple[PoolMap, dict[str, int], list[PoolMap]]
+"""The pool map in force, the numbers of the namespaces that are reached, and all maps there that count."""
 
 
-def _look_at_maps(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int], list[PoolMap]]:
-    """As `_look`, and all maps that lie there."""
+def _look_at_maps(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> _Maps:
     seen = look_round(fabric, lanes)
     inspections = [inspection for _, _, inspection in seen]
     maps: list[PoolMap] = []
@@ -434,17 +447,16 @@ def _look_at_maps(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str
         if each.superblock is not None:
             maps += each.maps or (each.superblock.pool_map,)
     numbers = {nguid.hex(): number for number, (nguid, _, _) in enumerate(seen)}
-    return newest_map(inspections), numbers, maps
+    return newest_map(inspections, seal), numbers, seal.counting(maps)
 
 
-def _look_at_all(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int]]:
-    """As `_look`. Raises G35Error where a namespace of the pool is not reached."""
-    pool_map, numbers, _ = _look_at_all_maps(fabric, lanes)
-    return pool_map, numbers
+def _look_at_all(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> tuple[PoolMap, dict[str, int]]:
+    return _look_at_all_maps(fabric, lanes, seal)[:2]
 
 
-def _look_at_all_maps(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict[str, int], list[PoolMap]]:
-    pool_map, numbers, maps = _look_at_maps(fabric, lanes)
+def _look_at_all_maps(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> _Maps:
+    """Raises G35Error where a namespace of the pool is not reached."""
+    pool_map, numbers, maps = _look_at_maps(fabric, lanes, seal)
     away = [each.nguid for each in pool_map.namespaces if each.nguid not in numbers]
     if away:
         raise G35Error(
@@ -454,9 +466,11 @@ def _look_at_all_maps(fabric: Fabric, lanes: WorkerLanes) -> tuple[PoolMap, dict
     return pool_map, numbers, maps
 
 
-def _replace(lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int], change: Change) -> PoolMap:
+def _replace(
+    lanes: WorkerLanes, pool_map: PoolMap, numbers: dict[str, int], change: Change, seal: MapSeal
+) -> PoolMap:
     """Change the map, whoever else does so meanwhile; what is in force then. Raises G35Error."""
-    done = lanes.run(change_map(lanes, pool_map, numbers, change))
+    done = lanes.run(change_map(lanes, pool_map, numbers, change, seal=seal))
     if done.left:
         raise G35Error(f"not everywhere: {_told(done.left)}", "look at the enclosures, and do it again")
     return done.pool_map

@@ -81,9 +81,10 @@ class Purpose(enum.StrEnum):
 
     TENANT = "tenant wrap"
     VOLUME = "volume wrap"
+    MAP = "map seal"
 
 
-_LENGTHS = {Purpose.TENANT: TENANT_KEY_BYTES, Purpose.VOLUME: VOLUME_SECRET_BYTES}
+_LENGTHS = {Purpose.TENANT: TENANT_KEY_BYTES, Purpose.VOLUME: VOLUME_SECRET_BYTES, Purpose.MAP: 32}
 
 
 def wrap_secret(wrapping: SecretKey, purpose: Purpose, context: bytes, secret: SecretKey) -> bytes:

@@ -35,6 +35,7 @@ from agent.errors import G35Error
 from agent.pool.agreeing import agreed, counting
 from agent.pool.kv_opening import write_kv_superblock
 from agent.pool.map_copies import Copy, kv_copy_is, mark_at, name_in, name_of, read_copies
+from agent.pool.map_seal import MapSeal
 from agent.pool.next_map import version_after
 from agent.pool.opening import superblock_copies_are, write_superblock_copy
 from agent.pool.pool_map import MapNamespace, PoolMap
@@ -89,12 +90,15 @@ def change_map(
     *,
     newcomers: Iterable[MapNamespace] = (),
     all_of_them: bool = True,
+    seal: MapSeal | None = None,
 ) -> Steps[Changed]:
     """See the module's docstring. `pool_map` is one that was found; `numbers` gives the NGUIDs (hex) of the
-    namespaces that are reached their numbers in `lanes`, `newcomers` says which the change may add.
+    namespaces that are reached their numbers in `lanes`, `newcomers` says which the change may add. `seal`
+    says which copies count, and seals what is written; None: all count.
 
-    Raises G35Error where `all_of_them` is set and a member is not reached, where others do not stop changing
-    the map, where there is no version after the one that is there, and what the change raises.
+    Raises G35Error where `all_of_them` is set and a member is not reached, where no copy counts, where others
+    do not stop changing the map, where there is no version after the one that is there, and what the change
+    raises.
     """
     known: dict[bytes, PoolMap] = {}
     mine: _Mine | None = None
@@ -110,27 +114,41 @@ def change_map(
         ]
         if not found:
             continue  # Somebody was writing each copy that was read.
+        if seal is not None and not (found := seal.counting(found)):
+            raise seal.refusal()
         base, is_there = _in_force(found, mine)
         pool_map = base
-        away = [each.nguid for each in base.namespaces if each.nguid not in numbers]
+        # What somebody has made another pool of, or says to be one, is not written over.
+        reached = {
+            nguid: number
+            for nguid, number in numbers.items()
+            if all(
+                each.pool_map is None or each.pool_map.pool_id == base.pool_id
+                for each in copies.get(nguid, ())
+            )
+        }
+        taken = dict.fromkeys(numbers.keys() - reached.keys(), "it carries another pool")
+        away = [each.nguid for each in base.namespaces if each.nguid not in reached]
         if away and all_of_them:
             raise G35Error(
-                f"{len(away)} of the pool's namespaces are not reached",
+                f"{len(away)} of the pool's namespaces are not reached, or carry another pool",
                 "the pool map is changed with all of them",
             )
         try:
-            target = yield from change(base, _guard(lanes, base, numbers, copies))
-            if target != base or not is_there:
+            target = yield from change(base, _guard(lanes, base, reached, copies))
+            if target != base or not is_there or not (seal is None or seal.holds(base)):
                 versions = [each.version for each in counting(found)] + ([mine.wrote.version] if mine else [])
                 target = target.model_copy(update={"version": version_after(max(versions))})
+                target = target if seal is None else seal.put(target)
             elif not away and _is_everywhere(base, copies):
                 return Changed(base, {})
-            left = yield from replace_map(lanes, target, numbers, copies, attempt >= TRIES_OF_A_COPY)
+            is_last_try = attempt >= TRIES_OF_A_COPY
+            left = yield from replace_map(lanes, target, reached, copies, is_last_try, seal)
         except Overtaken as overtaken:
             if overtaken.wrote:
                 mine = _Mine(target, base, [*found, *(mine.seen if mine else ())])
             continue
-        return Changed(target, left)
+        return Changed(target, left | {nguid: why for nguid, why in taken.items() if nguid in left})
     raise G35Error(
         "other programs change the pool map at the same time, again and again",
         "look for another operator, and for agents with pool.membership = auto; then say it again",
@@ -197,7 +215,7 @@ def _guard(
     lanes: Lanes, base: PoolMap, numbers: Mapping[str, int], copies: Mapping[str, Sequence[Copy]]
 ) -> Guard:
     # Maps are written in this order; so who has changed the map has begun here.
-    first = next((each for each in base.namespaces if copies.get(each.nguid)), None)
+    first = next((each for each in base.namespaces if each.nguid in numbers and copies.get(each.nguid)), None)
 
     def guard() -> Steps[None]:
         if first is not None:
@@ -214,6 +232,7 @@ def replace_map(
     numbers: Mapping[str, int],
     expected: Mapping[str, Sequence[Copy]] | None = None,
     is_last_try: bool = True,
+    seal: MapSeal | None = None,
 ) -> Steps[dict[str, str]]:
     """Write a map to each of its namespaces, and read all of them back. Those that may still hold another:
     NGUID, why.
@@ -221,8 +240,23 @@ def replace_map(
     `numbers` gives the NGUIDs (hex) of those that are reached their numbers in `lanes`. Where `expected` says
     what lies there, Overtaken is raised for what is neither that nor the map itself. A copy that is as it was
     before may be a drive that does not write, or somebody who has written the same again; so it is named as
-    one that is left where this `is_last_try`, and raises Overtaken where it is not.
+    one that is left where this `is_last_try`, and raises Overtaken where it is not. With a `seal`, the last
+    try is overtaken by maps alone that count and are no older: who writes others to an enclosure, again and
+    again, does not keep the rest of the pool from a change.
     """
+
+    def is_anothers(number: int, member: MapNamespace, which: int) -> Steps[bool]:
+        if seal is None or not is_last_try:
+            return True
+        there = (yield from read_copies(lanes, number, member, {})) or (Copy(b"", None),) * 2
+        found = there[which].pool_map
+        return (
+            found is not None
+            and (found.pool_id, found.version >= pool_map.version) == (pool_map.pool_id, True)
+            and found != pool_map
+            and bool(seal.counting([found]))
+        )
+
     left: dict[str, str] = {}
     wrote, ours = False, name_of(pool_map)
     for member in pool_map.namespaces:
@@ -238,7 +272,8 @@ def replace_map(
             for which in range(1 if member.kind == "kv" else len(COPY_OFFSETS)):
                 if before is not None:
                     mark = yield from mark_at(lanes, number, member, which)
-                    if mark != before[which].mark and name_in(mark) != ours:
+                    is_new = mark != before[which].mark and name_in(mark) != ours
+                    if is_new and (yield from is_anothers(number, member, which)):
                         raise Overtaken(wrote)
                 wrote = True
                 yield from _write(lanes, number, member, which, pool_map)
@@ -260,7 +295,8 @@ def replace_map(
                 mark = yield from mark_at(lanes, number, member, which)
             except G35Error:
                 continue
-            if name_in(mark) != ours and not (is_last_try and mark == copy.mark):
+            is_new = name_in(mark) != ours and not (is_last_try and mark == copy.mark)
+            if is_new and (yield from is_anothers(number, member, which)):
                 raise Overtaken(True)
     return left
 

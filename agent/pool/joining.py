@@ -30,6 +30,7 @@ from agent.inline.secrets import SecretKey
 from agent.pool.changing import Guard, change_map, simply
 from agent.pool.claiming import claim_namespaces, want_claimed
 from agent.pool.directory import DIRECTORY_BYTES, Directory
+from agent.pool.map_seal import MapSeal
 from agent.pool.next_map import next_map
 from agent.pool.opening import NOT_BLANK, Content, Inspection, clear_directories
 from agent.pool.placement import Extent, Placement
@@ -110,7 +111,7 @@ def members_missing(pool_map: PoolMap, seen: Seen) -> list[str]:
     return [each.nguid for each in pool_map.namespaces if each.nguid not in reached]
 
 
-def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen) -> Steps[int]:
+def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen, seal: MapSeal | None = None) -> Steps[int]:
     """Bring every member that carries another map than the newest, or none, to it; how many those are.
 
     Raises G35Error where one cannot be written, or carries something else: it would be overwritten.
@@ -134,7 +135,7 @@ def complete_map(lanes: Lanes, pool_map: PoolMap, seen: Seen) -> Steps[int]:
             )
         lacking += 1
     if lacking:
-        changed = yield from change_map(lanes, pool_map, numbers_of(seen), simply(lambda each: each))
+        changed = yield from change_map(lanes, pool_map, numbers_of(seen), simply(lambda it: it), seal=seal)
         _want_none(changed.left)
     return lacking
 
@@ -151,6 +152,7 @@ def join(
     numbers: Mapping[str, int],
     advance: Callable[[int], None] = lambda _: None,
     overwrite: Set[str] = frozenset(),
+    seal: MapSeal | None = None,
 ) -> Steps[PoolMap]:
     """Steps 2 to 4 of the module's docstring; the new map.
 
@@ -192,12 +194,14 @@ def join(
         return changed
 
     listed = [MapNamespace(nguid=nguid.hex(), bytes=size) for nguid, size in newcomers]
-    changed = yield from change_map(lanes, pool_map, numbers, change, newcomers=listed)
+    changed = yield from change_map(lanes, pool_map, numbers, change, newcomers=listed, seal=seal)
     _want_none(changed.left)
     return changed.pool_map
 
 
-def settle(lanes: Lanes, pool_map: PoolMap, numbers: Mapping[str, int]) -> Steps[PoolMap]:
+def settle(
+    lanes: Lanes, pool_map: PoolMap, numbers: Mapping[str, int], seal: MapSeal | None = None
+) -> Steps[PoolMap]:
     """Have agents look at no earlier places any more, once all values lie where they belong; the new map.
 
     Raises G35Error where the pool is not the one any more that was looked at, or not all could be written.
@@ -210,7 +214,7 @@ def settle(lanes: Lanes, pool_map: PoolMap, numbers: Mapping[str, int]) -> Steps
             raise G35Error("the pool has changed meanwhile", "settle it again")
         return as_settled(base) if waiting else base
 
-    changed = yield from change_map(lanes, pool_map, numbers, simply(change))
+    changed = yield from change_map(lanes, pool_map, numbers, simply(change), seal=seal)
     _want_none(changed.left)
     return changed.pool_map
 

@@ -6,6 +6,7 @@ from collections.abc import Set
 
 from agent.errors import UserError, did_you_mean
 from agent.pool.joining import Seen
+from agent.pool.map_seal import MapSeal
 from agent.pool.opening import Content, Inspection, newest_map
 from agent.pool.pool_map import PoolMap
 
@@ -30,7 +31,7 @@ def why_not(inspection: Inspection, pool_id: str) -> str:
     return f"it carries {inspection.content.value} ({said})"
 
 
-def pool_of(seen: Seen, overwritten: Set[str] = frozenset()) -> PoolMap:
+def pool_of(seen: Seen, overwritten: Set[str] = frozenset(), seal: MapSeal | None = None) -> PoolMap:
     """The map in force; another pool on namespaces that are to be overwritten (NGUIDs as hex) does not count.
 
     Where one of these is of the pool itself its map counts as ever: it may be the newest, and to go on from
@@ -39,9 +40,9 @@ def pool_of(seen: Seen, overwritten: Set[str] = frozenset()) -> PoolMap:
     kept = [each for nguid, _, each in seen if nguid.hex() not in overwritten]
     if all(each.superblock is None or each.stranger for each in kept):
         kept = [each for _, _, each in seen]
-    ours = newest_map(kept).pool_id
+    ours = newest_map(kept, seal).pool_id
     return newest_map(
-        [each for _, _, each in seen if each.superblock and each.superblock.pool_map.pool_id == ours]
+        [each for _, _, each in seen if each.superblock and each.superblock.pool_map.pool_id == ours], seal
     )
 
 

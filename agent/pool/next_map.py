@@ -8,6 +8,9 @@ from agent.errors import ConfigError, G35Error
 from agent.pool.pool_map import VERSION_MAX, PoolMap
 from agent.pool.superblock import MAP_BYTES_MAX
 
+SEAL_BYTES = 96
+"""Of a map with a seal, those that it takes up."""
+
 
 def version_after(version: int) -> int:
     """The next version. Raises G35Error where it is the last."""
@@ -32,6 +35,6 @@ def next_map(pool_map: PoolMap, **changes: object) -> PoolMap:
     except ValidationError as error:
         why = error.errors()[0]["msg"]
         raise ConfigError(f"that makes no pool: {why}", "nothing was changed") from None
-    if len(changed.encode()) > MAP_BYTES_MAX:
+    if len(changed.encode()) > MAP_BYTES_MAX - SEAL_BYTES:
         raise ConfigError("the pool map would be too long", "the pool has too many volumes and namespaces")
     return changed

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from agent.errors import G35Error
 from agent.pool.agreeing import agreed
 from agent.pool.claiming import claimed_by
+from agent.pool.map_seal import MapSeal
 from agent.pool.pool_map import DATA_START, MapVolume, PoolMap, set_size
 from agent.pool.steps import Lanes, Steps
 from agent.pool.superblock import (
@@ -140,8 +141,8 @@ def _pool_of(inspection: Inspection) -> str:
     return inspection.superblock.pool_map.pool_id
 
 
-def newest_map(inspections: Sequence[Inspection]) -> PoolMap:
-    """The pool map in force; strangers do not count.
+def newest_map(inspections: Sequence[Inspection], seal: MapSeal | None = None) -> PoolMap:
+    """The pool map in force; strangers do not count, nor where a `seal` is given what does not count by that.
 
     Raises G35Error where there is none, or where there are two pools.
     """
@@ -153,6 +154,8 @@ def newest_map(inspections: Sequence[Inspection]) -> PoolMap:
             configured = configured or not each.by_discovery
     if not maps:
         raise _none_of_ours(inspections)
+    if seal is not None and not (maps := seal.counting(maps)):
+        raise seal.refusal()
     pools = {each.pool_id for each in maps}
     if len(pools) > 1:
         raise G35Error(

@@ -6,7 +6,7 @@ it and from the volume's secret alone. Its version grows with every change, and 
 read is the one in force.
 
 The tenants' keys stand in it wrapped by the root key, the volumes' secrets wrapped by their tenant's key
-(agent/inline/root_keys.py), each bound to what its row says (map_keys.py).
+(agent/inline/root_keys.py), each bound to what its row says (map_keys.py). `seal`: map_seal.py.
 """
 
 from __future__ import annotations
@@ -167,6 +167,7 @@ class PoolMap(_Document):
     namespaces: tuple[MapNamespace, ...] = Field(min_length=1, max_length=NAMESPACES_MAX)
     volumes: tuple[MapVolume, ...] = Field(max_length=VOLUMES_MAX)
     tenants: tuple[MapTenant, ...] = Field((), max_length=TENANTS_MAX)
+    seal: WrappedOrErased = ""
 
     @model_validator(mode="after")
     def _holds_together(self) -> PoolMap:

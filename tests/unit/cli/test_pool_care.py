@@ -55,9 +55,8 @@ def test_a_scrub_tells_what_it_left_out() -> None:
 def test_the_verbs_end_with_1_where_not_all_was_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, as_json: bool
 ) -> None:
-    monkeypatch.setattr(
-        pool_care, "load_configuration", lambda path: SimpleNamespace(agent=SimpleNamespace(key_file=path))
-    )
+    agent = SimpleNamespace(key_file=Path("root.key"), state=Path("/nonexistent"))
+    monkeypatch.setattr(pool_care, "load_configuration", lambda path: SimpleNamespace(agent=agent))
     monkeypatch.setattr(pool_care, "root_key_in", lambda file: ROOT)
     results: list[Any] = [ScrubCounters(), ScrubCounters(sets_skipped=1)]
     monkeypatch.setattr(pool_care, "with_lanes", lambda configuration, work: results.pop(0))

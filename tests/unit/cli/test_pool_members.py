@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,7 +99,9 @@ def test_of_a_named_one_that_is_a_member_it_is_said(
 ) -> None:
     root = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
     pool_map = plan_pool([(nguid_of(0), SIZE)], [VolumeWish(name="v", share=0.5, value_bytes=65536)], root)
-    monkeypatch.setattr(pool_members, "load_configuration", lambda path: None)
+    agent = SimpleNamespace(key_file=Path("root.key"), state=Path("/nonexistent"))
+    monkeypatch.setattr(pool_members, "load_configuration", lambda path: SimpleNamespace(agent=agent))
+    monkeypatch.setattr(pool_members, "root_key_in", lambda file: root)
     for joined in (set[str](), {nguid_of(1).hex()}):
         monkeypatch.setattr(
             pool_members, "with_lanes", lambda configuration, work, joined=joined: (pool_map, joined, 0)

@@ -17,6 +17,7 @@ from agent.pool.changing import replace_map
 from agent.pool.directory_cache import DirectoryCache
 from agent.pool.key_epochs import rotating, with_new_data_keys, without_earlier_keys
 from agent.pool.key_turn import QUIET_SECONDS
+from agent.pool.map_seal import MapSeal
 from agent.pool.opening import inspect, newest_map
 from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
 from agent.pool.tenants import with_limits, without_key
@@ -44,6 +45,7 @@ def test_who_no_longer_waits_is_told_that_the_rotation_goes_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tenant_verb, "load_configuration", lambda _: None)
+    monkeypatch.setattr(tenant_verb, "_keys_of", lambda _: (ROOT, MapSeal(ROOT)))
     monkeypatch.setattr(tenant_verb, "with_lanes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         tenant_verb.rotate("blue", Path("agent.toml"), 60.0)
@@ -92,7 +94,7 @@ def test_a_tenant_comes_back_only_after_agents_have_dropped_what_it_was(
     lanes, erased = cast(WorkerLanes, memory), without_key(POOL_MAP, "blue")
     for pool_map in (POOL_MAP, erased):
         assert not memory.run(replace_map(memory, pool_map, NUMBERS))
-    configuration = SimpleNamespace(agent=SimpleNamespace(key_file=Path("root.key")), volumes=[])
+    configuration = SimpleNamespace(volumes=[])
     events: list[object] = []
     clear = tenant_verb.clear_directories
 
@@ -102,7 +104,7 @@ def test_a_tenant_comes_back_only_after_agents_have_dropped_what_it_was(
 
     for name, stand_in in {
         "load_configuration": lambda _: configuration,
-        "root_key_in": lambda _: ROOT,
+        "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
         "with_lanes": lambda _, work: work(None, lanes),
         "_look_at_all": lambda *_: (erased, NUMBERS),
         "clear_directories": cleared,
@@ -129,6 +131,7 @@ class Verbs:
         self.write(POOL_MAP)
         for name, stand_in in {
             "load_configuration": lambda _: None,
+            "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
             "with_lanes": lambda _, work: work(None, lanes),
             "_look_at_maps": lambda *_: (self.found(), NUMBERS, []),
         }.items():
@@ -210,6 +213,7 @@ class Rotating:
         self.in_force, self.maps, self.left, self.clock = maps[0], maps, left, 0.0
         for name, stand_in in {
             "load_configuration": lambda _: None,
+            "_keys_of": lambda _: (ROOT, MapSeal(ROOT)),
             "with_lanes": lambda _, work: work(None, None),
             "_look_at_all_maps": lambda *_: (maps[0], NUMBERS, []),
             "_look_at_all": lambda *_: (self.look(), NUMBERS),

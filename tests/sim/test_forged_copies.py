@@ -1,0 +1,52 @@
+"""One enclosure lies about the pool map to each who looks, many seeds: tests/support/forged_pool.py.
+
+G35_SEED moves the seeds, G35_FORGED_SEEDS says how many. A failure prints the seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from agent.pool import changing
+from tests.support.forged_pool import ForgedPool
+
+SEEDS = int(os.environ.get("G35_FORGED_SEEDS", "40"))
+STEPS = 40
+
+pytestmark = pytest.mark.expects_log(".*")
+
+
+def test_many_seeds(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changing, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # of the agents' notes, some hundred times
+    counts: Counter[str] = Counter()
+    for number in range(SEEDS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        pool = ForgedPool(random.Random(f"forged {seed} {number}"), folder)
+        try:
+            pool.run(STEPS)
+        except Exception as error:
+            raise AssertionError(f"forged {seed} {number}: {error!r}, {dict(pool.counts)}") from error
+        finally:
+            pool.close()
+        counts.update(pool.counts)
+    print(dict(counts))
+    if SEEDS >= 40:
+        # A run in which none of it happened proves nothing.
+        for what in (
+            "edited",
+            "replayed",
+            "another seal",
+            "a stranger's seal",
+            "erase",
+            "join",
+            "end",
+            "puts",
+        ):
+            assert counts[what] > 10, what
