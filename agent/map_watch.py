@@ -135,7 +135,8 @@ class MapWatch:
         # Namespaces keep their numbers: no verb takes one out of a pool.
         member = self.pool_map.namespaces[number]
         known = self.pool_map
-        found = yield from self._map_at(lanes, number, member, now + LOOK_SECONDS)
+        until = now + LOOK_SECONDS
+        found = yield from self._map_at(lanes, number, member, until, until + 2 * LOOK_SECONDS)
         if isinstance(found, MissCause):
             if found is MissCause.CORRUPT:
                 yield from self._look_for_map(lanes, number, member)
@@ -179,12 +180,10 @@ class MapWatch:
         left = agreed(each.pool_map for each in self._elsewhere.values())
         carriers = {self.pool_map.namespaces[each].nguid for each in self._elsewhere}
         if carriers.issuperset(each.nguid for each in left.namespaces) and not self._distrust(left):
-            is_same = left.version == self.pool_map.version
             log.warning(
-                "no namespace carries pool map %d any more, by which this agent served: it goes on by what "
-                "their copies lead to, %s",
+                "no namespace carries pool map %d any more: map %d, which all of them lead to, is in force",
                 self.pool_map.version,
-                "another map of that version" if is_same else f"map {left.version}",
+                left.version,
             )
             self._follow(left, {each.mark for each in self._elsewhere.values()})
 
@@ -232,20 +231,20 @@ class MapWatch:
             )
 
     def _map_at(
-        self, lanes: Lanes, number: int, member: MapNamespace, deadline: float
+        self, lanes: Lanes, number: int, member: MapNamespace, until: float, deadline: float
     ) -> Steps[_Found | AnotherPool | MissCause]:
         """The map on a namespace: the one in force itself where it is that; or why it was not read.
 
-        For any thread. Of a namespace of blocks one block is read; where it tells of a map that was not read
-        before, that one too, all by the deadline.
+        For any thread. Of a namespace of blocks one block is read `until` then; where it tells of a map that
+        was not read before, that one is read by the deadline.
         """
         known, same, others = self._known
         nguid, mark = bytes.fromhex(member.nguid), b""
         if member.kind == "kv":
-            found = yield from inspect_kv(lanes, number, nguid, deadline - lanes.now())
+            found = yield from inspect_kv(lanes, number, nguid, until - lanes.now())
         else:
             block = memoryview(bytearray(BLOCK_BYTES))
-            cause = yield from wait_for(lanes, lanes.read(number, 0, block), deadline)
+            cause = yield from wait_for(lanes, lanes.read(number, 0, block), until)
             if cause is not None:
                 return cause
             try:
@@ -283,7 +282,7 @@ class MapWatch:
         known = self.pool_map
         if number >= len(known.namespaces):
             return MissCause.LATE  # it has joined, and this agent has not followed yet
-        found = yield from self._map_at(lanes, number, known.namespaces[number], deadline)
+        found = yield from self._map_at(lanes, number, known.namespaces[number], deadline, deadline)
         if isinstance(found, MissCause | AnotherPool):
             return found if isinstance(found, MissCause) else MissCause.WRONG_KEY
         there = found.pool_map
@@ -297,7 +296,7 @@ class MapWatch:
         comes to one after the other, and who has seen it on one goes by it."""
         known = self.pool_map
         for number, member in enumerate(known.namespaces):
-            found = yield from self._map_at(lanes, number, member, deadline)
+            found = yield from self._map_at(lanes, number, member, deadline, deadline)
             if isinstance(found, MissCause | AnotherPool) or found.pool_map.version > known.version:
                 return None
             if with_key_ends(known, found.pool_map, self._opens) is not known:

@@ -15,7 +15,7 @@ import pytest
 from agent.pool import changing
 from tests.support.forged_pool import ForgedPool
 
-SEEDS = int(os.environ.get("G35_FORGED_SEEDS", "40"))
+SEEDS = int(os.environ.get("G35_FORGED_SEEDS", "20"))
 STEPS = 40
 
 pytestmark = pytest.mark.expects_log(".*")
@@ -37,7 +37,7 @@ def test_many_seeds(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             pool.close()
         counts.update(pool.counts)
     print(dict(counts))
-    if SEEDS >= 40:
+    if SEEDS >= 20:
         # A run in which none of it happened proves nothing.
         for what in (
             "edited",
@@ -49,4 +49,4 @@ def test_many_seeds(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             "end",
             "puts",
         ):
-            assert counts[what] > 10, what
+            assert counts[what] > 5, what

@@ -19,6 +19,7 @@ from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.joining import unsettled
+from agent.pool.map_seal import MapSeal
 from agent.pool.opening import newest_map, write_superblock
 from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
 from agent.pool.tenants import without_key
@@ -78,13 +79,14 @@ class Rig:
             (each.nguid, each.size_bytes) for enclosure in fabric.enclosures for each in enclosure.namespaces
         ]
         drives = [each for each in drives if each[0] in members]
-        self.pool_map = plan_pool(drives, WISHES, ROOT)
+        self.pool_map = MapSeal(ROOT).put(plan_pool(drives, WISHES, ROOT))
         fabric.adopt([nguid for nguid, _ in drives])
         for number, (nguid, _) in enumerate(drives):
             self.lanes.run(write_superblock(self.lanes, number, nguid, self.pool_map))
         section = PoolSection(membership="auto", join_after_s=1, rebalance=1)
         self.autos = [
-            AutoMembership(section, fabric, ROOT, lambda: self.pool_map, lambda: 0) for _ in range(2)
+            AutoMembership(section, fabric, ROOT, lambda: self.pool_map, lambda: 0, MapSeal(ROOT))
+            for _ in range(2)
         ]
         self.auto_lanes = [lanes_of(auto.view, 2 + number) for number, auto in enumerate(self.autos)]
         self.now = 0.0
@@ -210,7 +212,7 @@ def test_two_agents_at_the_same_moment_let_a_namespace_in_once(tmp_path: Path) -
 
 def test_a_namespace_that_missed_an_erasure_gets_the_map_when_it_is_back(tmp_path: Path) -> None:
     def work(rig: Rig) -> None:
-        erased = without_key(rig.pool_map, "blue")
+        erased = MapSeal(ROOT).put(without_key(rig.pool_map, "blue"))
         rig.lanes.run(write_superblock(rig.lanes, 0, rig.fabric.nguids[0], erased))
         rig.follow()
         for _ in range(2):
