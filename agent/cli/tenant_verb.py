@@ -160,12 +160,6 @@ def _keys_of(configuration: Configuration) -> tuple[RootKey, MapSeal]:
     return root, map_seal(root, configuration.agent.state)
 
 
-def _keys_of(configuration: Configuration) -> tuple[RootKey, MapSeal]:
-    """The root key, and the seal that it puts on what these verbs write. Raises ConfigError."""
-    root = root_key_in(configuration.agent.key_file)
-    return root, map_seal(root, configuration.agent.state)
-
-
 def _check_root_key(pool_map: PoolMap, root: RootKey) -> None:
     """One that is not the pool's must not wrap anything in it. Raises ConfigError."""
     for volume in pool_map.volumes:
