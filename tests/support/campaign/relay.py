@@ -208,12 +208,9 @@ class Relay:
         sock.close()
         onward.close()
 
-    def control(self, path: Path) -> None:
+    def control(self, listener: socket.socket) -> None:
         """Answer `set` and `stats`, one request a connection, until the process ends."""
-        path.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(str(path))
-            listener.listen(8)
+        with listener:
             while True:
                 client, _ = listener.accept()
                 with client, suppress(OSError, ValueError):
@@ -245,7 +242,12 @@ def main(words: list[str] | None = None) -> int:
     )
     chosen = parser.parse_args(words)
     relay = Relay(chosen.listen, chosen.to, chosen.seed, spare_writes=chosen.spare_writes)
-    threading.Thread(target=relay.control, args=(chosen.control,), daemon=True).start()
+    # Before `port` is told: who reads that may ask at once.
+    chosen.control.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(chosen.control))
+    listener.listen(8)
+    threading.Thread(target=relay.control, args=(listener,), daemon=True).start()
     print(json.dumps({"port": relay.port, "pid": os.getpid()}), flush=True)
     relay.serve()
     return 0

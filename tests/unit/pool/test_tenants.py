@@ -249,7 +249,7 @@ def test_nothing_stays_of_a_longer_map() -> None:
     """Room that a shorter map leaves is overwritten, and not only its beginning."""
     long = planned()
     for number in range(40):
-        long, _ = with_tenant(long, f"tenant {number}", [], ROOT)
+        long, _ = with_tenant(long, f"tenant-{number}", [], ROOT)
     flash = Flash(long)
     short = PoolMap(
         pool_id=long.pool_id, version=99, namespaces=long.namespaces, volumes=(), tenants=long.tenants[:1]
