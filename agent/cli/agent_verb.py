@@ -14,14 +14,14 @@ from typing import Annotated, Final
 import trio
 import typer
 
-from agent import systemd_notify
-from agent.agent import serve
 from agent.cli.trio_run import run_unwrapped
-from agent.config import Configuration, load_configuration
+from agent.config.configuration import Configuration, load_configuration
 from agent.errors import ConfigError
-from agent.pool.begun_puts import BEGUN_BYTES
-from agent.private_memory import keep_memory_private
-from agent.queue_plan import guest_queues, own_queues, s3_queues
+from agent.host_os import systemd_notify
+from agent.host_os.private_memory import keep_memory_private
+from agent.pool.volume.partial_puts import BEGUN_BYTES
+from agent.service.agent import serve
+from agent.service.queue_plan import guest_queues, own_queues, s3_queues
 from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits
 
 PROGRAM_BYTES: Final = 384 << 20

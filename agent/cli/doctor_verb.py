@@ -24,7 +24,7 @@ from agent.cli.doctor_engines import Engine, engine_findings
 from agent.cli.doctor_findings import Finding, Verdict
 from agent.cli.hung_agent import LOOK_SECONDS, AgentHangs, asked
 from agent.cli.tables import folding_table
-from agent.fs.mounting import dead_mount_advice, may_mount, mounts_of_agents
+from agent.fs.doors.mounting import dead_mount_advice, may_mount, mounts_of_agents
 from nvmeof import compiled
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
 

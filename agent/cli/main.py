@@ -28,7 +28,7 @@ try:
     from typer.core import TyperGroup
 
     from agent.errors import Fault, G35Error, UserError, did_you_mean
-    from agent.private_memory import keep_memory_private
+    from agent.host_os.private_memory import keep_memory_private
     from nvmeof.linux_limits import MORE_THREADS, Need, check_limits, refusal, tell_refusals
 except KeyboardInterrupt:
     # These take a while, and who presses Ctrl-C meanwhile need not see where we were.
@@ -69,7 +69,7 @@ VERBS: dict[str, Verb] = {
     "replay": Verb(
         "agent.cli.replay_verb", "replay", "Play a KV-cache trace through a mount, verifying bytes."
     ),
-    "bench": Verb("agent.cli.bench.bench_verb", "bench", "The numbers, each beside its floor, in one run."),
+    "bench": Verb("agent.bench.bench_verb", "bench", "The numbers, each beside its floor, in one run."),
     "trace": Verb("agent.cli.trace_verb", "app", "Make a trace for `g35 replay`."),
 }
 

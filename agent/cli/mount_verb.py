@@ -15,9 +15,9 @@ from agent.cli.hung_agent import AgentHangs
 from agent.cli.status_verb import read_status
 from agent.cli.up.children import detach, told_by
 from agent.cli.up.layout import is_alive
-from agent.config import load_configuration
+from agent.config.configuration import load_configuration
 from agent.errors import G35Error
-from agent.fs.mounting import is_mounted
+from agent.fs.doors.mounting import is_mounted
 
 SECONDS = 30.0
 

@@ -15,24 +15,24 @@ import typer
 from pydantic import TypeAdapter
 from rich.progress import Progress
 
+from agent.attach.connect import look_round
+from agent.attach.map_history import map_seal
+from agent.attach.open_volumes import open_volumes
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.tables import folding_table, table_console
-from agent.config import load_configuration
+from agent.config.configuration import load_configuration
+from agent.config.sizes import Size
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
-from agent.opening_volumes import open_volumes
-from agent.pool.copies import DOUBT_SECONDS, work_off
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.opening import newest_map
-from agent.pool.pool_map import PoolMap
-from agent.pool.quarantine import Quarantined, release, survey
-from agent.pool.scrub import Pace, Scrubber, ScrubCounters
-from agent.pool.volume import Volume
-from agent.reaching import look_round
+from agent.pool.maintenance.bad_slots import Quarantined, release, survey
+from agent.pool.maintenance.replication import DOUBT_SECONDS, work_off
+from agent.pool.maintenance.scrub import Pace, Scrubber, ScrubCounters
+from agent.pool.map.document import PoolMap
+from agent.pool.map.inspect import newest_map
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Volume
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
-from agent.seen_map import map_seal
-from agent.sizes import Size
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -89,7 +89,8 @@ def scrub(
 
 
 def take_back(volumes: Sequence[Volume], lanes: WorkerLanes) -> None:
-    """Try for a while to free the second copies that may be of deleted values (agent/pool/copies.py)."""
+    """Try for a while to free the second copies that may be of deleted values
+    (agent/pool/maintenance/replication.py)."""
     for _ in range(TAKE_BACK_TRIES):
         if not any(volume.owed.doubtful for volume in volumes):
             return

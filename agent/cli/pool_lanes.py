@@ -12,12 +12,12 @@ from typing import TypeVar
 
 import trio
 
+from agent.attach.connect import connected
 from agent.cli.trio_run import run_unwrapped
-from agent.config import Configuration
-from agent.reaching import connected
+from agent.config.configuration import Configuration
+from agent.remote.cancellable import VerbLanes
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
-from agent.remote.stoppable import VerbLanes
 
 T = TypeVar("T")
 END_SECONDS = 2.0

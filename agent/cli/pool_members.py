@@ -9,12 +9,15 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
+from agent.attach.connect import WITH_ALL, look_round, unreached
+from agent.attach.map_history import map_seal
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.served_pools import refuse_served
-from agent.config import load_configuration
+from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
-from agent.pool.joining import (
+from agent.membership.candidates import newcomers_in, pool_of
+from agent.membership.join import (
     Seen,
     complete_map,
     join,
@@ -24,13 +27,10 @@ from agent.pool.joining import (
     unsettled,
     with_namespaces,
 )
-from agent.pool.joining import settle as settle_map
-from agent.pool.newcomers import newcomers_in, pool_of
-from agent.pool.pool_map import PoolMap
-from agent.reaching import WITH_ALL, look_round, unreached
+from agent.membership.join import settle as settle_map
+from agent.pool.map.document import PoolMap
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
-from agent.seen_map import map_seal
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 

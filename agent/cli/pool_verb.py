@@ -11,27 +11,34 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
+from agent.attach.connect import look_round, unreached
+from agent.attach.map_history import SeenMaps
 from agent.cli import pool_care, pool_members
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.served_pools import refuse_served
 from agent.cli.tables import folding_table, table_console
-from agent.config import load_configuration
+from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
 from agent.fs.files.home import names_another
 from agent.inline.root_keys import root_key_in
-from agent.pool.claiming import heads_of, want_unchanged
-from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.kv_opening import clear_keys, write_kv_superblock
-from agent.pool.map_seal import MapSeal
-from agent.pool.opening import Content, Inspection, clear_directories, newest_map, sets_of, write_superblock
-from agent.pool.placement import KEY_BYTES
-from agent.pool.pool_map import MapVolume, PoolMap, plan_pool
-from agent.pool.quarantine import Quarantined
-from agent.pool.slot import HEADER_BYTES
-from agent.reaching import look_round, unreached
+from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.maintenance.bad_slots import Quarantined
+from agent.pool.map.claims import heads_of, want_unchanged
+from agent.pool.map.document import MapVolume, PoolMap, plan_pool
+from agent.pool.map.inspect import (
+    Content,
+    Inspection,
+    clear_directories,
+    newest_map,
+    sets_of,
+    write_superblock,
+)
+from agent.pool.map.kv_superblock import clear_keys, write_kv_superblock
+from agent.pool.map.seal import MapSeal
+from agent.pool.volume.placement import KEY_BYTES
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
-from agent.seen_map import SeenMaps
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 

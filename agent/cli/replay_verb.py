@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from agent.cli.replay.report import Report
+    from agent.replay.report import Report
 
 NOTE_COLUMNS = 80
 
@@ -55,9 +55,9 @@ def replay(
     Exit code 1 if a wrong byte was served, the agent died and did not come back or not all requests were
     played.
     """
-    from agent.cli.replay.course import draw
-    from agent.cli.replay.running import ReplayOptions, run_replay
-    from agent.config import parse_size
+    from agent.config.configuration import parse_size
+    from agent.replay.course import draw
+    from agent.replay.running import ReplayOptions, run_replay
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise typer.BadParameter("the file's name must end in .png, .svg or .pdf", param_hint="--plot")

@@ -51,8 +51,8 @@ def run(
     media: Annotated[Media, typer.Option(help="Keep the drives in memory or in files.")] = Media.MEMORY,
 ) -> None:
     """Bring enclosures, agent and mount up, replay a trace through them, and take all down again."""
-    from agent.cli.replay.running import ReplayOptions, run_replay
     from agent.cli.replay_verb import show_table
+    from agent.replay.running import ReplayOptions, run_replay
 
     if pcap is not None:
         check_captures(transport)

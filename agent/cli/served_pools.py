@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agent.errors import UserError
-from agent.pool.opening import Inspection
-from agent.serving_mark import serving_processes
+from agent.host_os.presence import serving_processes
+from agent.pool.map.inspect import Inspection
 
 
 def refuse_served(inspections: Iterable[Inspection]) -> None:
     """Raises UserError where a pool that lies there is served by an agent of this machine.
 
-    That would go on writing into what is another pool's by then, until it finds out (agent/map_watch.py). An
-    agent elsewhere cannot be seen from here.
+    That would go on writing into what is another pool's by then, until it finds out
+    (agent/attach/map_watch.py). An agent elsewhere cannot be seen from here.
     """
     pools = {each.superblock.pool_map.pool_id for each in inspections if each.superblock is not None}
     processes = serving_processes(pools)

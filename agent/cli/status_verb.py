@@ -20,9 +20,9 @@ from rich.text import Text
 from agent.cli.hung_agent import LOOK_SECONDS, asked
 from agent.cli.tables import folding_table, print_tables
 from agent.cli.up.layout import Layout, default_state
+from agent.config.sizes import readable_bytes, readable_seconds
 from agent.errors import G35Error
-from agent.fs.mounting import dead_mount_advice
-from agent.sizes import readable_bytes, readable_seconds
+from agent.fs.doors.mounting import dead_mount_advice
 
 NAMED_MAX = 8
 """Namespaces of a kind that are shown; all are in the JSON."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent.fs.mounting import MountError, clear_dead_mount
+from agent.fs.doors.mounting import MountError, clear_dead_mount
 
 log = logging.getLogger(__name__)
 

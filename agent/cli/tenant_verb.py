@@ -11,32 +11,32 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from agent.attach.connect import WITH_ALL, look_round, unreached
+from agent.attach.map_history import map_seal
+from agent.attach.map_watch import EVERY_SECONDS
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.tables import folding_table, print_tables
-from agent.config import Configuration, load_configuration
+from agent.config.configuration import Configuration, load_configuration
+from agent.config.sizes import parse_size, size_text, unit_of
 from agent.errors import G35Error, UserError, did_you_mean
 from agent.inline.root_keys import RootKey, root_key_in
-from agent.map_watch import EVERY_SECONDS
-from agent.pool.changing import Change, Guard, change_map, simply
-from agent.pool.key_epochs import (
+from agent.pool.map.commit import Change, Guard, change_map, simply
+from agent.pool.map.document import TENANTS_MAX, MapTenant, PoolMap
+from agent.pool.map.inspect import clear_directories, newest_map
+from agent.pool.map.key_epochs import (
     left_under_earlier,
     rotating,
     slots_taken,
     with_new_data_keys,
     without_earlier_keys,
 )
-from agent.pool.key_turn import QUIET_SECONDS
-from agent.pool.kv_opening import clear_keys
-from agent.pool.map_seal import MapSeal
-from agent.pool.opening import clear_directories, newest_map
-from agent.pool.pool_map import TENANTS_MAX, MapTenant, PoolMap
+from agent.pool.map.kv_superblock import clear_keys
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.tenant_changes import find_tenant, volumes_of, with_limits, with_tenant, without_key
 from agent.pool.steps import Steps
-from agent.pool.tenants import find_tenant, volumes_of, with_limits, with_tenant, without_key
-from agent.reaching import WITH_ALL, look_round, unreached
+from agent.pool.volume.key_transition import QUIET_SECONDS
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
-from agent.seen_map import map_seal
-from agent.sizes import parse_size, size_text, unit_of
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 Name = Annotated[str, typer.Argument(help="The tenant.")]

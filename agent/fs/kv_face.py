@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.bounds import SHARED, Bounds, Holder, Limit
-from agent.fs.closing import how_closed
+from agent.fs.close_cause import how_closed
 from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
@@ -47,8 +47,7 @@ from agent.fs.interface import (
     StatFs,
 )
 from agent.fs.value_writer import Judge, ValueWriter
-from agent.pool.continuing import INACTIVE, Continuer, Trail
-from agent.pool.operations import (
+from agent.pool.access import (
     AnyReading,
     AnyVolume,
     delete_value,
@@ -56,10 +55,11 @@ from agent.pool.operations import (
     new_reading,
     new_writing,
 )
-from agent.pool.prestage import PrestageCache
-from agent.pool.refusals import PutRefused
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.prestage.readahead import INACTIVE, Continuer, Trail
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Lanes, Outcome, Steps
-from agent.pool.tally import MissCause
 from host_shim.control_wire import key_of_name
 
 KV_ROOT: Final = FACE_KV << FACE_SHIFT | 1
@@ -74,7 +74,7 @@ WRITERS: Final = Limit(
     "kv-writers", "values that are being written through files of /kv", 256,
     by="user, guest", share=SHARED, refused="ENFILE", bytes_each=4096,
 )  # fmt: skip
-"""Beside that each may hold one unit that is not yet full, which begun_puts.py bounds."""
+"""Beside that each may hold one unit that is not yet full, which partial_puts.py bounds."""
 NODES: Final = Limit(
     "kv-nodes", "values of /kv that kernels hold a reference to", 262_144,
     by="user, guest", share=SHARED, refused="one looked up long ago, and not open, goes", bytes_each=1024,

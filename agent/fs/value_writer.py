@@ -4,7 +4,7 @@ The bytes themselves do not say that they are all. These events do (docs/decisio
 
 | event | the value |
 | --- | --- |
-| all that wrote have closed it, and so has its maker (closing.py: MEANT) | is complete |
+| all that wrote have closed it, and so has its maker (close_cause.py: MEANT) | is complete |
 | nobody has it open any more, and all that wrote have closed it | is complete |
 | the last byte comes of a length that was declared (ftruncate, fallocate) | is complete |
 | a process that wrote closes it after an fsync that no write followed (UNTOLD) | is complete |
@@ -24,10 +24,10 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from agent.fs.closing import Closing, how_closed, same_process
+from agent.fs.close_cause import Closing, how_closed, same_process
 from agent.fs.interface import FsError, LockOwner
-from agent.pool.operations import AnyWriting, delete_value, new_writing
-from agent.pool.refusals import BadPut, PutRefused, TooLong
+from agent.pool.access import AnyWriting, delete_value, new_writing
+from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.steps import Acquire, Lanes, Steps
 
 Judge: TypeAlias = Callable[[LockOwner, int, bytes, int], Closing]

@@ -5,7 +5,7 @@
 The root key wraps and unwraps, and that is all that anybody asks of it. So it may stay where it is: a file
 today; a PKCS#11 token (C_WrapKey, C_UnwrapKey) or Vault's transit engine could stand behind the same three
 calls, with purpose and context as the derivation or the associated data. What is wrapped lies in the pool
-map, on flash. What the context is: agent/pool/map_keys.py.
+map, on flash. What the context is: agent/pool/map/key_contexts.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Read this before anything else in agent/. An operation such as `Volume.get` neve
 socket. It is handed *lanes* (below), submits reads and writes to them, and yields a `Wait` or an
 `Acquire` whenever it cannot go on; whoever drives it resumes it with the answer. So the same code runs
 
-* in a worker thread, which drives it by waiting on its own queue (agent/remote/lanes.py), and
+* in a worker thread, which drives it by waiting on its own queue (agent/remote/channel.py), and
 * in the simulator, which drives thousands of them in virtual time (tests/sim).
 
 What this replaced: `async def` throughout. Measured, an event loop with hand-over to threads served a
@@ -19,7 +19,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
-    from agent.pool.tally import Tally
+    from agent.pool.counters import Tally
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Lanes(Protocol):
         """None where no write is to be flushed; else a mark, to be asked for before the flush is sent."""
 
     def flushed(self, namespace: int, mark: int, flush: Pending) -> None:
-        """The flush was answered well (agent/pool/unflushed.py)."""
+        """The flush was answered well (agent/pool/flush_tracking.py)."""
 
     def written(self) -> int:
         """The number of the last write of this agent, to whichever namespace; they are numbered through."""

@@ -3,7 +3,7 @@
 The supervisor (agent/remote/supervisor.py) keeps the sessions to the enclosures and publishes what it finds;
 a worker reads it with every request. Where an enclosure is reached by several paths there is a session for
 each, and a namespace has several ways, the best first (agent/remote/paths.py). Two enclosures that show one
-namespace are judged by agent/remote/holders.py.
+namespace are judged by agent/remote/namespace_owner.py.
 
 Publishing replaces whole tuples, so a reader sees the old or the
 new state and never half of one; nothing here is locked but the list of complaints.
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from agent.pool.unflushed import Unflushed
+from agent.pool.flush_tracking import Unflushed
 from agent.remote.fence import Fence
 from agent.remote.health import Health
-from agent.remote.holders import Holders
-from agent.remote.proven import ProvenPaths, Unproven
-from agent.remote.suspicion import Change, Suspicion, Verdict
+from agent.remote.namespace_owner import Holders
+from agent.remote.outlier_detection import Change, Suspicion, Verdict
+from agent.remote.verified_paths import ProvenPaths, Unproven
 from nvmeof.host.access import NO_ACCESS_REPORT, Access
 from nvmeof.transport.base import ControllerInfo, NamespaceInfo
 from nvmeof.wire.ana import AnaState
@@ -40,7 +40,7 @@ class Enclosure:
     epoch: int = 0
     """Grows with every new session; a queue of an older epoch is of no use any more."""
     began: int = 0
-    """The number of the session among all (agent/pool/unflushed.py). Set before `epoch`."""
+    """The number of the session among all (agent/pool/flush_tracking.py). Set before `epoch`."""
     namespaces: tuple[NamespaceInfo, ...] = ()
     fault: str = "not connected yet"
     reconnects: int = 0
@@ -134,7 +134,7 @@ class Fabric:
     taken: dict[bytes, str] = field(default_factory=dict)
     """Namespaces of the map that carry another pool now, by NGUID, and its id: nothing is written there."""
     own_pool: str = ""
-    """The id of the pool that this machine has served last, if it has; see `agent/reaching.py`."""
+    """The id of the pool that this machine has served last, if it has; see `agent/attach/connect.py`."""
     _holders: Holders = field(default_factory=Holders, repr=False)
     _paths: ProvenPaths = field(default_factory=ProvenPaths, repr=False)
 

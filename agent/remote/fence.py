@@ -31,7 +31,7 @@ COMMAND_SECONDS: Final = 10.0
 """A command that was given up and is older is cleared away by resetting the controller."""
 GIVEN_UP_SECONDS: Final = 60.0
 """Longer than `COMMAND_SECONDS`, a reset and `LOST_SECONDS` together: for what stands by time alone for the
-sake of writes that were given up. The slot is shunned for as long (agent/pool/writing.py)."""
+sake of writes that were given up. The slot is shunned for as long (agent/pool/write/put.py)."""
 TIDY_SECONDS: Final = 1.0
 """How often places that are free again are taken out, at the most."""
 GRAIN: Final = 1 << 20
@@ -52,7 +52,7 @@ class Sessions(Protocol):
 
 
 class Owner(Protocol):
-    """Whose queues the commands were sent by (agent/remote/lanes.py)."""
+    """Whose queues the commands were sent by (agent/remote/channel.py)."""
 
     def look_for_answers(self) -> None: ...
 

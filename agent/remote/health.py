@@ -5,8 +5,8 @@ late answer or two are bad luck, or a busy machine, and cost their readers the d
 the namespace is left alone for a while, so that a hung drive costs a bounded part of the workers' time and
 not all of it; then one request is let through as a probe, and its answer decides. What is refused meanwhile
 is a miss at once, with the enclosure's absence as its cause. The second is slower and looks at all namespaces
-beside each other (agent/remote/suspicion.py); it reads the counts that are kept here, and sets `trusted` and
-`patience`.
+beside each other (agent/remote/outlier_detection.py); it reads the counts that are kept here, and sets
+`trusted` and `patience`.
 
 The state is a few numbers, written by all workers without a lock: a lost update delays or repeats a probe, or
 is one of many that a judgement is made of.

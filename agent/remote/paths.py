@@ -3,7 +3,8 @@
     read    lost, refused by the path (ANA), or not answered in its share of the time: sent again, by the next
     write   refused by the path: sent again. Lost or not answered: never, for it may still land (fence.py)
 
-A path that left a request alone goes behind the others for a while. Without I/O; the lanes (lanes.py) send.
+A path that left a request alone goes behind the others for a while. Without I/O; the lanes
+(remote/channel.py) send.
 """
 
 from __future__ import annotations

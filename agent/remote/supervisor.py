@@ -8,7 +8,7 @@ An enclosure is tried for ever, also one that refuses us: its operator may be ab
 subsystem or to allow this host. What keeps it away is logged when it changes, not with every try.
 
 Discovery controllers are stayed connected to as well; what they list is an enclosure like those of the
-configuration for as long as it is listed or connected (agent/remote/discovered.py).
+configuration for as long as it is listed or connected (agent/remote/discovery.py).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 
 import trio
 
-from agent.config import DiscoverySection, EnclosureSection
-from agent.remote.discovered import Discovered, itself
+from agent.config.configuration import DiscoverySection, EnclosureSection
+from agent.remote.credentials import SecretFinder, no_secrets
+from agent.remote.discovery import Discovered, itself
 from agent.remote.fabric import Enclosure, Fabric
-from agent.remote.secrets_at_hand import SecretFinder, no_secrets
-from agent.remote.suspicion import LOOK_SECONDS, Verdict
+from agent.remote.outlier_detection import LOOK_SECONDS, Verdict
 from nvmeof.authentication.secret_files import SecretFileError
 from nvmeof.errors import AuthenticationFailed, ConnectionLost, ConnectRefused, NvmeofError
 from nvmeof.host.access import Access

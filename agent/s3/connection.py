@@ -22,7 +22,6 @@ import h11
 import trio
 
 from agent.fs.complaints import Complaints
-from agent.http_connection import http_connection
 from agent.s3.answers import Answer, BrokenOff
 from agent.s3.body import Body
 from agent.s3.errors import S3Error
@@ -31,6 +30,7 @@ from agent.s3.service import S3Service
 from agent.s3.shares import Place
 from agent.s3.signature import verify
 from agent.s3.xml_out import error, http_time
+from agent.telemetry.http_connection import http_connection
 
 HEAD_BYTES_MAX: Final = 16 << 10
 HEAD_LINES_MAX: Final = 256

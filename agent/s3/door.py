@@ -1,4 +1,5 @@
-"""The S3 door: listeners, connections, and the threads that serve them (agent/fs/door.py has the contract).
+"""The S3 door: listeners, connections, and the threads that serve them (agent/fs/doors/door.py has the
+contract).
 
 An event loop of its own, in the thread `s3`, has the sockets; `s3-0` and so on have the lanes and do whatever
 blocks. Nothing of it runs in the supervisor's loop or in a worker of another door.
@@ -20,10 +21,11 @@ from typing import Any, Final
 import trio
 
 from agent.bounds import Bounds
+from agent.config.s3_section import S3Section, parse_listener
 from agent.errors import ConfigError, G35Error
 from agent.fs.complaints import Complaints
-from agent.fs.door import GRACE_SECONDS, MakeRunner
-from agent.pool.pool_map import tenant_id
+from agent.fs.doors.door import GRACE_SECONDS, MakeRunner
+from agent.pool.map.document import tenant_id
 from agent.pool.steps import Runner
 from agent.s3.connection import Connection
 from agent.s3.counters import S3Counters
@@ -33,7 +35,6 @@ from agent.s3.service import S3Service
 from agent.s3.store import ObjectStore
 from agent.s3.strangers import CONNECTIONS, KNOWN, Stranger, peer_of, watch_shares
 from agent.s3.workers import Workers
-from agent.s3_section import S3Section, parse_listener
 from nvmeof.authentication.private_files import SecretFileError, check_private
 
 log = logging.getLogger(__name__)

@@ -9,19 +9,19 @@ from functools import partial
 from pathlib import Path
 
 from agent.bounds import Bounds
+from agent.config.s3_section import S3Section
 from agent.errors import ConfigError
-from agent.fs.door import MakeRunner
+from agent.fs.doors.door import MakeRunner
 from agent.fs.files.home import NamesElsewhere
 from agent.fs.files.options import FilesOptions
-from agent.fs.pool_store import store_for
-from agent.pool.operations import AnyVolume
-from agent.pool.pool_map import tenant_id
+from agent.fs.files.pool_store import store_for
+from agent.pool.access import AnyVolume
+from agent.pool.map.document import tenant_id
 from agent.pool.steps import Lanes
-from agent.pool.volume import Volume
+from agent.pool.volume.volume import Volume
 from agent.s3.credentials import AccessKey, read_credentials_file
 from agent.s3.door import S3Door
 from agent.s3.store import ObjectStore
-from agent.s3_section import S3Section
 
 log = logging.getLogger(__name__)
 

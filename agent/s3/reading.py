@@ -1,6 +1,6 @@
 """GetObject and HeadObject: an object found, its first piece read before a byte is sent, then the rest.
 
-Whatever a piece is read from has proved itself before it is here (agent/pool/reading.py), so a byte that is
+Whatever a piece is read from has proved itself before it is here (agent/pool/read/get.py), so a byte that is
 sent is a byte that was stored. What cannot be read is NoSuchKey before the first byte, and the end of the
 connection after it.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agent.config.s3_section import S3Section
 from agent.s3.answers import Answer
 from agent.s3.body import Body
 from agent.s3.counters import S3Counters
@@ -16,7 +17,6 @@ from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore
 from agent.s3.workers import Workers
 from agent.s3.writing import ObjectWrites
-from agent.s3_section import S3Section
 
 
 class S3Service:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from agent.errors import G35Error
-from agent.fs.door import MakeRunner
+from agent.fs.doors.door import MakeRunner
 from agent.pool.steps import Runner, Steps
 from agent.s3.errors import S3Error
 

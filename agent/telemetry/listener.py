@@ -22,8 +22,8 @@ import time
 import h11
 
 from agent.bounds import ALL, Limit
-from agent.http_connection import http_connection
 from agent.telemetry.formats import Application
+from agent.telemetry.http_connection import http_connection
 
 log = logging.getLogger(__name__)
 

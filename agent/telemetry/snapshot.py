@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.operations import AnyVolume
-from agent.pool.prestage import PrestageCache
-from agent.pool.tally import MissCause, Tally, total
+from agent.pool.access import AnyVolume
+from agent.pool.counters import MissCause, Tally, total
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
 from agent.remote.fabric import Fabric
 
 
@@ -42,19 +42,20 @@ class Sources:
     guest: bool = False
     """For a guest's own eyes: process ids and paths of this machine are nothing to it."""
     tenants: Callable[[], Sequence[Mapping[str, Any]]] = tuple
-    """For each tenant: agent/tenant_upkeep.py."""
+    """For each tenant: agent/tenancy/limits.py."""
     keys: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
-    """Of volumes by name, what is told of their data keys: agent/key_rotation.py."""
+    """Of volumes by name, what is told of their data keys: agent/tenancy/key_rotation.py."""
     membership: Callable[[], Mapping[str, Any]] = dict
-    """Of the pool: agent/membership.py."""
+    """Of the pool: agent/membership/rebalance_status.py."""
     s3: Callable[[], Mapping[str, Any] | None] = lambda: None
     """Of the S3 door: agent/s3/door.py; None where there is none. Told of the whole pool only."""
     bounds: Callable[[], Sequence[Mapping[str, Any]]] = tuple
     """Counts that a stranger can raise: agent/bounds.py. Told of the whole pool only."""
     registered: Callable[[], int] = lambda: 0
-    """Bytes of clients' memory that are mapped: agent/fs/registered_memory.py."""
+    """Bytes of clients' memory that are mapped: agent/fs/control/registered_memory.py."""
     upkeep_failures: Callable[[], int] = lambda: 0
-    """Turns of the upkeep thread's duties that raised (agent/duties.py). Told of the whole pool only."""
+    """Turns of the upkeep thread's duties that raised (agent/host_os/duties.py). Told of the whole pool
+    only."""
     not_served: dict[str, str] = field(default_factory=dict)
     """What of the configuration is not served, and why. Told of the whole pool only."""
     started_at: float = field(default_factory=time.time)

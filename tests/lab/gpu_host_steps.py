@@ -190,7 +190,7 @@ def get_values(name: str, count: int, size: int) -> dict[str, int]:
 
 def replay(trace: str, requests: int) -> dict[str, Any]:
     """The first requests of a trace, as `g35 replay` plays them and `--json` says it."""
-    from agent.cli.replay.running import ReplayOptions, run_replay
+    from agent.replay.running import ReplayOptions, run_replay
 
     options = ReplayOptions(
         trace=Path(trace),

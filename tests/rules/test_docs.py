@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.exceptions import TyperException
 
-from agent.pool.prestage import PrestageCache
-from agent.pool.tally import MissCause
+from agent.pool.counters import MissCause
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.remote.fabric import Enclosure, Fabric
 from agent.telemetry import metrics, snapshot
 from tests.support import cli_reference

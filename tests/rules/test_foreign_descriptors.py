@@ -19,8 +19,8 @@ OWNERS = (
 )
 RECEIVING = {"recvmsg", "recvmsg_into", "recv_fds", "pidfd_getfd", "SCM_RIGHTS", "_SYS_PIDFD_GETFD"}
 RECEIVES_OTHERWISE = {
-    "agent/fs/mounting.py": "the one descriptor of /dev/fuse that fusermount3, which we started, sends us",
-    "agent/virtio_driver/connection.py": "a front-end of ours (bench, tests) before the agent that it drives",
+    "agent/fs/doors/mounting.py": "the one descriptor of /dev/fuse that fusermount3, which we started, sends us",
+    "agent/bench/virtio_driver/connection.py": "a front-end of ours (bench, tests) before the agent that it drives",
     "emulator/lab/vhost_messages.py": "the relay before a QEMU that we started: it keeps what belongs to "
     "that guest alone, hands it to the agent, and ends with that guest",
     "emulator/roce/bench.py": "UDP datagrams, which carry none",
@@ -28,12 +28,12 @@ RECEIVES_OTHERWISE = {
 }
 MAPS_OTHERWISE = {
     "agent/fs/virtiofs/guest_books.py": "a file that the agent has made in its state folder",
-    "agent/virtio_driver/guest_memory.py": "memfds that the driver has made itself",
+    "agent/bench/virtio_driver/guest_memory.py": "memfds that the driver has made itself",
     "emulator/lab/device_setup.py": "memory of the guest that this relay serves, and with which it ends",
     "host_shim/registered_memory.py": "a memfd that the client has made itself",
 }
 HANDLERS = (
-    "agent/fs/registered_memory.py",
+    "agent/fs/control/registered_memory.py",
     "agent/fs/virtiofs/back_end.py",
     "agent/fs/virtiofs/device.py",
     "agent/fs/virtiofs/door.py",

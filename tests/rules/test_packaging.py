@@ -51,7 +51,7 @@ def test_there_are_two(wheels: dict[str, zipfile.ZipFile]) -> None:
 def test_the_program_is_the_four_rooms(wheels: dict[str, zipfile.ZipFile]) -> None:
     wheel = wheels["g35"]
     assert _tops(wheel) == {"agent", "emulator", "host_shim", "nvmeof"}
-    assert "agent/cli/replay/sample_trace.jsonl" in wheel.namelist()
+    assert "agent/replay/sample_trace.jsonl" in wheel.namelist()
     assert "emulator/lab/init.sh" in wheel.namelist()
     assert "agent/deploy/g35-agent.service" in wheel.namelist()
     scripts = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))

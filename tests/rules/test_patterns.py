@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.http_connection import LINEAR
+from agent.telemetry.http_connection import LINEAR
 from tests.support.pattern_overlap import overlap
 from tests.support.tree import ROOMS, tracked_files
 

@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from agent.pool import copies, scrub
+from agent.pool.maintenance import replication, scrub
 from tests.support import pool_simulation
 from tests.support.copies_simulation import CopiesSimulation
 from tests.support.pool_simulation import Wrong
@@ -68,7 +68,7 @@ def test_the_same_seed_is_the_same_run(seed: int) -> None:
 
 def test_the_oracle_sees_a_copy_that_comes_after_a_delete(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the look at the original the simulation must fail, or it proves nothing."""
-    monkeypatch.setattr(copies._Copy, "original_stands", lambda self: True)
+    monkeypatch.setattr(replication._Copy, "original_stands", lambda self: True)
     for number in range(150):
         try:
             CopiesSimulation((seed, number), agents=1).run()

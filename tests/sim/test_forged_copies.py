@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.pool import changing
+from agent.pool.map import commit
 from tests.support.forged_pool import ForgedPool
 
 SEEDS = int(os.environ.get("G35_FORGED_SEEDS", "20"))
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.expects_log(".*")
 
 
 def test_many_seeds(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changing, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(commit, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # of the agents' notes, some hundred times
     counts: Counter[str] = Counter()
     for number in range(SEEDS):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.replay.lru import LruBaseline
-from agent.pool.volume import Timing
+from agent.pool.volume.volume import Timing
+from agent.replay.lru import LruBaseline
 from tests.support.memory_pool import MemoryPool, PoolAgent
 
 Request = tuple[float, list[int]]

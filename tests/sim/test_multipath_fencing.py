@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from agent.pool.steps import Pending, Steps, Wait
+from agent.remote.channel import WorkerLanes
 from agent.remote.fence import LOST_SECONDS, Fence
-from agent.remote.lanes import WorkerLanes
 from nvmeof.wire.status import Status
 from tests.support.two_paths import BLOCK, TwoPaths
 
@@ -85,7 +85,7 @@ def trials(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def run_all(trials: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
     for trial in trials:
         # Each has a clock of its own.
-        monkeypatch.setattr("agent.remote.lanes.time", trial.rig.clock)
+        monkeypatch.setattr("agent.remote.channel.time", trial.rig.clock)
         for _ in range(STEPS):
             trial.step()
 

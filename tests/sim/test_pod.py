@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.reading import Reading
-from agent.remote.suspicion import Verdict
+from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.read.get import Reading
+from agent.remote.outlier_detection import Verdict
 from tests.support.pod_flash import Flash, Wrong
 from tests.support.pod_shapes import FAULTS, calm_shape, full_shape
 from tests.support.pod_simulation import PodSimulation
@@ -221,7 +221,7 @@ def test_the_oracle_sees_a_read_that_takes_its_time(seed: int, monkeypatch: pyte
 
 def test_the_oracle_sees_a_new_value_on_a_suspect(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's choice is made blind; the oracle's is not."""
-    from agent.pool.writing import Writing
+    from agent.pool.write.put import Writing
 
     original = Writing._reserve
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from agent.pool.copies import work_off
-from agent.pool.refusals import PutRefused
-from agent.pool.scrub import Scrubber, ScrubCounters, look_into_reports
-from agent.pool.upkeep import delete
+from agent.pool.errors import PutRefused
+from agent.pool.maintenance.replication import work_off
+from agent.pool.maintenance.scrub import Scrubber, ScrubCounters, look_into_reports
+from agent.pool.write.delete_and_pin import delete
 from tests.support.memory_pool import SUITES, key_of, volume_settings
 from tests.support.pool_simulation import WRITE_DEADLINE, PoolSimulation, SimAgent, Steps, Wrong
 from tests.support.sim_flash import SimLanes, SimNamespace

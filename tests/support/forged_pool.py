@@ -21,26 +21,26 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.attach.map_history import SeenMaps, map_seal, opens
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
-from agent.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool.changing import Change, change_map, simply
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.joining import join, settle, unsettled
-from agent.pool.key_epochs import rotating, with_new_data_keys, without_earlier_keys
-from agent.pool.kv_opening import inspect_kv, write_kv_superblock
-from agent.pool.kv_volume import KvVolume
-from agent.pool.map_copies import read_copies
-from agent.pool.map_seal import MapSeal
-from agent.pool.opening import Inspection, inspect, newest_map, write_superblock
-from agent.pool.operations import AnyVolume, new_reading, new_writing
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.prestage import PrestageCache
-from agent.pool.refusals import PutRefused
-from agent.pool.superblock import COPY_OFFSETS
-from agent.pool.tenants import find_tenant, with_limits, with_tenant, without_key
-from agent.pool.volume import Timing, Volume
-from agent.seen_map import SeenMaps, map_seal, opens
-from agent.tenant_upkeep import TenantUpkeep, limits_of
+from agent.membership.join import join, settle, unsettled
+from agent.pool.access import AnyVolume, new_reading, new_writing
+from agent.pool.errors import PutRefused
+from agent.pool.kv.volume import KvVolume
+from agent.pool.map.commit import Change, change_map, simply
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import Inspection, inspect, newest_map, write_superblock
+from agent.pool.map.key_epochs import rotating, with_new_data_keys, without_earlier_keys
+from agent.pool.map.kv_superblock import inspect_kv, write_kv_superblock
+from agent.pool.map.replicas import read_copies
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.superblock import COPY_OFFSETS
+from agent.pool.map.tenant_changes import find_tenant, with_limits, with_tenant, without_key
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
+from agent.tenancy.limits import TenantUpkeep, limits_of
 from tests.support.forgeries import ROOT, forgery
 from tests.support.memory_pool import nguid_of
 from tests.support.two_faced_flash import TwoFacedLanes, TwoFacedNamespace
@@ -81,7 +81,7 @@ class Viewer:
 
 
 class AgentOfPool:
-    """What an agent has to do with pool maps, put together as in agent/agent.py."""
+    """What an agent has to do with pool maps, put together as in agent/service/agent.py."""
 
     def __init__(self, viewer: Viewer, state: Path) -> None:
         self.viewer, self.state, self.lanes = viewer, state, viewer.lanes

@@ -11,9 +11,9 @@ from typing import Any
 
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.map_seal import MapSeal
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.superblock import LAYOUT_VERSION, MAGIC, Superblock
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.superblock import LAYOUT_VERSION, MAGIC, Superblock
 
 ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
 STRANGERS_ROOT = HeldRootKey(SecretKey(b"\x66" * 32), "a stranger's")

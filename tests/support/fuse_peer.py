@@ -6,10 +6,10 @@ import os
 import stat
 from dataclasses import dataclass
 
-from agent.fs.fuse_abi import InHeader, InitIn, Opcode, OutHeader
-from agent.fs.fuse_protocol import FuseSession
-from agent.fs.fuse_replies import EntryOut, OpenOut
-from agent.fs.fuse_requests import WRITE_HEAD_BYTES, CreateIn
+from agent.fs.fuse.abi import InHeader, InitIn, Opcode, OutHeader
+from agent.fs.fuse.replies import EntryOut, OpenOut
+from agent.fs.fuse.requests import WRITE_HEAD_BYTES, CreateIn
+from agent.fs.fuse.session import FuseSession
 from tests.support.inline_runner import InlineRunner
 
 KERNEL_MINOR = 45

@@ -17,8 +17,8 @@ from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
-from agent.fs.fuse_abi import InHeader, Opcode, OutHeader
-from agent.fs.mounting import MountOptions, mount, unmount
+from agent.fs.doors.mounting import MountOptions, mount, unmount
+from agent.fs.fuse.abi import InHeader, Opcode, OutHeader
 
 FILE = 2
 _ATTRIBUTES = struct.Struct("=QQQQQQIIIIIIIIII")

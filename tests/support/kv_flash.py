@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agent.pool.kv_volume import KvVolume, room_of
+from agent.pool.kv.volume import KvVolume, room_of
 from agent.pool.steps import Buffer, Pending
-from agent.pool.volume import KvShare, Timing, VolumeSettings
+from agent.pool.volume.volume import KvShare, Timing, VolumeSettings
 from nvmeof.wire.kv import encode_key_list
 from tests.support.memory_pool import TENANT, VOLUME_ID, fixed_secret, nguid_of
 from tests.support.step_scheduler import StepScheduler
@@ -89,7 +89,7 @@ class SimKvNamespace:
 
 @dataclass(eq=False)
 class KvSimPending:
-    """One command on a key under way: agent.pool.kv_steps.KvPending."""
+    """One command on a key under way: agent.pool.kv.commands.KvPending."""
 
     done: bool = False
     received: int = 0

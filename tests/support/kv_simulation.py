@@ -18,14 +18,14 @@ from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
-from agent.pool.kv_reading import KvReading
-from agent.pool.kv_room import RESERVED_KEY
-from agent.pool.kv_volume import KvVolume, room_of
-from agent.pool.kv_writing import KvWriting, delete_key
-from agent.pool.refusals import PutRefused
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.tally import Tally, total
-from agent.pool.volume import Timing
+from agent.pool.counters import Tally, total
+from agent.pool.errors import PutRefused
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.get import KvReading
+from agent.pool.kv.put import KvWriting, delete_key
+from agent.pool.kv.volume import KvVolume, room_of
+from agent.pool.volume.volume import Timing
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace, kv_volume
 from tests.support.memory_pool import SUITES, key_of
 from tests.support.pool_simulation import Wrong

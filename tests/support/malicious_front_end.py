@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agent.fs.fuse_protocol import FuseLimits
+from agent.fs.fuse.session import FuseLimits
 from agent.fs.virtiofs.back_end import BackEnd, PeerError, QueueSetup
 from agent.fs.virtiofs.device import Device
 from agent.fs.virtiofs.device_queue import BadRing, DeviceQueue

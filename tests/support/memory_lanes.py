@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from agent.pool.counters import Tally
+from agent.pool.flush_tracking import Unflushed
 from agent.pool.steps import Acquire, Buffer, Pending, Steps
-from agent.pool.tally import Tally
-from agent.pool.unflushed import Unflushed
 
 T = TypeVar("T")
 

@@ -10,15 +10,15 @@ import random
 from collections.abc import Sequence
 
 from agent.inline.secrets import VOLUME_SECRET_BYTES, SecretKey
-from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.prestage import PrestageCache
-from agent.pool.reading import Reading
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.tally import MissCause, Tally
-from agent.pool.upkeep import delete
-from agent.pool.volume import Timing, Volume, VolumeExtent, VolumeSettings
-from agent.pool.writing import PUT_FRESH_SECONDS, Writing
+from agent.pool.counters import MissCause, Tally
+from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.read.get import Reading
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume, VolumeExtent, VolumeSettings
+from agent.pool.write.delete_and_pin import delete
+from agent.pool.write.put import PUT_FRESH_SECONDS, Writing
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 
 EXTENT_AT = 1 << 20

@@ -6,9 +6,9 @@ from collections.abc import Generator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.mover import Mover
-from agent.pool.volume import Timing, Volume
+from agent.pool.maintenance.rebalance import Mover
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
 from tests.support.memory_pool import fixed_secret
 from tests.support.pod_flash import PodMap
 from tests.support.sim_flash import SimLanes

@@ -31,16 +31,16 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.reading import Reading
-from agent.pool.refusals import PutRefused
-from agent.pool.tally import Tally, total
-from agent.pool.upkeep import delete
-from agent.pool.volume import Timing, Volume
-from agent.pool.writing import Writing
+from agent.pool.counters import Tally, total
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.read.get import Reading
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
+from agent.pool.write.delete_and_pin import delete
+from agent.pool.write.put import Writing
 from agent.remote.health import Health
-from agent.remote.suspicion import LOOK_SECONDS, Suspicion, Verdict
+from agent.remote.outlier_detection import LOOK_SECONDS, Suspicion, Verdict
 from tests.support.memory_pool import fixed_secret, key_of
 from tests.support.pod_flash import MARK, VALUE_BYTES, Flash, PodMap, Wrong
 from tests.support.pod_joining import changed, forget_what_left, moving

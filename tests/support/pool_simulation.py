@@ -21,15 +21,15 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.pool.directory_cache import DAMAGE_LOOK_SECONDS, DirectoryCache
-from agent.pool.prestage import PrestageCache
-from agent.pool.prestager import stage
-from agent.pool.reading import Reading
-from agent.pool.refusals import PutRefused
-from agent.pool.tally import Tally, total
-from agent.pool.upkeep import delete, pin
-from agent.pool.volume import Timing, Volume
-from agent.pool.writing import Writing
+from agent.pool.counters import Tally, total
+from agent.pool.errors import PutRefused
+from agent.pool.prestage.prefetcher import stage
+from agent.pool.read.get import Reading
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS, DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
+from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.write.put import Writing
 from tests.support.memory_pool import SUITES, fixed_secret, key_of, volume_settings
 from tests.support.sim_flash import SimLanes, SimNamespace
 from tests.support.step_scheduler import Sleep, StepScheduler

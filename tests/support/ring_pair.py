@@ -6,12 +6,12 @@ import itertools
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from agent.bench.virtio_driver.guest_memory import GuestMemory
+from agent.bench.virtio_driver.ring import DriverRing, Span
 from agent.fs.virtiofs.device_queue import Chain, DeviceQueue
 from agent.virtio.inflight import queue_bytes
 from agent.virtio.memory_table import MappedRegion, MemoryTable
 from agent.virtio.vhost_user import Region
-from agent.virtio_driver.guest_memory import GuestMemory
-from agent.virtio_driver.ring import DriverRing, Span
 
 
 def table_of(memory: GuestMemory) -> MemoryTable:

@@ -13,6 +13,7 @@ import boto3
 import botocore.config
 
 from agent.bounds import Bounds
+from agent.config.s3_section import S3Section
 from agent.fs.files.options import FilesOptions
 from agent.inline.secrets import SecretKey
 from agent.s3.credentials import AccessKey
@@ -20,7 +21,6 @@ from agent.s3.door import S3Door
 from agent.s3.requests import http_request
 from agent.s3.signature import UNSIGNED, Signer, canonical_request, signature_of, signing_key
 from agent.s3.store import ObjectStore
-from agent.s3_section import S3Section
 from tests.support.inline_runner import inline_runner
 from tests.support.memory_blocks import MemoryBlockStore
 

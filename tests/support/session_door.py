@@ -7,11 +7,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from agent.fs.control_face import CONTROL_ROOT, ControlFace, StartPrestage
+from agent.fs.control.face import CONTROL_ROOT, ControlFace, StartPrestage
+from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.interface import Caller, FsError
-from agent.fs.registered_memory import RegisteredMemory
-from agent.pool.continuing import INACTIVE, Continuer
-from agent.pool.operations import AnyVolume
+from agent.pool.access import AnyVolume
+from agent.pool.prestage.readahead import INACTIVE, Continuer
 from agent.pool.steps import settle
 from host_shim.control_wire import Outcome
 from tests.support.memory_pool import PoolAgent

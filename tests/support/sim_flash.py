@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agent.pool.steps import Buffer, Pending
-from agent.remote.asked import NOT_ANSWERING, Asked
 from agent.remote.health import Health
+from agent.remote.outstanding import NOT_ANSWERING, Asked
 from tests.support.memory_lanes import MemoryNamespace
 from tests.support.step_scheduler import StepScheduler
 from tests.support.timed_lanes import TimedLanes

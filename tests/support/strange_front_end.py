@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from agent.fs.fuse_abi import Opcode
+from agent.fs.fuse.abi import Opcode
 from tests.support.hanging_files import HangingFiles
 
 REPOSITORY = Path(__file__).resolve().parents[2]

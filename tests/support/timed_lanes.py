@@ -5,8 +5,8 @@ Nothing here sits in a volatile cache, so no write is ever in doubt; what fsync 
 
 from __future__ import annotations
 
+from agent.pool.counters import Tally
 from agent.pool.steps import Pending
-from agent.pool.tally import Tally
 from tests.support.memory_lanes import WorkerBuffer
 from tests.support.step_scheduler import StepScheduler
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agent.pool.kv_room import RESERVED_KEY
-from agent.pool.pool_map import DATA_START
+from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.map.document import DATA_START
 from agent.pool.steps import Buffer
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
 

@@ -14,9 +14,9 @@ from typing import cast
 
 import pytest
 
-from agent.remote import lanes as lanes_module
+from agent.remote import channel as lanes_module
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Enclosure, Fabric
-from agent.remote.lanes import WorkerLanes
 from nvmeof.host.command import Command
 from nvmeof.transport.base import ControllerInfo, HostQueue, NamespaceInfo
 from nvmeof.wire.sqe import IoOpcode

@@ -9,9 +9,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from agent.pool.opening import COPY_BYTES
-from agent.pool.pool_map import PoolMap
-from agent.pool.superblock import decode_superblock_untrusted
+from agent.pool.map.document import PoolMap
+from agent.pool.map.inspect import COPY_BYTES
+from agent.pool.map.superblock import decode_superblock_untrusted
 from emulator.jbof.process import EnclosureProcess
 from tests.support.processes import Processes, Started
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agent.bench.virtio_driver.guest_memory import Room, pages_of
+from agent.bench.virtio_driver.machine import Machine
 from agent.fs.interface import NOBODY, LockOwner
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import GuestBooks
-from agent.virtio_driver.guest_memory import Room, pages_of
-from agent.virtio_driver.machine import Machine
 from tests.support.inline_runner import inline_runner
 from tests.support.memory_filesystem import MemoryFileSystem
 

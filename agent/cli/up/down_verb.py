@@ -13,7 +13,7 @@ import typer
 
 from agent.cli.up.layout import Layout, default_state, is_alive
 from agent.errors import G35Error
-from agent.fs.mounting import clear_dead_mount
+from agent.fs.doors.mounting import clear_dead_mount
 
 SECONDS = 45.0
 CHILDREN_SECONDS = 5.0

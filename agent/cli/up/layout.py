@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.errors import G35Error, UserError
-from agent.fs.mounting import is_mounted, may_mount
+from agent.fs.doors.mounting import is_mounted, may_mount
 
 PRESTAGE_MEMORY = "256M"
 S3_BUCKET = "kvcache"

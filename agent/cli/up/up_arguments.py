@@ -15,13 +15,13 @@ from typing import Any, cast
 import typer
 
 from agent.cli.up.layout import AgentOptions, Layout, agent_toml
-from agent.config import parse_configuration, parse_size
+from agent.config.configuration import parse_configuration, parse_size
+from agent.config.sizes import typed_size
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.pool_map import VALUE_BYTES_MAX, VALUE_BYTES_MIN, PoolMap, plan_pool
-from agent.pool.superblock import MAP_BYTES_MAX
-from agent.sizes import typed_size
+from agent.pool.map.document import VALUE_BYTES_MAX, VALUE_BYTES_MIN, PoolMap, plan_pool
+from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.telemetry.listen_address import parse_listen_address
 
 NAMESPACES_MAX = 4096
@@ -56,7 +56,7 @@ class Suite(StrEnum):
 
 
 class StayAwakeName(StrEnum):
-    """While what requests come processors are kept from sleeping (agent/awake.py)."""
+    """While what requests come processors are kept from sleeping (agent/host_os/cpu_idle.py)."""
 
     NEVER = "never"
     SHORT = "short"

@@ -51,9 +51,9 @@ from agent.cli.up.up_arguments import (
     token_option,
     value_size_option,
 )
-from agent.config import PATHS_MAX
+from agent.config.configuration import PATHS_MAX
 from agent.errors import G35Error
-from agent.fs.mounting import clear_dead_mount
+from agent.fs.doors.mounting import clear_dead_mount
 from agent.inline.secrets import create_root_key
 from agent.s3.credentials import new_credentials_file
 

@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from agent.payload_memory import payload_memory
+from agent.host_os.payload_memory import payload_memory
 
 _ZEROS: Final = memoryview(bytes(1 << 20))
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from agent.fs.complaints import Complaints
-from agent.fs.fuse_abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
-from agent.fs.fuse_protocol import WANTED_BY_GUESTS, FuseLimits, FuseSession
+from agent.fs.fuse.abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
+from agent.fs.fuse.session import WANTED_BY_GUESTS, FuseLimits, FuseSession
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
 from agent.fs.virtiofs import surroundings
 from agent.fs.virtiofs.back_end import PeerError, QueueSetup

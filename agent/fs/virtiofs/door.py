@@ -24,8 +24,8 @@ import time
 from pathlib import Path
 
 from agent.errors import G35Error
-from agent.fs.door import GRACE_SECONDS, MakeRunner
-from agent.fs.fuse_protocol import FuseLimits
+from agent.fs.doors.door import GRACE_SECONDS, MakeRunner
+from agent.fs.fuse.session import FuseLimits
 from agent.fs.interface import FileSystem
 from agent.fs.virtiofs.back_end import BackEnd, PeerError
 from agent.fs.virtiofs.device import Device
@@ -47,7 +47,7 @@ LAST_WORDS_SECONDS = 5.0
 
 
 class VirtioFsDoor:
-    """A `Door` (agent/fs/door.py) for one guest at a time."""
+    """A `Door` (agent/fs/doors/door.py) for one guest at a time."""
 
     def __init__(
         self,

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.errors import G35Error
-from agent.fs.fuse_abi import InitFlag
-from agent.fs.fuse_protocol import Negotiated
+from agent.fs.fuse.abi import InitFlag
+from agent.fs.fuse.session import Negotiated
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from agent.fs.fuse_abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
-from agent.fs.fuse_protocol import Reply
-from agent.fs.fuse_requests import WRITE_HEAD_BYTES
+from agent.fs.fuse.abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
+from agent.fs.fuse.requests import WRITE_HEAD_BYTES
+from agent.fs.fuse.session import Reply
+from agent.host_os.payload_memory import payload_memory
 from agent.inline.scatter import Scatter, Target
-from agent.payload_memory import payload_memory
 
 ARGUMENTS_BYTES_MAX: Final = 128 << 10
 """Header and arguments of anything but a WRITE; an extended attribute's value is the longest (64 KiB)."""

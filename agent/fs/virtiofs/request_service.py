@@ -5,7 +5,7 @@ Apart from `Device`, because this runs for every request.
 
 from __future__ import annotations
 
-from agent.fs.fuse_protocol import FuseSession, Reply
+from agent.fs.fuse.session import FuseSession, Reply
 from agent.fs.virtiofs.device_queue import Chain
 from agent.fs.virtiofs.request_buffers import RequestBuffers
 from agent.fs.virtiofs.served_again import acknowledged, as_done_before, is_given_back, refused_again

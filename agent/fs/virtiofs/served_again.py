@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import errno
 
-from agent.fs.fuse_abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
-from agent.fs.fuse_protocol import Reply
-from agent.fs.fuse_requests import Rename2In
+from agent.fs.fuse.abi import IN_HEADER_BYTES, OUT_HEADER_BYTES, InHeader, Opcode, OutHeader
+from agent.fs.fuse.requests import Rename2In
+from agent.fs.fuse.session import Reply
 
 RENAME_EXCHANGE = 2
 _GIVES_BACK = frozenset({Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.RELEASEDIR})

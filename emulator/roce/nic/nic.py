@@ -22,10 +22,10 @@ from typing import Final
 from emulator.roce.nic.counters import Count
 from emulator.roce.nic.device_services import WINDOW_BYTES
 from emulator.roce.nic.multicast import MULTICAST_QPN
-from emulator.roce.nic.objects import Objects
 from emulator.roce.nic.packets_in import RowReader, identification_of
 from emulator.roce.nic.packets_out import MAX_BURST, ROW_OVERHEAD, VOLLEY_BURSTS
 from emulator.roce.nic.path import incoming_flow
+from emulator.roce.nic.resources import Objects
 from emulator.roce.nic.verbs import Address, Burst, Limits
 from emulator.roce.wire.bth import BTH, DEFAULT_P_KEY, LOW_24_BITS, MIGRATION_REQUEST
 from emulator.roce.wire.flow import Flow

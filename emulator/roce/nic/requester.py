@@ -28,7 +28,7 @@ from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.packets_out import rows_of
 from emulator.roce.nic.path import Share
 from emulator.roce.nic.qp_context import QpContext
-from emulator.roce.nic.requests import answered_packet, message_packet, prepare
+from emulator.roce.nic.request_packets import answered_packet, message_packet, prepare
 from emulator.roce.nic.retry import Due, RetryClock
 from emulator.roce.nic.verbs import Burst, QpState, SendFlags, SendOpcode, WcStatus
 from emulator.roce.nic.work import (

@@ -19,7 +19,7 @@ from emulator.roce.nic.counters import Count
 from emulator.roce.nic.memory import EMPTY, Bytes, ProtectionFault, SpanList
 from emulator.roce.nic.packets_in import Row
 from emulator.roce.nic.qp_context import QpContext
-from emulator.roce.nic.responses import AtomicAnswer, ReadAnswer, Responses
+from emulator.roce.nic.response_packets import AtomicAnswer, ReadAnswer, Responses
 from emulator.roce.nic.verbs import (
     MAX_MESSAGE,
     NO_WC_FLAGS,

@@ -15,7 +15,7 @@ from emulator.roce.nic.counters import Count
 from emulator.roce.nic.qp_context import QpContext
 from emulator.roce.nic.requester import Requester
 from emulator.roce.nic.responder import NotReady, Refusal, Responder
-from emulator.roce.nic.responses import Responses
+from emulator.roce.nic.response_packets import Responses
 from emulator.roce.nic.verbs import Burst, WcStatus
 from emulator.roce.nic.work import UNRELIABLE_SHAPES, extended_psn
 from emulator.roce.nic.work_requests import ReceiveRequest

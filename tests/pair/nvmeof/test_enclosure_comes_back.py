@@ -17,7 +17,7 @@ import pytest
 import trio
 import trio.testing
 
-from agent.config import EnclosureSection
+from agent.config.configuration import EnclosureSection
 from agent.remote.supervisor import Supervisor
 from nvmeof.controller.tcp_queue import TcpControllerQueue
 from nvmeof.errors import NvmeofError

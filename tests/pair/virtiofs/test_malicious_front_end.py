@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.bench.virtio_driver import fuse_wire as wire
 from agent.fs.virtiofs.back_end import FEATURES, BackEnd
 from agent.virtio.split_ring import DESCRIPTOR_BYTES
 from agent.virtio.vhost_user import (
@@ -29,7 +30,6 @@ from agent.virtio.vhost_user import (
     VringState,
     encode_message,
 )
-from agent.virtio_driver import fuse_wire as wire
 from tests.support.malicious_front_end import SECRET, Event, InlineDevice, Memory, extreme, scrambled
 
 FUZZ = max(50_000, int(os.environ.get("G35_FUZZ", "0")))

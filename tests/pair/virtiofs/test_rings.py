@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.virtio_driver.ring import Span
+from agent.bench.virtio_driver.ring import Span
 from tests.support.ring_pair import RingPair
 
 SIZES = st.lists(st.integers(1, 300), max_size=4)

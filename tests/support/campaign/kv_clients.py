@@ -14,9 +14,9 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
-from agent.cli.bench.virtiofs_files import VirtiofsFiles
-from agent.virtio_driver.connection import BackEndFault, BackEndGone
-from agent.virtio_driver.machine import Machine
+from agent.bench.virtio_driver.connection import BackEndFault, BackEndGone
+from agent.bench.virtio_driver.machine import Machine
+from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool, Volume
 from tests.support.campaign.client import Away, Client
 from tests.support.campaign.findings import WRONG, Findings

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET
-from agent.pool.slot import HEADER_BYTES
+from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET
+from agent.pool.format.slot import HEADER_BYTES
 from emulator.jbof.control_client import ControlError, ask
 from host_shim.pool import Pool
 from tests.support.processes import Processes, Started

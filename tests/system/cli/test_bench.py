@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.bench import failover_probes, stopped_probes, tenant_probes
-from agent.cli.bench.bench_verb import REQUESTS, SECONDS
-from agent.cli.bench.catalog import chosen
-from agent.cli.bench.records import write
-from agent.cli.bench.running import Wishes, run
+from agent.bench import failover_probes, stopped_probes, tenant_probes
+from agent.bench.bench_verb import REQUESTS, SECONDS
+from agent.bench.catalog import chosen
+from agent.bench.records import write
+from agent.bench.running import Wishes, run
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.bench import loop_probe
-from agent.cli.bench.client_process import LineClient, speed
-from agent.cli.bench.loop_client import Ticker, Ticks
-from agent.cli.bench.peer_site import interpreter, linked_packages
-from agent.cli.bench.redis_site import NotHere
-from agent.cli.bench.rounds import Sample
+from agent.bench import loop_probe
+from agent.bench.client_process import LineClient, speed
+from agent.bench.loop_client import Ticker, Ticks
+from agent.bench.peer_site import interpreter, linked_packages
+from agent.bench.redis_site import NotHere
+from agent.bench.rounds import Sample
 from agent.errors import G35Error
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until
@@ -25,7 +25,7 @@ from tests.support.waiting import wait_until
 NO_NETWORK = "no network namespace can be made here: neither CAP_SYS_ADMIN nor user namespaces for all"
 SCRIPTED_PEER = """
 import os
-from agent.cli.bench.peers.lines import talk
+from agent.bench.peers.lines import talk
 
 class Lane:
     def __init__(self, values):
@@ -97,7 +97,7 @@ def test_a_network_of_its_own_has_a_loopback_and_nothing_else() -> None:
         [
             sys.executable, "-P", "-c",
             "import socket\n"
-            "from agent.cli.bench.peers.servers import enter_own_network\n"
+            "from agent.bench.peers.servers import enter_own_network\n"
             "enter_own_network()\n"
             "server = socket.create_server(('0.0.0.0', 0))\n"
             "socket.create_connection(('127.0.0.1', server.getsockname()[1])).close()\n"
@@ -117,7 +117,7 @@ def test_an_engines_interpreter_finds_our_packages(tmp_path: Path) -> None:
     path = linked_packages(tmp_path)
     assert linked_packages(tmp_path) == path
     subprocess.run(
-        [sys.executable, "-S", "-P", "-c", "import agent.cli.bench.peers, agent.errors"],
+        [sys.executable, "-S", "-P", "-c", "import agent.bench.peers, agent.errors"],
         check=True, cwd="/", env={"PYTHONPATH": str(path)}, timeout=60,
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.errors import ConfigError
-from agent.pool.prestage import PrestageCache
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.remote.fabric import Enclosure, Fabric
 from agent.telemetry import listener, metrics, snapshot
 from tests.support.memory_pool import MemoryPool

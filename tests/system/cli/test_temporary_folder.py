@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.temporary_folder import temporary_folder
-from agent.fs.mounting import is_mounted
+from agent.fs.doors.mounting import is_mounted
 from tests.support.mounted import can_mount, mounted
 
 OWNER = """

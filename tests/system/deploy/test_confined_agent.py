@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs.mounting import is_mounted
+from agent.fs.doors.mounting import is_mounted
 from tests.support.leaks import unmount_below
 from tests.support.mounted import can_mount
 from tests.support.processes import Processes, Started

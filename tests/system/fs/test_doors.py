@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from agent.fs import mounting
-from agent.fs.door import DoorKind, make_door
+from agent.fs.doors import mounting
+from agent.fs.doors.door import DoorKind, make_door
+from agent.fs.doors.mounting import MountError
 from agent.fs.interface import NOBODY, FsError, LockOwner
-from agent.fs.mounting import MountError
 from tests.support.inline_runner import inline_runner
 from tests.support.memory_filesystem import FaultyFileSystem, MemoryFileSystem
 from tests.support.mounted import KINDS, can_mount, mounted, python
@@ -392,7 +392,7 @@ SERVER = """
 import os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from agent.fs.door import make_door
+from agent.fs.doors.door import make_door
 from tests.support.inline_runner import inline_runner
 from tests.support.memory_filesystem import MemoryFileSystem
 door = make_door(sys.argv[3], MemoryFileSystem(), Path(sys.argv[2]), 2, inline_runner)

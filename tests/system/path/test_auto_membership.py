@@ -12,22 +12,22 @@ from typing import Any
 import pytest
 import trio
 
-from agent import auto_membership
-from agent.auto_membership import REST_SECONDS, AutoMembership, Patience
-from agent.config import Configuration
+from agent.attach.connect import connected, look_round
+from agent.config.configuration import Configuration
+from agent.config.pool_section import PoolSection
 from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.joining import unsettled
-from agent.pool.map_seal import MapSeal
-from agent.pool.opening import newest_map, write_superblock
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.tenants import without_key
-from agent.pool.volume import wait_for
-from agent.pool_section import PoolSection
-from agent.reaching import connected, look_round
+from agent.membership import auto_join
+from agent.membership.auto_join import REST_SECONDS, AutoMembership, Patience
+from agent.membership.join import unsettled
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import newest_map, write_superblock
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.tenant_changes import without_key
+from agent.pool.volume.volume import wait_for
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Port, Subsystem
 from tests.support.processes import Processes
@@ -216,15 +216,15 @@ def test_a_namespace_that_missed_an_erasure_gets_the_map_when_it_is_back(tmp_pat
         rig.lanes.run(write_superblock(rig.lanes, 0, rig.fabric.nguids[0], erased))
         rig.follow()
         for _ in range(2):
-            rig.turn(seconds=auto_membership.MEND_SECONDS)
+            rig.turn(seconds=auto_join.MEND_SECONDS)
         assert rig.autos[0].mended == 1
-        rig.turn(seconds=auto_membership.MEND_SECONDS)
+        rig.turn(seconds=auto_join.MEND_SECONDS)
         assert not rig.autos[0]._differed
         assert rig.found() == erased
         rig.pool_map = erased.model_copy(update={"version": 9})
         rig.autos[0]._differed = True
         with pytest.raises(G35Error, match="newest pool map is away"):
-            rig.turn(seconds=auto_membership.MEND_SECONDS)
+            rig.turn(seconds=auto_join.MEND_SECONDS)
 
     with enclosure("pool", 2) as pool:
         with_rig(tmp_path, work, pool)

@@ -8,10 +8,10 @@ from typing import Any
 
 from agent.inline.root_keys import HeldRootKey, root_key_in
 from agent.inline.secrets import SecretKey
-from agent.pool.map_seal import MapSeal
-from agent.pool.opening import COPY_BYTES
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import COPY_BYTES
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
 from host_shim.pool import Pool
 from tests.support.two_tenants import KEYS, TENANTS, TwoTenants, value_of
 from tests.support.waiting import wait_until

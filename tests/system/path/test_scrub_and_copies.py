@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from agent.pool.directory import DIRECTORY_BYTES, Directory
-from agent.pool.pool_map import DATA_START
-from agent.pool.quarantine import quarantine_entry
-from agent.pool.slot import HEADER_BYTES, MAGIC
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory
+from agent.pool.format.slot import HEADER_BYTES, MAGIC
+from agent.pool.maintenance.bad_slots import quarantine_entry
+from agent.pool.map.document import DATA_START
 from emulator.jbof.process import EnclosureProcess
 from host_shim.pool import Pool
 from tests.support.processes import Processes, Started

@@ -10,8 +10,8 @@ import pytest
 from agent.inline.root_keys import HeldRootKey, root_key_in
 from agent.inline.secrets import Purpose, SecretKey, WrongKey
 from agent.inline.suites import Place
-from agent.pool.pool_map import PoolMap
-from agent.pool.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
+from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
+from agent.pool.map.document import PoolMap
 from host_shim.control_wire import Outcome
 from host_shim.pool import Pool, UnknownVolume
 from tests.support.two_tenants import KEYS, TENANTS, TwoTenants, value_of

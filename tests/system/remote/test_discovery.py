@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from agent.config import DiscoverySection, EnclosureSection
-from agent.pool.opening import Inspection
-from agent.reaching import look_round
+from agent.attach.connect import look_round
+from agent.config.configuration import DiscoverySection, EnclosureSection
+from agent.pool.map.inspect import Inspection
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Port, Subsystem

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import trio
 
+from agent.pool.counters import MissCause
 from agent.pool.steps import Steps
-from agent.pool.tally import MissCause
-from agent.pool.volume import wait_for
-from agent.remote.lanes import WorkerLanes
+from agent.pool.volume.volume import wait_for
+from agent.remote.channel import WorkerLanes
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from tests.system.remote.test_supervisor import DRIVES, HOST, HOST_ID, section, until

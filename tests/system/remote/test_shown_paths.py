@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from agent.config import DiscoverySection, EnclosureSection
+from agent.config.configuration import DiscoverySection, EnclosureSection
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.kv_opening import write_kv_superblock
-from agent.pool.opening import write_superblock
-from agent.pool.pool_map import VolumeWish, plan_pool
+from agent.pool.map.document import VolumeWish, plan_pool
+from agent.pool.map.inspect import write_superblock
+from agent.pool.map.kv_superblock import write_kv_superblock
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
-from agent.remote.proving import Prover
+from agent.remote.path_prober import Prover
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Port

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from agent.config import EnclosureSection
-from agent.queue_plan import EXTRA_QUEUES, granted_workers
+from agent.config.configuration import EnclosureSection
 from agent.remote.fence import COMMAND_SECONDS, GivenUp
 from agent.remote.supervisor import Supervisor
+from agent.service.queue_plan import EXTRA_QUEUES, granted_workers
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.settings import ControllerSettings
 from nvmeof.host import commands

@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from agent.cli.key_verb import make_dhchap
-from agent.config import EnclosureSection, FabricSection
-from agent.remote.secrets_at_hand import secret_finder
+from agent.config.configuration import EnclosureSection, FabricSection
+from agent.remote.credentials import secret_finder
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.control_client import ask
 from nvmeof.authentication.secret import new_secret

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli.replay.trace_making import encode_line, made_trace
+from agent.replay.trace_making import encode_line, made_trace
 from host_shim.block_key import key_of
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume, ValueTooLong
 from tests.support.leaks import mounts_below, unmount_below

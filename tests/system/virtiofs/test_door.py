@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from agent.cli.bench.virtiofs_files import VirtiofsFiles
+from agent.bench.virtio_driver.connection import BackEndGone
+from agent.bench.virtio_driver.front_end import FEATURES, PROTOCOL_FEATURES
+from agent.bench.virtio_driver.guest_memory import joined
+from agent.bench.virtio_driver.machine import Machine, queues_offered
+from agent.bench.virtio_driver.request_queue import Waiter
+from agent.bench.virtiofs_files import VirtiofsFiles
 from agent.errors import G35Error
 from agent.fs.virtiofs.door import listen
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.virtio.vhost_user import Feature, ProtocolFeature
-from agent.virtio_driver.connection import BackEndGone
-from agent.virtio_driver.front_end import FEATURES, PROTOCOL_FEATURES
-from agent.virtio_driver.guest_memory import joined
-from agent.virtio_driver.machine import Machine, queues_offered
-from agent.virtio_driver.request_queue import Waiter
 from tests.support.memory_filesystem import MemoryFileSystem
 from tests.support.virtiofs_served import QUEUES, Gate, contents, scattered, served, started
 from tests.support.waiting import wait_until

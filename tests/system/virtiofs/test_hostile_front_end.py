@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from agent.bench.virtio_driver import fuse_wire as wire
+from agent.bench.virtio_driver.guest_memory import Room
+from agent.bench.virtio_driver.machine import Machine
 from agent.fs.virtiofs import queue_worker
 from agent.fs.virtiofs.back_end import PeerError
 from agent.fs.virtiofs.guest_books import GuestBooks
 from agent.fs.virtiofs.surroundings import Call
 from agent.virtio import inflight
 from agent.virtio.vhost_user import Request, encode_message
-from agent.virtio_driver import fuse_wire as wire
-from agent.virtio_driver.guest_memory import Room
-from agent.virtio_driver.machine import Machine
 from tests.support.memory_filesystem import MemoryFileSystem
 from tests.support.virtiofs_served import QUEUES, Gate, served, started
 from tests.support.waiting import wait_until

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs.fuse_abi import Opcode
+from agent.bench.virtio_driver.machine import Machine
+from agent.fs.fuse.abi import Opcode
 from agent.fs.virtiofs.back_end import PROTOCOL_FEATURES
 from agent.host_os import foreign_descriptors
 from agent.host_os.foreign_descriptors import left_behind
@@ -33,7 +34,6 @@ from agent.virtio.vhost_user import (
     VringFd,
     encode_message,
 )
-from agent.virtio_driver.machine import Machine
 from tests.support.memory_filesystem import MemoryFileSystem
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.bench.virtiofs_files import VirtiofsFiles
-from agent.virtio_driver.machine import Machine
+from agent.bench.virtio_driver.machine import Machine
+from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool, UnknownVolume
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes

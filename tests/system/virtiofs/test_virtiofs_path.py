@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.bench.virtiofs_files import VirtiofsFiles
-from agent.virtio_driver.fuse_wire import Opcode
-from agent.virtio_driver.machine import Machine, queues_offered
+from agent.bench.virtio_driver.fuse_wire import Opcode
+from agent.bench.virtio_driver.machine import Machine, queues_offered
+from agent.bench.virtiofs_files import VirtiofsFiles
 from host_shim.pool import Pool
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.cli.agent_verb import agent_need
-from agent.config import parse_configuration
+from agent.config.configuration import parse_configuration
 from nvmeof.linux_limits import RESERVE_BYTES, Need, has_room_for
 
 MIB = 1 << 20

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from agent.awake import (
+from agent.host_os.cpu_idle import (
     LOOK_SECONDS,
     REQUESTS_PER_SECOND,
     SHORT_BYTES,

@@ -11,7 +11,7 @@ import pytest
 from h11 import _abnf
 from hypothesis import given
 
-from agent.http_connection import LINEAR, http_connection
+from agent.telemetry.http_connection import LINEAR, http_connection
 
 H11S_OWN = {name: re.compile(getattr(_abnf, name.removesuffix("_re")).encode()) for name in LINEAR}
 ALPHABET = st.sampled_from(

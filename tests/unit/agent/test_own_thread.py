@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from agent.own_thread import OwnThread
+from agent.host_os.worker_thread import OwnThread
 from tests.support.waiting import wait_until
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from agent.config import Configuration, parse_configuration
+from agent.config.configuration import Configuration, parse_configuration
 from agent.errors import ConfigError
-from agent.pool.kv_volume import KvVolume
-from agent.pool.volume import KvShare, Timing
-from agent.serving import Serving, storing_queues
+from agent.pool.kv.volume import KvVolume
+from agent.pool.volume.volume import KvShare, Timing
+from agent.service.volume_policies import Serving, storing_queues
 from host_shim.control_wire import Outcome
 from tests.support.memory_pool import MemoryPool, fixed_secret, key_of, nguid_of, volume_settings
 

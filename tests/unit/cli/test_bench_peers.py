@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from agent.cli.bench import peer_site, peer_table
-from agent.cli.bench.catalog import CATALOG, PEERS, PEERS_ASKED, RATE, chosen, unknown
-from agent.cli.bench.peers.lines import Lane, PeerFailed, Sized, Talk
-from agent.cli.bench.records import Figure
-from agent.cli.bench.rounds import Sample, details
-from agent.cli.bench.running import Wishes, run
+from agent.bench import peer_site, peer_table
+from agent.bench.catalog import CATALOG, PEERS, PEERS_ASKED, RATE, chosen, unknown
+from agent.bench.peers.lines import Lane, PeerFailed, Sized, Talk
+from agent.bench.records import Figure
+from agent.bench.rounds import Sample, details
+from agent.bench.running import Wishes, run
 
 SIZE = 4096
 

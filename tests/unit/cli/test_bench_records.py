@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent.cli.bench import records
-from agent.cli.bench.catalog import CATALOG, LATENCY, RATE, chosen, unknown
-from agent.cli.bench.probing import PROBES
-from agent.cli.bench.records import Figure
+from agent.bench import records
+from agent.bench.catalog import CATALOG, LATENCY, RATE, chosen, unknown
+from agent.bench.probing import PROBES
+from agent.bench.records import Figure
 
 PROMISED = {
     "raw_tcp_1m": "GiB/s",

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from agent.cli.bench.contents import STEPS, Contents, pages
-from agent.cli.bench.loop_probe import own_part
-from agent.cli.bench.pool_probes import LATENCIES_MIN, latencies, shape_for
-from agent.cli.bench.rounds import ROUNDS, Sample, details, middle, rate, run_rounds, together
+from agent.bench.contents import STEPS, Contents, pages
+from agent.bench.loop_probe import own_part
+from agent.bench.pool_probes import LATENCIES_MIN, latencies, shape_for
+from agent.bench.rounds import ROUNDS, Sample, details, middle, rate, run_rounds, together
 
 
 def test_all_turns_are_counted_until_there_is_nothing_left() -> None:
@@ -110,8 +110,8 @@ def test_values_differ_and_begin_at_pages() -> None:
 
 @pytest.mark.parametrize("value_bytes", [1 << 16, 1 << 20, 1 << 22])
 def test_a_pool_has_three_times_the_room_that_the_probes_need(value_bytes: int) -> None:
-    from agent.cli.bench.pool_probes import puts_at_a_time, values_got
-    from agent.pool.pool_map import DATA_START, set_size
+    from agent.bench.pool_probes import puts_at_a_time, values_got
+    from agent.pool.map.document import DATA_START, set_size
 
     shape = shape_for(value_bytes)
     slots = (shape.drive_bytes - DATA_START) // set_size(value_bytes) * 64

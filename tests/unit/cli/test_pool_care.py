@@ -13,15 +13,15 @@ import typer
 from agent.cli import pool_care
 from agent.cli.pool_care import told
 from agent.cli.pool_verb import short_of_second_copies
+from agent.config.scrub_section import ScrubSection
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.keeping import Keeping
-from agent.pool.pool_map import VolumeWish, plan_pool
-from agent.pool.quarantine import Quarantined
-from agent.pool.scrub import ScrubCounters
-from agent.remote.lanes import WorkerLanes
-from agent.scrub_section import ScrubSection
+from agent.pool.maintenance.bad_slots import Quarantined
+from agent.pool.maintenance.scrub import ScrubCounters
+from agent.pool.map.document import VolumeWish, plan_pool
+from agent.remote.channel import WorkerLanes
+from agent.service.repair import Keeping
 from tests.support.memory_pool import MemoryPool, nguid_of
 
 ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")

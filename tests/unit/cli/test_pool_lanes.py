@@ -16,9 +16,9 @@ import pytest
 from agent.cli import pool_lanes
 from agent.cli.pool_lanes import with_lanes
 from agent.pool.steps import Steps
+from agent.remote.cancellable import Interrupted
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
-from agent.remote.stoppable import Interrupted
 
 
 def nothing() -> Steps[None]:

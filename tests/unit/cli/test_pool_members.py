@@ -12,11 +12,11 @@ from agent.cli.pool_members import want_all
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.newcomers import newcomers_in, pool_of
-from agent.pool.opening import Content, Inspection
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.superblock import Superblock
-from agent.pool.tenants import without_key
+from agent.membership.candidates import newcomers_in, pool_of
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import Content, Inspection
+from agent.pool.map.superblock import Superblock
+from agent.pool.map.tenant_changes import without_key
 from agent.remote.fabric import Fabric
 from nvmeof.wire.kv import KvFormat
 from tests.support.memory_pool import nguid_of

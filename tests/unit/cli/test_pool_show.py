@@ -11,7 +11,7 @@ import pytest
 from agent.cli import pool_verb
 from agent.cli.pool_verb import not_looked_at
 from agent.errors import G35Error
-from agent.pool.opening import Content, Inspection
+from agent.pool.map.inspect import Content, Inspection
 from agent.remote.fabric import Enclosure, Fabric
 from tests.support.memory_lanes import MemoryLanes
 

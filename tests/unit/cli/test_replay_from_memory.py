@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.cli.replay.report import FromMemory, Report
-from agent.cli.replay.tally import Tally
+from agent.replay.report import FromMemory, Report
+from agent.replay.tally import Tally
 
 BEFORE: dict[str, Any] = {
     "hits": 10, "prestage_hits": 4, "prestage_late": 1, "prestaged_bytes": 1000, "prestage_useful_bytes": 400,

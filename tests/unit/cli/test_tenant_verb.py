@@ -10,21 +10,21 @@ import pytest
 
 from agent.cli import tenant_verb
 from agent.cli.tenant_verb import holds_earlier_key, refuse_to_shrink
+from agent.config.sizes import parse_size, size_text
 from agent.errors import ConfigError, G35Error, UserError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.changing import replace_map
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.key_epochs import rotating, with_new_data_keys, without_earlier_keys
-from agent.pool.key_turn import QUIET_SECONDS
-from agent.pool.map_seal import MapSeal
-from agent.pool.opening import inspect, newest_map
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.tenants import with_limits, without_key
-from agent.pool.volume import Timing, Volume
-from agent.pool.writing import Writing
-from agent.remote.lanes import WorkerLanes
-from agent.sizes import parse_size, size_text
+from agent.pool.map.commit import replace_map
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import inspect, newest_map
+from agent.pool.map.key_epochs import rotating, with_new_data_keys, without_earlier_keys
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.tenant_changes import with_limits, without_key
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.key_transition import QUIET_SECONDS
+from agent.pool.volume.volume import Timing, Volume
+from agent.pool.write.put import Writing
+from agent.remote.channel import WorkerLanes
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import systemd_notify
-from agent.systemd_notify import ALIVE, READY, notify, watchdog_seconds
+from agent.host_os import systemd_notify
+from agent.host_os.systemd_notify import ALIVE, READY, notify, watchdog_seconds
 
 
 @pytest.fixture

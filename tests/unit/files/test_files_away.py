@@ -11,11 +11,11 @@ import pytest
 
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.pool_store import PoolBlockStore
 from agent.fs.files.reclaiming import RETRY_SECONDS
-from agent.fs.pool_store import PoolBlockStore
-from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.refusals import PutRefused
-from agent.pool.upkeep import delete, delete_block
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.write.delete_and_pin import delete, delete_block
 from tests.support.files_calls import FaceCalls
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 

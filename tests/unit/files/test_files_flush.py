@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs import unsynced
+from agent.fs.files import unsynced
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
-from agent.fs.pool_store import PoolBlockStore
+from agent.fs.files.pool_store import PoolBlockStore
 from tests.support.files_calls import FaceCalls
 from tests.support.memory_pool import MemoryPool, PoolAgent
 

@@ -14,8 +14,8 @@ from agent.fs.files.block_store import StoreUnavailable
 from agent.fs.files.face import FilesFace
 from agent.fs.files.home import FACT, Home, NamesElsewhere, names_another, noted_home
 from agent.fs.files.options import FilesOptions
-from agent.fs.pool_store import PoolBlockStore, store_for
-from agent.pool.volume import Volume
+from agent.fs.files.pool_store import PoolBlockStore, store_for
+from agent.pool.volume.volume import Volume
 from tests.support.files_calls import FaceCalls
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore

@@ -14,13 +14,13 @@ import pytest
 from agent.fs.files import suspects
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.pool_store import PoolBlockStore
 from agent.fs.files.suspects import LOOK_SECONDS, LOOKS, UNDECIDED_MAX
-from agent.fs.pool_store import PoolBlockStore
-from agent.pool.directory import DIRECTORY_BYTES, ENTRY_BYTES, Directory
-from agent.pool.directory_cache import SHUN_SECONDS
-from agent.pool.quarantine import count_quarantined
-from agent.pool.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
-from agent.pool.volume import Timing
+from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES, Directory
+from agent.pool.maintenance.bad_slots import count_quarantined
+from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
+from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.volume import Timing
 from tests.support.files_calls import FaceCalls
 from tests.support.memory_pool import MemoryPool
 from tests.support.read_flips import ReadFlips

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.fs.fuse_protocol import FuseSession
+from agent.fs.fuse.session import FuseSession
 from tests.support.fuse_peer import FusePeer
 from tests.support.memory_filesystem import MemoryFileSystem
 

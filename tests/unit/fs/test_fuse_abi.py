@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from agent.fs import fuse_abi, fuse_replies, fuse_requests
-from agent.fs.fuse_abi import FuseFormatError, InitIn, WireRecord
-from agent.fs.fuse_names import decode_names_untrusted
-from agent.fs.fuse_replies import AttrOfFile, dirent_bytes, encode_dirent
-from agent.fs.fuse_requests import BatchForgetIn, ForgetOne, decode_forgets_untrusted
+from agent.fs.fuse import abi, replies, requests
+from agent.fs.fuse.abi import FuseFormatError, InitIn, WireRecord
+from agent.fs.fuse.names import decode_names_untrusted
+from agent.fs.fuse.replies import AttrOfFile, dirent_bytes, encode_dirent
+from agent.fs.fuse.requests import BatchForgetIn, ForgetOne, decode_forgets_untrusted
 
 VECTORS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "vectors" / "fuse_abi.json").read_text()
@@ -23,7 +23,7 @@ WITHOUT_VECTOR = {"InitIn", "SetxattrIn"}
 
 
 def record_type(name: str) -> Any:
-    for module in (fuse_abi, fuse_requests, fuse_replies):
+    for module in (abi, requests, replies):
         if hasattr(module, name):
             return getattr(module, name)
     raise AssertionError(f"no record {name}")
@@ -40,7 +40,7 @@ def record_of(name: str) -> Any:
 def test_every_record_has_a_vector() -> None:
     records = {
         name
-        for module in (fuse_abi, fuse_requests, fuse_replies)
+        for module in (abi, requests, replies)
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, WireRecord) and value is not WireRecord
     }
@@ -71,7 +71,7 @@ def test_refuses_every_truncation(name: str) -> None:
 
 def test_the_short_forms() -> None:
     assert InitIn(7, 45, 0x01020304, 0x05060708).encode() == bytes.fromhex("070000002d0000000403020108070605")
-    assert fuse_requests.SetxattrIn(0x01020304, 0x05060708).encode() == bytes.fromhex("0403020108070605")
+    assert requests.SetxattrIn(0x01020304, 0x05060708).encode() == bytes.fromhex("0403020108070605")
 
 
 def test_names_end_in_nul() -> None:
@@ -96,6 +96,6 @@ def test_a_directory_entry_is_padded_to_eight(length: int) -> None:
     encoded = encode_dirent(5, 6, 0o040755, b"n" * length)
     assert len(encoded) == dirent_bytes(b"n" * length)
     assert len(encoded) % 8 == 0
-    assert fuse_replies.DirentHead.decode_untrusted(encoded) == fuse_replies.DirentHead(5, 6, length, 4)
+    assert replies.DirentHead.decode_untrusted(encoded) == replies.DirentHead(5, 6, length, 4)
     assert encoded[24 : 24 + length] == b"n" * length
     assert not any(encoded[24 + length :])

@@ -8,10 +8,9 @@ import stat
 
 import pytest
 
-from agent.fs.fuse_abi import InHeader, InitFlag, InitIn, InitOut, Opcode
-from agent.fs.fuse_protocol import WANTED, FuseLimits, FuseSession
-from agent.fs.fuse_replies import AttrOut, DirentHead, EntryOut, OpenOut, StatfsOut, WriteOut
-from agent.fs.fuse_requests import (
+from agent.fs.fuse.abi import InHeader, InitFlag, InitIn, InitOut, Opcode
+from agent.fs.fuse.replies import AttrOut, DirentHead, EntryOut, OpenOut, StatfsOut, WriteOut
+from agent.fs.fuse.requests import (
     BatchForgetIn,
     CreateIn,
     FallocateIn,
@@ -34,6 +33,7 @@ from agent.fs.fuse_requests import (
     SetxattrIn,
     WriteIn,
 )
+from agent.fs.fuse.session import WANTED, FuseLimits, FuseSession
 from agent.fs.interface import Caller, Opened
 from agent.pool.steps import Outcome
 from tests.support.fuse_peer import Answer, FusePeer

@@ -8,11 +8,11 @@ import random
 
 import pytest
 
-from agent.fs.closing import Closing
+from agent.fs.close_cause import Closing
 from agent.fs.interface import NOBODY, Caller, FsError, LockOwner, SetAttributes
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.value_writer import HOLDERS_MAX
-from agent.pool.operations import delete_value
+from agent.pool.access import delete_value
 from agent.pool.steps import settle
 from tests.support.memory_pool import MemoryPool, PoolAgent
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs import registered_memory
+from agent.fs.control import registered_memory
+from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.interface import FsError
-from agent.fs.registered_memory import RegisteredMemory
 from host_shim.registered_memory import Registrable
 
 PAGE = mmap.PAGESIZE

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from agent.pool.directory import DIRECTORY_BYTES, Directory
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.reading import Reading
-from agent.pool.refusals import PutRefused
-from agent.pool.tally import MissCause, Tally, total
-from agent.pool.upkeep import delete
-from agent.pool.volume import Timing, Volume
-from agent.pool.writing import Writing
+from agent.pool.counters import MissCause, Tally, total
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory
+from agent.pool.read.get import Reading
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
+from agent.pool.write.delete_and_pin import delete
+from agent.pool.write.put import Writing
 from tests.support.memory_pool import SUITES, fixed_secret, key_of, volume_settings
 from tests.support.sim_flash import SimLanes, SimNamespace
 from tests.support.step_scheduler import Sleep, StepScheduler

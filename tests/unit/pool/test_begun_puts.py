@@ -8,15 +8,15 @@ import threading
 
 import pytest
 
-from agent.pool.begun_puts import BEGUN_BYTES, IDLE_SECONDS, STALLED_SECONDS, BegunPut, BegunPuts
-from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.kv_writing import KvWriting
-from agent.pool.quota import Limits, Measured, Quota
-from agent.pool.refusals import PutRefused
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.kv.put import KvWriting
 from agent.pool.steps import Lanes
-from agent.pool.tally import MissCause
-from agent.pool.volume import Timing
-from agent.pool.writing import Writing
+from agent.pool.volume.partial_puts import BEGUN_BYTES, IDLE_SECONDS, STALLED_SECONDS, BegunPut, BegunPuts
+from agent.pool.volume.quota import Limits, Measured, Quota
+from agent.pool.volume.volume import Timing
+from agent.pool.write.put import Writing
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request, data_offset
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace, kv_volume
 from tests.support.memory_lanes import MemoryLanes
@@ -253,7 +253,7 @@ class CountedPut(BegunPut):
 @pytest.mark.interpreted
 def test_a_put_is_let_go_of_once_whoever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread brings pieces, another gives up all that wait: none is idle for so short a time else."""
-    monkeypatch.setattr("agent.pool.begun_puts.IDLE_SECONDS", -1.0)
+    monkeypatch.setattr("agent.pool.volume.partial_puts.IDLE_SECONDS", -1.0)
     begun, lanes = BegunPuts(), MemoryLanes([])
     puts = [CountedPut(begun) for _ in range(100)]
     over = threading.Event()

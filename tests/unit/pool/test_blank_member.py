@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool.prestage import PrestageCache
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
+from agent.pool.read.prestage_cache import PrestageCache
 from tests.support.memory_pool import nguid_of
 from tests.unit.pool.test_tenants import NUMBERS, Flash
 

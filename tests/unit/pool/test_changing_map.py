@@ -12,16 +12,16 @@ import pytest
 from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool import changing
-from agent.pool.agreeing import agreed
-from agent.pool.changing import ROUNDS_MAX, change_map, replace_map, simply
-from agent.pool.joining import join, settle
-from agent.pool.key_epochs import with_new_data_keys, without_earlier_keys
-from agent.pool.kv_room import RESERVED_KEY
-from agent.pool.opening import inspect, newest_map, write_superblock
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
+from agent.membership.join import join, settle
+from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.map import commit
+from agent.pool.map.commit import ROUNDS_MAX, change_map, replace_map, simply
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import inspect, newest_map, write_superblock
+from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
+from agent.pool.map.reconcile import agreed
+from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from agent.pool.steps import Lanes, Steps
-from agent.pool.tenants import with_limits, with_tenant, without_key
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
@@ -42,7 +42,7 @@ BLUE_KEY = FORMATTED.tenants[0].wrapped_key.encode()
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changing, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(commit, "PAUSE_SECONDS", 0.0)
 
 
 class Media:

@@ -10,14 +10,14 @@ import pytest
 from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool import changing, claiming
-from agent.pool.claiming import Taken, claim_head, claimed_by, heads_of, want_unchanged
-from agent.pool.joining import Seen, complete_map, join, numbers_of
-from agent.pool.newcomers import newcomers_in, why_not
-from agent.pool.opening import Content, Inspection, inspect, newest_map, write_superblock
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
+from agent.membership.candidates import newcomers_in, why_not
+from agent.membership.join import Seen, complete_map, join, numbers_of
+from agent.pool.map import claims, commit
+from agent.pool.map.claims import Taken, claim_head, claimed_by, heads_of, want_unchanged
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, write_superblock
+from agent.pool.map.superblock import COPY_OFFSETS
 from agent.pool.steps import Steps
-from agent.pool.superblock import COPY_OFFSETS
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 from tests.support.stepped_programs import Program, SteppedLanes
@@ -31,8 +31,8 @@ FORMATTED = {number: plan_pool([(nguid_of(number), SIZE)], WISHES, ROOT) for num
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changing, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(claiming, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(commit, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(claims, "PAUSE_SECONDS", 0.0)
 
 
 class Pool:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent.pool.directory_cache import APPROXIMATE_BYTES, DirectoryCache
-from agent.pool.reading import Reading
-from agent.pool.tally import MissCause
-from agent.pool.volume import Timing, Volume
-from agent.pool.writing import Writing
+from agent.pool.counters import MissCause
+from agent.pool.read.get import Reading
+from agent.pool.volume.directory_cache import APPROXIMATE_BYTES, DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
+from agent.pool.write.put import Writing
 from tests.support.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of, volume_settings
 from tests.support.sim_flash import SimLanes, SimNamespace
 from tests.support.step_scheduler import StepScheduler

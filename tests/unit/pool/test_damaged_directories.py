@@ -13,25 +13,25 @@ import pytest
 
 import agent as agent_package
 from agent.errors import G35Error
-from agent.pool.copies import work_off
-from agent.pool.directory import DIRECTORY_BYTES, ENTRY_BYTES, SLOTS_PER_SET, Directory, InDoubt
-from agent.pool.directory_cache import (
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES, SLOTS_PER_SET, Directory, InDoubt
+from agent.pool.maintenance.bad_slots import release
+from agent.pool.maintenance.orphans import clear_leftovers
+from agent.pool.maintenance.rekey import Unopened
+from agent.pool.maintenance.replication import work_off
+from agent.pool.maintenance.scrub import ScrubCounters, settle
+from agent.pool.map.document import MapExtent, MapVolume
+from agent.pool.map.key_epochs import slots_taken
+from agent.pool.volume.directory_cache import (
     DAMAGE_LOOK_SECONDS,
     DAMAGE_LOOKS,
     FILES_DAMAGE_LOOK_SECONDS,
     SHUN_SECONDS,
 )
-from agent.pool.key_epochs import slots_taken
-from agent.pool.leftovers import clear_leftovers
-from agent.pool.making_room import evict_one
-from agent.pool.pool_map import MapExtent, MapVolume
-from agent.pool.quarantine import release
-from agent.pool.refusals import PutRefused
-from agent.pool.resealing import Unopened
-from agent.pool.scrub import ScrubCounters, settle
-from agent.pool.tally import MissCause
-from agent.pool.upkeep import delete_block
-from agent.pool.volume import Timing
+from agent.pool.volume.volume import Timing
+from agent.pool.write.delete_and_pin import delete_block
+from agent.pool.write.eviction import evict_one
 from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
 from tests.support.read_flips import ReadFlips
 
@@ -224,7 +224,8 @@ def test_no_other_writer_takes_entries_away_by_a_damaged_read(
 
 
 def test_nobody_takes_a_directory_to_write_but_by_the_one_way() -> None:
-    """Who holds a set's writer reads the set by agent/pool/writable.py; examining.py writes none."""
+    """Who holds a set's writer reads the set by agent/pool/volume/writable_directory.py; examining.py writes
+    none."""
     root = Path(agent_package.__file__).parent
     found = {
         path.name for path in root.rglob("*.py") if "holds_writers=True" in path.read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pool.directory import (
+from agent.pool.format.directory import (
     DIRECTORY_BYTES,
     ENTRY_BYTES,
     SLOTS_PER_SET,

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from agent.pool.directory import Directory, Entry
-from agent.pool.directory_cache import LOOKS, SHUN_SECONDS, CachedSet, DirectoryCache
-from agent.pool.operations import LOOKED_UP_AT_ONCE, lookup
-from agent.pool.refusals import PutRefused
+from agent.pool.access import LOOKED_UP_AT_ONCE, lookup
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import Directory, Entry
 from agent.pool.steps import Buffer
-from agent.pool.tally import MissCause
-from agent.pool.writing import Writing
+from agent.pool.volume.directory_cache import LOOKS, SHUN_SECONDS, CachedSet, DirectoryCache
+from agent.pool.write.put import Writing
 from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import MemoryPool, key_of
 
@@ -168,7 +168,7 @@ def test_entries_that_are_known_are_not_checked_again(monkeypatch: pytest.Monkey
         checked.append(len(data))
         return real(data)
 
-    monkeypatch.setattr("agent.pool.directory.zlib.crc32", crc32)
+    monkeypatch.setattr("agent.pool.format.directory.zlib.crc32", crc32)
     block = bytearray(block_of(*whole))
     checked.clear()
     assert cached.accept(memoryview(block), 2.0, cached.writes) == 0

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from agent.pool.directory import DIRECTORY_BYTES, ENTRY_BYTES
-from agent.pool.prestager import stage
-from agent.pool.reading import Reading
-from agent.pool.refusals import PutRefused
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.tally import MissCause
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.prestage.prefetcher import stage
+from agent.pool.read.get import Reading
 from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 
 LENGTH = 150_000

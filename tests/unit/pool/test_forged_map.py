@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from agent import seen_map
+from agent.attach import map_history
+from agent.attach.map_history import FILE, SeenMaps
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool.changing import replace_map
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.key_epochs import with_new_data_keys, without_earlier_keys
-from agent.pool.map_keys import tenant_context, volume_context
-from agent.pool.opening import inspect, newest_map
-from agent.pool.pool_map import MapVolume, PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
-from agent.pool.prestage import PrestageCache
-from agent.pool.superblock import Superblock
-from agent.pool.tenants import with_limits, with_tenant, without_key
-from agent.pool.volume import Timing, Volume
-from agent.seen_map import FILE, SeenMaps
+from agent.pool.map.commit import replace_map
+from agent.pool.map.document import MapVolume, PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
+from agent.pool.map.inspect import inspect, newest_map
+from agent.pool.map.key_contexts import tenant_context, volume_context
+from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
+from agent.pool.map.superblock import Superblock
+from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 
@@ -175,7 +175,7 @@ class Serving:
             lambda newer: self.seen.note(newer, opened),
             grow=lambda _: None,
             distrust=lambda newer: self.seen.distrusted(self.volumes.values(), ROOT, newer),
-            opens=functools.partial(seen_map.opens, ROOT),
+            opens=functools.partial(map_history.opens, ROOT),
         )
 
     def _open(self, volume: MapVolume, cache: DirectoryCache) -> Volume:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pool.copies import work_off
-from agent.pool.hedging import DELAY_LEAST, FIRST_DELAY, SAMPLES_LEAST, SAVED_MAX, Hedge
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.tally import MissCause
+from agent.pool.counters import MissCause
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.maintenance.replication import work_off
+from agent.pool.volume.hedging import DELAY_LEAST, FIRST_DELAY, SAMPLES_LEAST, SAVED_MAX, Hedge
 from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
@@ -56,7 +56,7 @@ def test_the_loser_writes_into_nothing_that_is_used() -> None:
 
     agent.lanes.read = read  # type: ignore[method-assign]
     into = bytearray(len(VALUE))
-    from agent.pool.reading import Reading
+    from agent.pool.read.get import Reading
 
     reading = Reading(agent.volume, key_of(0))
     deadline = agent.lanes.now() + 0.05

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey, RootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.joining import (
+from agent.membership.join import (
     as_settled,
     complete_map,
     join,
@@ -22,12 +22,12 @@ from agent.pool.joining import (
     unsettled,
     with_namespaces,
 )
-from agent.pool.mover import FOLLOW_SECONDS, GRACE_SECONDS, WALK_AGAIN_SECONDS, Mover
-from agent.pool.opening import Content, Inspection, inspect, newest_map, write_superblock
-from agent.pool.pool_map import DATA_START, PoolMap, VolumeWish, plan_pool
-from agent.pool.relocating import Old, Outcome, clear_old, copy_value, is_misplaced
-from agent.pool.tally import MissCause
-from agent.pool.volume import Volume
+from agent.pool.counters import MissCause
+from agent.pool.maintenance.migrate import Old, Outcome, clear_old, copy_value, is_misplaced
+from agent.pool.maintenance.rebalance import FOLLOW_SECONDS, GRACE_SECONDS, WALK_AGAIN_SECONDS, Mover
+from agent.pool.map.document import DATA_START, PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, write_superblock
+from agent.pool.volume.volume import Volume
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of, nguid_of, volume_settings
 

@@ -10,13 +10,13 @@ from pydantic import ValidationError
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.kv_opening import clear_keys, inspect_kv, write_kv_superblock
-from agent.pool.kv_room import RESERVED_KEY
-from agent.pool.kv_steps import KvLanes
-from agent.pool.opening import Content
-from agent.pool.pool_map import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
+from agent.pool.kv.commands import KvLanes
+from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.map.document import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
+from agent.pool.map.inspect import Content
+from agent.pool.map.kv_superblock import clear_keys, inspect_kv, write_kv_superblock
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.lanes import WorkerLanes
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace
 from tests.support.memory_pool import nguid_of
 from tests.support.step_scheduler import StepScheduler

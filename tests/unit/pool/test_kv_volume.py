@@ -7,16 +7,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.pool.begun_puts import BEGUN_BYTES
-from agent.pool.directory_cache import SHUN_SECONDS
-from agent.pool.kv_reading import KvReading
-from agent.pool.kv_room import RESERVED_KEY
-from agent.pool.kv_volume import KvVolume, room_of
-from agent.pool.kv_writing import RANGES_MAX, KvWriting, delete_key
-from agent.pool.operations import find_length, new_writing, pin_value
-from agent.pool.refusals import BadPut, PutRefused, TooLong
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.tally import MissCause
+from agent.pool.access import find_length, new_writing, pin_value
+from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut, PutRefused, TooLong
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.get import KvReading
+from agent.pool.kv.put import RANGES_MAX, KvWriting, delete_key
+from agent.pool.kv.volume import KvVolume, room_of
+from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.partial_puts import BEGUN_BYTES
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace, kv_volume
 from tests.support.memory_pool import SUITES, key_of
 from tests.support.step_scheduler import StepScheduler

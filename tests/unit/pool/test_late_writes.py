@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import pytest
 
 from agent.inline.scatter import Target
-from agent.pool.copies import Kept, keep_two, work_off
-from agent.pool.directory_cache import SHUN_SECONDS
-from agent.pool.operations import delete_value, new_reading, new_writing
-from agent.pool.owed_copies import NamedCopy
-from agent.pool.refusals import PutRefused
+from agent.pool.access import delete_value, new_reading, new_writing
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.maintenance.replication import Kept, keep_two, work_off
 from agent.pool.steps import Acquire, Buffer, Wait
-from agent.pool.tally import MissCause
-from agent.pool.unsettled import KEYS_MAX, Unsettled
-from agent.pool.upkeep import delete as delete_steps
-from agent.pool.write_back import WriteBack
+from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.in_doubt_writes import KEYS_MAX, Unsettled
+from agent.pool.volume.replication_backlog import NamedCopy
+from agent.pool.write.delete_and_pin import delete as delete_steps
+from agent.pool.write.write_back import WriteBack
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending, rest_of
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pool.continuing import Continuer, Trail
-from agent.pool.prestage import PrestageCache
-from agent.pool.prestager import GUESSES_MAX, Allowance, Prestager, stage, stage_expected
-from agent.pool.second_use import SecondUse
-from agent.pool.successors import COUNT_MAX, SUCCESSORS_MAX, Successors
+from agent.pool.prestage.predictor import COUNT_MAX, SUCCESSORS_MAX, Successors
+from agent.pool.prestage.prefetcher import GUESSES_MAX, Allowance, Prestager, stage, stage_expected
+from agent.pool.prestage.readahead import Continuer, Trail
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.write.admission import SecondUse
 from host_shim.control_wire import Outcome
 from host_shim.pool import Pool
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of

@@ -7,18 +7,18 @@ from typing import cast
 
 import pytest
 
-from agent.pool import key_turn
-from agent.pool.key_turn import GRACE_SECONDS, MAP_AGE_SECONDS, KeyTurn, MapAge
-from agent.pool.slot import SlotCodec
+from agent.pool.counters import MissCause
+from agent.pool.format.slot import SlotCodec
 from agent.pool.steps import Lanes, Steps
-from agent.pool.tally import MissCause
+from agent.pool.volume import key_transition
+from agent.pool.volume.key_transition import GRACE_SECONDS, MAP_AGE_SECONDS, KeyTurn, MapAge
 from tests.support.memory_lanes import MemoryLanes
 
 
 class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.slept = 7000.0
-        monkeypatch.setattr(key_turn, "slept_seconds", lambda: self.slept)
+        monkeypatch.setattr(key_transition, "slept_seconds", lambda: self.slept)
 
 
 @pytest.fixture
@@ -77,6 +77,6 @@ def test_the_time_to_seal_with_a_new_key_comes_while_the_machine_sleeps(machine:
 
 
 def test_a_machine_that_is_awake_has_slept_no_more_than_before() -> None:
-    before = key_turn.slept_seconds()
-    assert key_turn.slept_since(before) == 0.0
-    assert key_turn.slept_since(before - 5) == pytest.approx(5, abs=0.2)
+    before = key_transition.slept_seconds()
+    assert key_transition.slept_since(before) == 0.0
+    assert key_transition.slept_since(before - 5) == pytest.approx(5, abs=0.2)

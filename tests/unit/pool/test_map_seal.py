@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from agent.attach.map_history import SeenMaps, map_seal
 from agent.errors import G35Error
-from agent.pool.changing import ROUNDS_MAX, change_map, simply
-from agent.pool.key_epochs import with_new_data_keys
-from agent.pool.map_seal import MapSeal
-from agent.pool.opening import inspect, newest_map, write_superblock
-from agent.pool.pool_map import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
-from agent.pool.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
-from agent.pool.tenants import with_limits, with_tenant, without_key
-from agent.seen_map import SeenMaps, map_seal
+from agent.pool.map.commit import ROUNDS_MAX, change_map, simply
+from agent.pool.map.document import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
+from agent.pool.map.inspect import inspect, newest_map, write_superblock
+from agent.pool.map.key_epochs import with_new_data_keys
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.superblock import COPY_OFFSETS, Superblock, decode_superblock_untrusted
+from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
 from tests.support.forgeries import ROOT, STRANGERS_ROOT
 from tests.support.memory_pool import nguid_of
 from tests.support.two_faced_flash import TwoFacedLanes, TwoFacedNamespace

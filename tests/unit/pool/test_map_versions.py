@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from agent.attach.map_history import FILE, SeenMaps
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool import changing
-from agent.pool.agreeing import agreed, counting
-from agent.pool.changing import change_map, simply
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.next_map import next_map
-from agent.pool.opening import Content, inspect, newest_map, write_superblock
-from agent.pool.pool_map import (
+from agent.pool.map import commit
+from agent.pool.map.commit import change_map, simply
+from agent.pool.map.document import (
     VERSION_MAX,
     VERSIONS_AHEAD_MAX,
     PoolMap,
@@ -27,11 +24,14 @@ from agent.pool.pool_map import (
     decode_pool_map_untrusted,
     plan_pool,
 )
-from agent.pool.prestage import PrestageCache
-from agent.pool.superblock import BLOCK_BYTES, NoSuperblock, Superblock, map_version_of
-from agent.pool.tenants import with_limits, without_key
-from agent.pool.volume import Timing, Volume
-from agent.seen_map import FILE, SeenMaps
+from agent.pool.map.inspect import Content, inspect, newest_map, write_superblock
+from agent.pool.map.next_map import next_map
+from agent.pool.map.reconcile import agreed, counting
+from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, Superblock, map_version_of
+from agent.pool.map.tenant_changes import with_limits, without_key
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 
@@ -42,7 +42,7 @@ TOO_FAR = [VERSION_MAX, VERSION_MAX - 1, 1 << 61, VERSIONS_AHEAD_MAX + 2]
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changing, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(commit, "PAUSE_SECONDS", 0.0)
 
 
 def versioned(pool_map: PoolMap, version: int) -> PoolMap:

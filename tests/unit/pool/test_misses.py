@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from agent.pool.reading import Reading
-from agent.pool.refusals import PutRefused
-from agent.pool.tally import MissCause, Tally, total
-from agent.pool.upkeep import PINNED_SLOTS_MAX, pin
-from agent.pool.volume import Timing
-from agent.pool.writing import TIME_MAX, Writing
+from agent.pool.counters import MissCause, Tally, total
+from agent.pool.errors import PutRefused
+from agent.pool.read.get import Reading
+from agent.pool.volume.volume import Timing
+from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX, pin
+from agent.pool.write.put import TIME_MAX, Writing
 from tests.support.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of
 
 VALUE = b"a value" * 100

@@ -15,15 +15,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from agent.attach.map_history import SeenMaps, opens
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool.agreeing import agreed, with_key_ends
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.map_copies import name_of
-from agent.pool.opening import write_superblock
-from agent.pool.pool_map import (
+from agent.pool.map.document import (
     NAMESPACE_BYTES_MAX,
     SETS_MAX,
     PoolMap,
@@ -31,13 +28,16 @@ from agent.pool.pool_map import (
     decode_pool_map_untrusted,
     plan_pool,
 )
-from agent.pool.prestage import PrestageCache
-from agent.pool.superblock import MAP_BYTES_MAX
-from agent.pool.tenants import with_limits
-from agent.pool.volume import Timing, Volume
-from agent.seen_map import SeenMaps, opens
-from agent.tenancy import Audience, Members
-from agent.tenant_upkeep import TenantUpkeep
+from agent.pool.map.inspect import write_superblock
+from agent.pool.map.reconcile import agreed, with_key_ends
+from agent.pool.map.replicas import name_of
+from agent.pool.map.superblock import MAP_BYTES_MAX
+from agent.pool.map.tenant_changes import with_limits
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
+from agent.tenancy.limits import TenantUpkeep
+from agent.tenancy.visibility import Audience, Members
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 

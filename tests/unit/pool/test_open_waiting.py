@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from agent.pool.memory_reading import MemoryReading
-from agent.pool.operations import new_reading
-from agent.pool.prestage import PrestageCache
-from agent.pool.prestager import stage, stage_expected
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.tally import MissCause
+from agent.pool.access import new_reading
+from agent.pool.counters import MissCause
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.prestage.prefetcher import stage, stage_expected
+from agent.pool.read.memory_reading import MemoryReading
+from agent.pool.read.prestage_cache import PrestageCache
 from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 
 SIZE = 150_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.inline.secrets import SecretKey
-from agent.pool.placement import Candidate, Extent, Placement
+from agent.pool.volume.placement import Candidate, Extent, Placement
 
 KEYS = 20_000
 

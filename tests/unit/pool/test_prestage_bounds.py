@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from agent.pool import prestager as prestaging
-from agent.pool.open_waiting import OpenValue
-from agent.pool.prestage import MAX_AGE_SECONDS, SWEEP_SECONDS, PrestageCache
-from agent.pool.prestager import Prestager, stage
-from agent.pool.tally import MissCause
+from agent.pool.counters import MissCause
+from agent.pool.prestage import prefetcher as prestaging
+from agent.pool.prestage.prefetcher import Prestager, stage
+from agent.pool.read.plaintext_cache import OpenValue
+from agent.pool.read.prestage_cache import MAX_AGE_SECONDS, SWEEP_SECONDS, PrestageCache
 from tests.support.memory_pool import MemoryPool, key_of
 from tests.support.waiting import wait_until
 

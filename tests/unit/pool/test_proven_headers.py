@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import Place
-from agent.pool.proven_headers import ProvenHeaders
-from agent.pool.slot import HEADER_BYTES, OpenSlot, SlotCodec
-from agent.pool.tally import MissCause
+from agent.pool.counters import MissCause
+from agent.pool.format.header_cache import ProvenHeaders
+from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec
 from tests.support.memory_pool import SUITES, TENANT, VOLUME_ID, fixed_secret, nguid_of
 
 KEY, OTHER_KEY = bytes(range(16)), bytes(range(1, 17))

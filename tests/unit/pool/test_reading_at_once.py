@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pool.operations import new_reading
-from agent.pool.reading import Reading
+from agent.pool.access import new_reading
+from agent.pool.counters import MissCause
+from agent.pool.read.get import Reading
 from agent.pool.steps import Acquire, Steps
-from agent.pool.tally import MissCause
 from tests.support.memory_lanes import rest_of
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from agent.inline.scatter import Scatter
-from agent.pool.reading import Reading
-from agent.pool.tally import MissCause
+from agent.pool.counters import MissCause
+from agent.pool.read.get import Reading
 from tests.support.memory_pool import SUITES, MemoryPool, key_of
 
 UNIT = 1 << 16

@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
-from agent.pool.damage import STRIKES
-from agent.pool.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
-from agent.pool.directory_cache import SHUN_SECONDS
-from agent.pool.quarantine import QUARANTINED_MAX, count_quarantined, is_quarantined, release, survey
-from agent.pool.refusals import PutRefused
-from agent.pool.scrub import (
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.maintenance.bad_slots import (
+    QUARANTINED_MAX,
+    count_quarantined,
+    is_quarantined,
+    release,
+    survey,
+)
+from agent.pool.maintenance.scrub import (
     NOTHING_OPENS,
     PAUSE_SECONDS,
     WALK_LEAST,
@@ -22,10 +28,10 @@ from agent.pool.scrub import (
     ScrubCounters,
     look_into_reports,
 )
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.tally import MissCause
-from agent.pool.upkeep import PINNED_SLOTS_MAX, pin
-from agent.pool.volume import Timing
+from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.media_errors import STRIKES
+from agent.pool.volume.volume import Timing
+from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX, pin
 from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
 
@@ -294,7 +300,7 @@ def test_the_operator_sees_what_is_set_aside_and_gives_it_back() -> None:
 
 
 def map_volume(pool: MemoryPool):  # type: ignore[no-untyped-def]
-    from agent.pool.pool_map import MapExtent, MapVolume
+    from agent.pool.map.document import MapExtent, MapVolume
 
     return MapVolume.model_construct(
         name="v",

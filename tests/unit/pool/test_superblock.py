@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.opening import Content, Inspection, inspect, newest_map, with_strangers, write_superblock
-from agent.pool.pool_map import (
+from agent.pool.map.document import (
     DATA_START,
     PoolMap,
     VolumeWish,
@@ -25,7 +24,8 @@ from agent.pool.pool_map import (
     set_size,
     tenant_id,
 )
-from agent.pool.superblock import (
+from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, with_strangers, write_superblock
+from agent.pool.map.superblock import (
     BLOCK_BYTES,
     COPY_OFFSETS,
     NoSuperblock,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from agent.pool.directory import SLOTS_PER_SET
+from agent.pool.format.directory import SLOTS_PER_SET
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
 

@@ -9,21 +9,20 @@ from typing import Any
 
 import pytest
 
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import Purpose, SecretKey, WrongKey, unwrap_secret
 from agent.inline.suites import Place
-from agent.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool.changing import replace_map
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.key_epochs import slots_taken
-from agent.pool.kv_reading import KvReading
-from agent.pool.kv_room import RESERVED_KEY
-from agent.pool.kv_volume import KvVolume
-from agent.pool.kv_writing import KvWriting
-from agent.pool.map_keys import volume_context
-from agent.pool.opening import inspect, newest_map
-from agent.pool.pool_map import (
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
+from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.get import KvReading
+from agent.pool.kv.put import KvWriting
+from agent.pool.kv.volume import KvVolume
+from agent.pool.map.commit import replace_map
+from agent.pool.map.document import (
     MapTenant,
     MapVolume,
     PoolMap,
@@ -33,17 +32,18 @@ from agent.pool.pool_map import (
     tenant_id,
     tenant_key,
 )
-from agent.pool.prestage import PrestageCache
-from agent.pool.reading import Reading
-from agent.pool.refusals import PutRefused
-from agent.pool.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
+from agent.pool.map.inspect import inspect, newest_map
+from agent.pool.map.key_contexts import volume_context
+from agent.pool.map.key_epochs import slots_taken
+from agent.pool.map.superblock import COPY_OFFSETS, Superblock
+from agent.pool.map.tenant_changes import with_tenant, without_key
+from agent.pool.read.get import Reading
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Buffer
-from agent.pool.superblock import COPY_OFFSETS, Superblock
-from agent.pool.tally import MissCause
-from agent.pool.tenants import with_tenant, without_key
-from agent.pool.upkeep import delete
-from agent.pool.volume import Timing, Volume
-from agent.pool.writing import Writing
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
+from agent.pool.write.delete_and_pin import delete
+from agent.pool.write.put import Writing
 from tests.support.kv_flash import KvSimPending, SimKvLanes, SimKvNamespace
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of

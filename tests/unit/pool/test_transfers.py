@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from agent.fs.control_face import CONTROL_ROOT
+from agent.fs.control.face import CONTROL_ROOT
+from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
 from agent.fs.interface import Caller, FsError
-from agent.fs.registered_memory import REGIONS_MAX, RegisteredMemory
-from agent.pool.continuing import Continuer
-from agent.pool.slot import HEADER_BYTES
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.prestage.readahead import Continuer
 from agent.pool.steps import settle
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request
 from host_shim.named_values import NamedValues

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from agent.pool.copies import DOUBT_SECONDS, Kept, keep_two, work_off
-from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.owed_copies import OWED_MAX, OwedCopies
-from agent.pool.reading import Reading
-from agent.pool.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.tally import MissCause
-from agent.pool.upkeep import delete
-from agent.pool.volume import Timing
+from agent.pool.counters import MissCause
+from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.maintenance.replication import DOUBT_SECONDS, Kept, keep_two, work_off
+from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
+from agent.pool.read.get import Reading
+from agent.pool.volume.replication_backlog import OWED_MAX, OwedCopies
+from agent.pool.volume.volume import Timing
+from agent.pool.write.delete_and_pin import delete
 from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
@@ -73,7 +73,7 @@ def test_each_value_lies_in_two_namespaces_and_either_serves_it(suite: str) -> N
 def test_values_of_many_units_are_copied_in_pieces() -> None:
     value = bytes(range(256)) * 10_000
     pool, agent = two_copies(value_bytes=4 << 20, unit_bytes=1 << 18)
-    from agent.pool.writing import Writing
+    from agent.pool.write.put import Writing
 
     writing = Writing(agent.volume, key_of(0), length=len(value))
     for at in range(0, len(value), 1 << 20):

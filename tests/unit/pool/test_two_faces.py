@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from agent.attach.map_history import SeenMaps, opens
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool.agreeing import agreed, is_on_most, with_key_ends
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.key_epochs import with_new_data_keys, without_earlier_keys
-from agent.pool.opening import write_superblock
-from agent.pool.pool_map import EPOCHS_AHEAD_MAX, PoolMap, VolumeWish, plan_pool
-from agent.pool.prestage import PrestageCache
-from agent.pool.tenants import with_limits, with_tenant, without_key
-from agent.pool.volume import Timing, Volume
-from agent.seen_map import SeenMaps, opens
+from agent.pool.map.document import EPOCHS_AHEAD_MAX, PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import write_superblock
+from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
+from agent.pool.map.reconcile import agreed, is_on_most, with_key_ends
+from agent.pool.map.tenant_changes import with_limits, with_tenant, without_key
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agent.pool.mover import WALK_AGAIN_SECONDS, Mover
-from agent.pool.unflushed import RUNS_MAX, Unflushed, flush_written
+from agent.pool.flush_tracking import RUNS_MAX, Unflushed, flush_written
+from agent.pool.maintenance.rebalance import WALK_AGAIN_SECONDS, Mover
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.unit.pool.test_joining import Joined
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.reading import Reading
-from agent.pool.refusals import BadPut, PutRefused, TooLong
-from agent.pool.tally import MissCause
-from agent.pool.writing import TIME_MAX, Writing
+from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut, PutRefused, TooLong
+from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.read.get import Reading
+from agent.pool.write.put import TIME_MAX, Writing
 from host_shim.pool import Pool
 from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 from tests.support.session_door import SessionDoor

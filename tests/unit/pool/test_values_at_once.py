@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from agent.fs.control_face import CONTROL_ROOT
+from agent.fs.control.face import CONTROL_ROOT
 from agent.fs.interface import Caller, FsError
-from agent.pool.continuing import Continuer
-from agent.pool.slot import HEADER_BYTES
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.prestage.readahead import Continuer
 from agent.pool.steps import settle
 from host_shim.control_wire import AT_ONCE_BYTES, value_xattr
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pool.operations import delete_value, new_reading, new_writing
-from agent.pool.refusals import PutRefused
-from agent.pool.tally import MissCause
-from agent.pool.write_back import Waiting, WriteBack
+from agent.pool.access import delete_value, new_reading, new_writing
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.write.write_back import Waiting, WriteBack
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
 ROOM = 1 << 16

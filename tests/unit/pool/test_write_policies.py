@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pool import write_back
-from agent.pool.bandwidth import Bandwidth, WaitingRoom
-from agent.pool.operations import delete_value, lookup, new_reading, new_writing, pin_value
-from agent.pool.prestager import stage
-from agent.pool.recompute_gate import PROBE_SECONDS, TRUSTED_BYTES, RecomputeGate
-from agent.pool.refusals import BadPut, PutRefused, TooLong
-from agent.pool.second_use import SecondUse
-from agent.pool.tally import MissCause
-from agent.pool.write_back import VALUE_COST, BackWriting, Storing, WriteBack
+from agent.pool.access import delete_value, lookup, new_reading, new_writing, pin_value
+from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut, PutRefused, TooLong
+from agent.pool.prestage.prefetcher import stage
+from agent.pool.read.recompute_gate import PROBE_SECONDS, TRUSTED_BYTES, RecomputeGate
+from agent.pool.volume.bandwidth import Bandwidth, WaitingRoom
+from agent.pool.write import write_back
+from agent.pool.write.admission import SecondUse
+from agent.pool.write.write_back import VALUE_COST, BackWriting, Storing, WriteBack
 from host_shim.control_wire import Operation, Outcome, Request, data_offset
 from host_shim.pool import Pool
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.remote.asked import Asked
 from agent.remote.health import LATE_BEFORE_PAUSE, Health
+from agent.remote.outstanding import Asked
 
 
 def test_a_suspect_is_read_with_less_patience_and_written_with_as_much_as_ever() -> None:

@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 
-from agent.remote import lanes as lanes_module
-from agent.remote.connecting import Connecting
+from agent.remote import channel as lanes_module
+from agent.remote.channel import CONNECT_WAIT_SECONDS, WorkerLanes
+from agent.remote.connect_attempt import Connecting
 from agent.remote.fabric import Enclosure, Fabric
-from agent.remote.lane import SILENT_SECONDS
-from agent.remote.lanes import CONNECT_WAIT_SECONDS, WorkerLanes
+from agent.remote.queue_slot import SILENT_SECONDS
 from nvmeof.errors import ConnectionLost
 from nvmeof.transport import HostQueue
 from nvmeof.transport.base import ControllerInfo, NamespaceInfo

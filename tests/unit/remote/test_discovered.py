@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from agent.config import DiscoverySection, EnclosureSection, parse_configuration
+from agent.config.configuration import DiscoverySection, EnclosureSection, parse_configuration
 from agent.errors import ConfigError
-from agent.remote import discovered
-from agent.remote.discovered import Discovered, enclosures_in, itself
+from agent.remote import discovery
+from agent.remote.discovery import Discovered, enclosures_in, itself
 from nvmeof.wire.fabrics import DISCOVERY_NQN
 from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, TransportType
 
@@ -70,7 +70,7 @@ def test_what_is_refused_is_said_once_and_in_characters_that_print(caplog: pytes
     assert len(caplog.messages) == 2, "it went and came back"
     many = [replace(bad, service=f"x{number}") for number in range(100)]
     known.listed(POD, many)
-    assert len(caplog.messages) == 2 + discovered.REFUSED_MAX
+    assert len(caplog.messages) == 2 + discovery.REFUSED_MAX
     assert len(known) == 1
 
 
@@ -99,7 +99,7 @@ def test_who_is_listed_stays_and_who_is_not_goes_once_it_is_away(monkeypatch: py
     known.listed(POD, [ENTRY])
     known.forget_gone(lambda enclosure: False)
     assert len(known) == 1
-    monkeypatch.setattr(discovered, "DISCOVERED_MAX", 1)
+    monkeypatch.setattr(discovery, "DISCOVERED_MAX", 1)
     known.listed(POD, [ENTRY, other])
     assert (len(known), begun) == (1, ["nqn.x:one", "nqn.x:two"])
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from agent.errors import G35Error
-from agent.queue_plan import EXTRA_QUEUES, granted_workers
 from agent.remote.fabric import Enclosure, Fabric
+from agent.service.queue_plan import EXTRA_QUEUES, granted_workers
 
 
 def fabric(**granted: int | None) -> Fabric:

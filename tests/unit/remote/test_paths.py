@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.status_verb import _state
-from agent.config import EnclosureSection, parse_configuration, parse_path
+from agent.config.configuration import EnclosureSection, parse_configuration, parse_path
 from agent.errors import ConfigError
 from agent.remote.fabric import AVOID_MOST_SECONDS, Enclosure, Fabric, Route
 from agent.remote.fence import COMMAND_SECONDS, GRAIN, LOST_SECONDS, MOST_PLACES, Fence, GivenUp

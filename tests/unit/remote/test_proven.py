@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.remote.fabric import Enclosure, Fabric
-from agent.remote.proven import Unproven
+from agent.remote.verified_paths import Unproven
 from nvmeof.transport.base import NamespaceInfo
 from tests.support.memory_pool import nguid_of
 

@@ -9,13 +9,13 @@ import pytest
 from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.opening import superblock_copies_are, write_superblock
-from agent.pool.pool_map import VolumeWish, plan_pool
-from agent.pool.superblock import BLOCK_BYTES, PROOF_OFFSET
-from agent.remote import proving
+from agent.pool.map.document import VolumeWish, plan_pool
+from agent.pool.map.inspect import superblock_copies_are, write_superblock
+from agent.pool.map.superblock import BLOCK_BYTES, PROOF_OFFSET
+from agent.remote import path_prober
+from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Enclosure, Fabric
-from agent.remote.lanes import WorkerLanes
-from agent.remote.proving import TRIES, Prover, ProvingThread, shows
+from agent.remote.path_prober import TRIES, Prover, ProvingThread, shows
 from nvmeof.transport.base import NamespaceInfo
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
 from tests.support.memory_pool import nguid_of
@@ -28,8 +28,8 @@ POOL = plan_pool([(NGUID, SIZE)], [VolumeWish(name="v", value_bytes=65536, share
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proving, "PAUSE_SECONDS", 0.0)
-    monkeypatch.setattr(proving, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(path_prober, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(path_prober, "EVERY_SECONDS", 0.01)
 
 
 class Paths(MemoryLanes):
@@ -92,7 +92,7 @@ def test_other_agents_that_write_there_too_do_not_make_two_of_one(monkeypatch: p
     prover.turn(cast(WorkerLanes, paths))
     assert paths.fabric.contested == {}
     assert len(paths.fabric.unproven()) == 1
-    monkeypatch.setattr(proving, "AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(path_prober, "AGAIN_SECONDS", 0.0)
     paths.others = TRIES
     prover = Prover(paths.fabric)
     prover.turn(cast(WorkerLanes, paths))

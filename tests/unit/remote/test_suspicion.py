@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.remote.health import LATE_BEFORE_PAUSE, LATENCY_BUCKETS, Health
-from agent.remote.suspicion import (
+from agent.remote.outlier_detection import (
     HOLD_FIRST_SECONDS,
     HOLD_MAX_SECONDS,
     LOOK_SECONDS,

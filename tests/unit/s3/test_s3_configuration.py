@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.config import Configuration, parse_configuration
+from agent.config.configuration import Configuration, parse_configuration
 from agent.errors import ConfigError
 from agent.fs.files.options import FilesOptions
 from agent.s3.credentials import new_credentials_file, read_credentials_file

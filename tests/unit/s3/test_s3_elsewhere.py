@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from agent.config.s3_section import S3Section
 from agent.fs.files.options import FilesOptions
-from agent.pool.pool_map import tenant_id
-from agent.pool.volume import Volume
+from agent.pool.map.document import tenant_id
+from agent.pool.volume.volume import Volume
 from agent.s3.credentials import new_credentials_file
 from agent.s3.door import S3Door
 from agent.s3.opening import make_s3_door
 from agent.s3.store import FileWriter
-from agent.s3_section import S3Section
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import PoolAgent, volume_settings

@@ -7,8 +7,8 @@ from collections.abc import Generator
 from typing import Any
 
 from agent.pool.steps import Acquire, Wait
-from agent.remote.asked import Asked
 from agent.remote.health import Health
+from agent.remote.outstanding import Asked
 from tests.support.sim_flash import SimPending
 from tests.support.step_scheduler import Sleep, StepScheduler
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agent.virtio_driver import fuse_wire as wire
-from agent.virtio_driver.fuse_wire import FuseReplyError, Listed, Node
+from agent.bench.virtio_driver import fuse_wire as wire
+from agent.bench.virtio_driver.fuse_wire import FuseReplyError, Listed, Node
 
 VECTORS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "vectors" / "fuse_abi.json").read_text()

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.virtio_driver.guest_memory import GUEST_BASE, GuestMemory
-from agent.virtio_driver.ring import DeviceFault, DriverRing, RingFull, encode_table
+from agent.bench.virtio_driver.guest_memory import GUEST_BASE, GuestMemory
+from agent.bench.virtio_driver.ring import DeviceFault, DriverRing, RingFull, encode_table
 
 SIZE = 8
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.bench.virtio_driver.front_end import BackEndFault, Conversation, FrontEnd, Incoming, Outgoing
+from agent.bench.virtio_driver.guest_memory import GuestMemory
+from agent.bench.virtio_driver.request_queue import RequestQueue
 from agent.virtio.vhost_user import (
     REPLIES,
     U64,
@@ -19,9 +22,6 @@ from agent.virtio.vhost_user import (
     VringState,
     decode_payload_untrusted,
 )
-from agent.virtio_driver.front_end import BackEndFault, Conversation, FrontEnd, Incoming, Outgoing
-from agent.virtio_driver.guest_memory import GuestMemory
-from agent.virtio_driver.request_queue import RequestQueue
 
 VIRTIOFSD_FEATURES = 0x1_7500_0000
 VIRTIOFSD_PROTOCOL = 0x8C2B

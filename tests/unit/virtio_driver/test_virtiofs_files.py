@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from agent.cli.bench.virtiofs_files import VirtiofsFiles
-from agent.virtio_driver.machine import Machine
+from agent.bench.virtio_driver.machine import Machine
+from agent.bench.virtiofs_files import VirtiofsFiles
 
 
 class Device:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.pool.memory_reading import MemoryReading
-from agent.pool.operations import AnyReading, new_reading, new_writing
-from agent.pool.prestage import PrestageCache
-from agent.pool.prestager import stage
-from agent.pool.slot import HEADER_BYTES
-from agent.pool.write_back import VALUE_COST, WriteBack
+from agent.pool.access import AnyReading, new_reading, new_writing
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.prestage.prefetcher import stage
+from agent.pool.read.memory_reading import MemoryReading
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.write.write_back import VALUE_COST, WriteBack
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of
 
 

@@ -12,28 +12,28 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from agent.bounds import CATALOGUE, Bounds
+from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.files.block_rows import SealedBlock
 from agent.fs.files.face import FilesFace
 from agent.fs.files.open_files import OpenFile
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
 from agent.fs.files.staging import StagingMemory
 from agent.fs.files.suspects import Suspects
+from agent.fs.files.unsynced import BLOCKS_MAX, Unsynced
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
-from agent.fs.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
-from agent.fs.registered_memory import RegisteredMemory
-from agent.fs.unsynced import BLOCKS_MAX, Unsynced
 from agent.inline.suites import Place
-from agent.pool.continuing import CHAIN_MAX, Continuer
-from agent.pool.damage import SlotAt
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.owed_copies import DOUBTFUL_MAX, OWED_MAX, NamedCopy
-from agent.pool.prestage import PrestageCache
-from agent.pool.prestager import Prestager
-from agent.pool.second_use import SecondUse
+from agent.pool.prestage.prefetcher import Prestager
+from agent.pool.prestage.readahead import CHAIN_MAX, Continuer
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
-from agent.pool.write_back import WriteBack
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.media_errors import SlotAt
+from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX, NamedCopy
+from agent.pool.write.admission import SecondUse
+from agent.pool.write.write_back import WriteBack
 from agent.remote.fence import Fence
-from agent.watched_memory import of_volume, watch_memory
+from agent.service.watched_memory import of_volume, watch_memory
 from tests.support.inline_runner import InlineRunner
 from tests.support.kv_flash import kv_volume
 from tests.support.memory_blocks import MemoryBlockStore

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.bounds import CATALOGUE, RESERVE_PART, Bounds
-from agent.fs.control_face import (
+from agent.fs.control.face import (
     CONTROL_ROOT,
     SESSION_ANSWER_BYTES,
     TICKETS_IDLE_SECONDS,
@@ -24,7 +24,7 @@ from agent.fs.files.face import FilesFace
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.virtiofs.guest_view import HANDLES_MAX, NODES_MAX, GuestView
-from agent.pool.slot import UNITS_MAX
+from agent.pool.format.slot import UNITS_MAX
 from agent.pool.steps import settle
 from agent.s3.shares import Shares
 from agent.s3.strangers import CONNECTIONS, KNOWN, Stranger

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from agent.cli.main import main
-from agent.cli.replay.running import _check_volume
-from agent.config import parse_configuration
+from agent.config.configuration import parse_configuration
 from agent.enclosure_control.description import parse_description
 from agent.errors import ConfigError, UserError, did_you_mean
+from agent.replay.running import _check_volume
 from emulator.jbof.cli import app
 
 

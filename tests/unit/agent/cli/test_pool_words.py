@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from agent.cli.pool_verb import _of_another_pool, carried, pool_in
+from agent.host_os.presence import serving_processes, set_mark
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.opening import Content, Inspection
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.superblock import Superblock
-from agent.serving_mark import serving_processes, set_mark
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.inspect import Content, Inspection
+from agent.pool.map.superblock import Superblock
 from tests.support.memory_pool import nguid_of
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from agent.cli.replay.content import PAGE_BYTES, BlockContent
+from agent.replay.content import PAGE_BYTES, BlockContent
 
 SIZES = [512, 4096, 4608, 65536, 1 << 20]
 CONTENT = BlockContent(65536)

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.cli.hung_agent import AgentHangs
-from agent.cli.replay.content import BlockContent
-from agent.cli.replay.course import SAMPLES_MAX, Course, Sample, draw
-from agent.cli.replay.latencies import Latencies, merged
-from agent.cli.replay.lru import LruBaseline
-from agent.cli.replay.player import Player, Schedule
-from agent.cli.replay.report import Report, readable_bytes
-from agent.cli.replay.running import ReplayOptions, run_replay
-from agent.cli.replay.tally import Cause, Tally, cause_of, total
-from agent.cli.replay.trace_lines import TraceRequest
-from agent.cli.replay.trace_making import encode_line, made_trace
 from agent.errors import UserError
+from agent.replay.content import BlockContent
+from agent.replay.course import SAMPLES_MAX, Course, Sample, draw
+from agent.replay.latencies import Latencies, merged
+from agent.replay.lru import LruBaseline
+from agent.replay.player import Player, Schedule
+from agent.replay.report import Report, readable_bytes
+from agent.replay.running import ReplayOptions, run_replay
+from agent.replay.tally import Cause, Tally, cause_of, total
+from agent.replay.trace_lines import TraceRequest
+from agent.replay.trace_making import encode_line, made_trace
 from host_shim.control_wire import Operation, Outcome
 from host_shim.pool import Pool
 from tests.support.scripted_agent import ScriptedAgent
@@ -285,7 +285,7 @@ class ImpatientPool(Pool):
 def test_an_agent_that_hangs_ends_a_replay_and_is_named(
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.cli.replay.running._LAST_JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("agent.replay.running._LAST_JOIN_SECONDS", 0.1)
     agent = ScriptedAgent()
     goes_on = threading.Event()
     hung = agent.pwrite
@@ -319,7 +319,7 @@ def test_no_mount_no_replay(tmp_path: Path) -> None:
 def test_a_dead_mount_is_told_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = ScriptedAgent()
     agent.kill()
-    monkeypatch.setattr("agent.cli.replay.running.is_mounted", lambda _mount: True)
+    monkeypatch.setattr("agent.replay.running.is_mounted", lambda _mount: True)
     with pytest.raises(UserError, match="no g35 agent answers") as refused:
         run_replay(_options(tmp_path, ["{}"]), _opener(agent))
     assert "its agent has ended: the next start" in refused.value.advice
@@ -381,7 +381,7 @@ def test_a_full_lru_on_the_real_trace(real_trace: Path) -> None:
     # Simulated apart from this code: the first 3,000 requests, room for a quarter of the blocks: 24.1 %.
     from itertools import islice
 
-    from agent.cli.replay.trace_lines import TraceFile
+    from agent.replay.trace_lines import TraceFile
 
     requests = list(islice(iter(TraceFile(real_trace)), 3000))
     unique = {hash_id for request in requests for hash_id in request.hash_ids}
@@ -441,7 +441,7 @@ def test_a_plot_is_drawn_of_whatever_there_is(tmp_path: Path, ending: str, count
 
 
 def test_the_made_trace_is_the_bundled_one(repository: Path) -> None:
-    bundled = (repository / "agent/cli/replay/sample_trace.jsonl").read_text().splitlines()
+    bundled = (repository / "agent/replay/sample_trace.jsonl").read_text().splitlines()
     assert bundled == [encode_line(request) for request in made_trace(35, 600)]
     assert sum(map(len, bundled)) < 200_000
 

@@ -16,7 +16,7 @@ from agent.cli.status_verb import fitted, tables
 from agent.cli.up import layout
 from agent.cli.up.layout import Layout, Running
 from agent.errors import G35Error
-from agent.pool.tally import MissCause
+from agent.pool.counters import MissCause
 
 LARGE = 987_654_321_098
 NAME = "n" * 60 + "-end"

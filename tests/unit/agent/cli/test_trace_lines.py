@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.replay.trace_lines import (
+from agent.errors import UserError
+from agent.replay.trace_lines import (
     BLOCKS_MAX,
     LINE_BYTES_MAX,
     BrokenLine,
@@ -18,7 +19,6 @@ from agent.cli.replay.trace_lines import (
     TraceRequest,
     decode_line_untrusted,
 )
-from agent.errors import UserError
 
 GOOD = b'{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}'
 

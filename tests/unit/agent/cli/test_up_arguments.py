@@ -10,7 +10,7 @@ import pytest
 from agent.cli import main as command_line
 from agent.cli.up.layout import AgentOptions, Layout, agent_toml
 from agent.cli.up.up_arguments import check_room
-from agent.config import parse_configuration
+from agent.config.configuration import parse_configuration
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from agent.cli.up import rdma_addresses
 from agent.cli.up.layout import AgentOptions, Layout, agent_toml
 from agent.cli.up.rdma_addresses import free_address_from
-from agent.config import parse_configuration
+from agent.config.configuration import parse_configuration
 from agent.errors import ConfigError, G35Error
 from nvmeof.transport.base import VerbsChoice
 from nvmeof.transport.verbs_provider import ROCE_PORT, VerbsUnavailable

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from agent.cli.up.layout import AgentOptions, Layout, agent_toml, default_state
-from agent.config import parse_configuration
+from agent.config.configuration import parse_configuration
 from emulator.lab.host_cli import default_socket, socket_of
 
 OPTIONS = AgentOptions("tcp", "fuse", 2, "1M", "aes-256-gcm", 50.0, "", True, virtiofs=True)

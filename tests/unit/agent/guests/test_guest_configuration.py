@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import trio
 
-from agent.agent import MOUNT_DOOR, _until_over
-from agent.config import Configuration, VirtioFsSection, parse_configuration
+from agent.config.configuration import Configuration, VirtioFsSection, parse_configuration
 from agent.errors import ConfigError, G35Error
 from agent.fs.virtiofs.door import listen
+from agent.service.agent import MOUNT_DOOR, _until_over
 
 
 def configured(*devices: dict[str, Any]) -> Configuration:

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 
 from agent.bounds import Bounds
-from agent.config import VirtioFsSection
+from agent.config.configuration import VirtioFsSection
 from agent.errors import ConfigError
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import ROOT_INODE, Caller, FsError
 from agent.fs.virtiofs.guest_view import GuestView
-from agent.guest_doors import guest_tree
-from agent.pool.continuing import INACTIVE, Continuer
-from agent.pool.pool_map import tenant_id
-from agent.pool.prestage import PrestageCache
+from agent.pool.map.document import tenant_id
+from agent.pool.prestage.readahead import INACTIVE, Continuer
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
 from agent.remote.fabric import Enclosure, Fabric
+from agent.service.guest_doors import guest_tree
 from agent.telemetry import snapshot
-from agent.tenancy import Members
+from agent.tenancy.visibility import Members
 from tests.support.inline_runner import InlineRunner
 from tests.support.memory_blocks import MemoryBlockStore
 from tests.support.memory_pool import MemoryPool

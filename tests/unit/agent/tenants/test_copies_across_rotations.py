@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from agent.pool import copies
-from agent.pool.copies import Kept, keep_two
-from agent.pool.directory import DIRECTORY_BYTES, Directory, Entry
-from agent.pool.key_turn import QUIET_SECONDS, SETTLE_SECONDS
-from agent.pool.pool_map import VolumeWish, plan_pool
-from agent.pool.relocating import Outcome, copy_value
-from agent.pool.resealing import flags_of, is_under_dropped
+from agent.pool.counters import MissCause
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry
+from agent.pool.maintenance import replication
+from agent.pool.maintenance.migrate import Outcome, copy_value
+from agent.pool.maintenance.rekey import flags_of, is_under_dropped
+from agent.pool.maintenance.replication import Kept, keep_two
+from agent.pool.map.document import VolumeWish, plan_pool
 from agent.pool.steps import Lanes, Steps
-from agent.pool.tally import MissCause
+from agent.pool.volume.key_transition import QUIET_SECONDS, SETTLE_SECONDS
 from tests.support.memory_lanes import MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
 from tests.unit.agent.tenants.test_key_rotation import ROOT, SIZE, STEP, Shelf, value_of
@@ -68,14 +68,14 @@ def keep(agent: Watching, number: int) -> Kept:
 
 def stop_before(monkeypatch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], None]) -> None:
     """Whoever comes to this step is stopped there once, for as long as `meanwhile` takes."""
-    original = getattr(copies, name)
+    original = getattr(replication, name)
 
     def stopped(*arguments: Any) -> Steps[Any]:
-        monkeypatch.setattr(copies, name, original)
+        monkeypatch.setattr(replication, name, original)
         meanwhile()
         return (yield from original(*arguments))
 
-    monkeypatch.setattr(copies, name, stopped)
+    monkeypatch.setattr(replication, name, stopped)
 
 
 @pytest.mark.parametrize("step", ["_copy_over", "_name", "_is_still_wanted"])
@@ -117,7 +117,7 @@ def test_a_copy_under_a_key_that_is_gone_is_no_copy_and_another_is_made(
 
     stop_before(monkeypatch, "_name", lambda: shelf.rotate_by(other))
     with monkeypatch.context() as ended_there:
-        ended_there.setattr(copies, "_is_still_wanted", no_look)
+        ended_there.setattr(replication, "_is_still_wanted", no_look)
         keep(killed, 1)
     assert shelf.served_with_one_away(1).count(True) == 1
     for _ in range(2):

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from agent.cli.bench.rank_statistics import auc
+from agent.bench.rank_statistics import auc
 from agent.errors import ConfigError
-from agent.fs.control_face import CONTROL_ROOT, ControlFace
+from agent.fs.control.face import CONTROL_ROOT, ControlFace
 from agent.fs.interface import Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.pool_map import tenant_id
-from agent.pool.prestage import PrestageCache
-from agent.pool.reading import Reading
+from agent.pool.map.document import tenant_id
+from agent.pool.read.get import Reading
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
-from agent.pool.volume import Timing, Volume, VolumeExtent, VolumeSettings
-from agent.pool.writing import Writing
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.volume import Timing, Volume, VolumeExtent, VolumeSettings
+from agent.pool.write.put import Writing
 from agent.remote.fabric import Enclosure, Fabric
 from agent.telemetry import snapshot
-from agent.tenancy import Audience, Members
+from agent.tenancy.visibility import Audience, Members
 from host_shim.control_wire import Operation, Outcome, Request, decode_answer_untrusted
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import fixed_secret, nguid_of

@@ -12,25 +12,25 @@ from agent.errors import ConfigError
 from agent.inline.key_use import FILE, GCM_WRITES_MAX, RETRY_WRITES, KeyUseBook, writes_max
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.key_rotation import KeyRotation
-from agent.pool.directory import SLOTS_PER_SET
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.key_epochs import (
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.format.slot import MAGIC
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.key_epochs import (
     left_under_earlier,
     rotating,
     with_new_data_keys,
     without_earlier_keys,
 )
-from agent.pool.key_turn import SETTLE_SECONDS
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.reading import Reading
-from agent.pool.refusals import PutRefused
-from agent.pool.slot import MAGIC
-from agent.pool.tally import MissCause
-from agent.pool.tenants import with_tenant, without_key
-from agent.pool.upkeep import delete
-from agent.pool.volume import Timing, Volume
-from agent.pool.writing import Writing
+from agent.pool.map.tenant_changes import with_tenant, without_key
+from agent.pool.read.get import Reading
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.key_transition import SETTLE_SECONDS
+from agent.pool.volume.volume import Timing, Volume
+from agent.pool.write.delete_and_pin import delete
+from agent.pool.write.put import Writing
+from agent.tenancy.key_rotation import KeyRotation
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
 

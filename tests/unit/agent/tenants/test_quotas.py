@@ -9,26 +9,26 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from agent.config.sizes import parse_size
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket, WaitingRoom
-from agent.pool.directory_cache import DirectoryCache
-from agent.pool.pool_map import MapTenant, PoolMap, VolumeWish, plan_pool, tenant_id
-from agent.pool.prestage import PrestageCache
-from agent.pool.quota import Limits, Measured, Quota
-from agent.pool.reading import Reading
-from agent.pool.refusals import PutRefused
-from agent.pool.tally import MissCause
-from agent.pool.tenants import find_tenant, with_limits, with_tenant, without_key
-from agent.pool.upkeep import delete, pin
-from agent.pool.volume import Timing, Volume
-from agent.pool.writing import Writing
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.map.document import MapTenant, PoolMap, VolumeWish, plan_pool, tenant_id
+from agent.pool.map.tenant_changes import find_tenant, with_limits, with_tenant, without_key
+from agent.pool.read.get import Reading
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket, WaitingRoom
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.quota import Limits, Measured, Quota
+from agent.pool.volume.volume import Timing, Volume
+from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.write.put import Writing
 from agent.remote.fabric import Enclosure, Fabric
-from agent.sizes import parse_size
 from agent.telemetry import metrics, snapshot
-from agent.tenancy import Audience
-from agent.tenant_upkeep import TenantUpkeep
+from agent.tenancy.limits import TenantUpkeep
+from agent.tenancy.visibility import Audience
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
 

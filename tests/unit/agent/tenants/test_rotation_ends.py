@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.map_watch import EVERY_SECONDS, MapWatch
-from agent.pool.changing import replace_map
-from agent.pool.directory_cache import SHUN_SECONDS
-from agent.pool.key_turn import GRACE_SECONDS, MAP_AGE_SECONDS, QUIET_SECONDS, SETTLE_SECONDS
-from agent.pool.pool_map import PoolMap
-from agent.pool.prestage import PrestageCache
-from agent.pool.refusals import PutRefused
-from agent.pool.resealing import ResealCounts, reseal_set
+from agent.attach.map_watch import EVERY_SECONDS, MapWatch
+from agent.pool.errors import PutRefused
+from agent.pool.maintenance.rekey import ResealCounts, reseal_set
+from agent.pool.map.commit import replace_map
+from agent.pool.map.document import PoolMap
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Acquire, Steps
-from agent.pool.writing import Writing
+from agent.pool.volume.directory_cache import SHUN_SECONDS
+from agent.pool.volume.key_transition import GRACE_SECONDS, MAP_AGE_SECONDS, QUIET_SECONDS, SETTLE_SECONDS
+from agent.pool.write.put import Writing
 from tests.support.memory_pool import key_of
 from tests.unit.agent.tenants.test_key_rotation import NUMBERS, STEP, Agent, Shelf, value_of
 

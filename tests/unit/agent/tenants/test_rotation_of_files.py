@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from agent.attach.map_watch import EVERY_SECONDS
+from agent.config.scrub_section import ScrubSection
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
+from agent.fs.files.pool_store import PoolBlockStore
 from agent.fs.files.suspects import LOOK_SECONDS, LOOKS
-from agent.fs.pool_store import PoolBlockStore
-from agent.keeping import Keeping
-from agent.key_rotation import LEFTOVERS_SECONDS
-from agent.map_watch import EVERY_SECONDS
-from agent.pool.changing import replace_map
-from agent.pool.directory import DIRECTORY_BYTES, Directory, Entry
-from agent.pool.key_turn import MAP_AGE_SECONDS, SETTLE_SECONDS
-from agent.pool.tenants import without_key
-from agent.remote.lanes import WorkerLanes
-from agent.scrub_section import ScrubSection
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry
+from agent.pool.map.commit import replace_map
+from agent.pool.map.tenant_changes import without_key
+from agent.pool.volume.key_transition import MAP_AGE_SECONDS, SETTLE_SECONDS
+from agent.remote.channel import WorkerLanes
+from agent.service.repair import Keeping
+from agent.tenancy.key_rotation import LEFTOVERS_SECONDS
 from tests.support.files_calls import FaceCalls
 from tests.unit.agent.tenants.test_key_rotation import NUMBERS, STEP, Shelf
 from tests.unit.agent.tenants.test_rotation_ends import Watching, publish
@@ -30,7 +30,8 @@ YOUNG_SECONDS = 2 * 5.0
 
 
 class Serving(Watching):
-    """An agent with a /fs of its own, which keeps volumes of blocks by the rule of agent/keeping.py."""
+    """An agent with a /fs of its own, which keeps volumes of blocks by the rule of
+    agent/service/repair.py."""
 
     def __init__(self, shelf: Shelf, folder: Path) -> None:
         super().__init__(shelf)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from agent import seen_map
+from agent.attach import map_history
+from agent.attach.map_history import AGAIN_SECONDS, FILE, SeenMaps, remembered_pool
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.key_epochs import with_new_data_keys, without_earlier_keys
-from agent.pool.pool_map import PoolMap, VolumeWish, plan_pool
-from agent.pool.tenants import with_tenant, without_key
-from agent.seen_map import AGAIN_SECONDS, FILE, SeenMaps, remembered_pool
+from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
+from agent.pool.map.key_epochs import with_new_data_keys, without_earlier_keys
+from agent.pool.map.tenant_changes import with_tenant, without_key
 from tests.support.memory_pool import nguid_of
 
 ROOT = HeldRootKey(SecretKey(bytes(32)), "a test")
@@ -64,7 +64,7 @@ def test_a_pool_of_which_nothing_opened_takes_nothing_out_of_the_notes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A superblock of somebody's own making."""
-    monkeypatch.setattr(seen_map, "POOLS_MAX", 1)
+    monkeypatch.setattr(map_history, "POOLS_MAX", 1)
     old = planned()
     noted(tmp_path, without_key(old, "blue"))
     seen = SeenMaps(tmp_path)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.map_watch import EVERY_SECONDS
-from agent.pool.key_turn import MAP_AGE_SECONDS, QUIET_SECONDS
-from agent.pool.operations import new_writing
-from agent.pool.refusals import PutRefused
+from agent.attach.map_watch import EVERY_SECONDS
+from agent.pool.access import new_writing
+from agent.pool.counters import MissCause
+from agent.pool.errors import PutRefused
+from agent.pool.map.tenant_changes import without_key
 from agent.pool.steps import Acquire, Buffer, Steps, Wait
-from agent.pool.tally import MissCause
-from agent.pool.tenants import without_key
-from agent.pool.write_back import WriteBack
-from agent.pool.writing import Writing
+from agent.pool.volume.key_transition import MAP_AGE_SECONDS, QUIET_SECONDS
+from agent.pool.write.put import Writing
+from agent.pool.write.write_back import WriteBack
 from tests.support.memory_lanes import MemoryLanes, MemoryPending, T
 from tests.support.memory_pool import key_of
 from tests.unit.agent.tenants.test_key_rotation import STEP, Shelf, value_of

@@ -8,10 +8,10 @@ import stat
 
 import pytest
 
-from agent.fs.control_face import CONTROL_ROOT, ControlFace
+from agent.fs.control.face import CONTROL_ROOT, ControlFace
+from agent.fs.doors.mounting import MountOptions, _common
 from agent.fs.interface import Caller, FsError, SetAttributes
 from agent.fs.kv_face import KV_ROOT, KvFace
-from agent.fs.mounting import MountOptions, _common
 from agent.pool.steps import settle
 from host_shim.control_wire import Outcome
 from tests.support.memory_pool import MemoryPool

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import G35Error
-from agent.fs.fuse_abi import InitFlag
-from agent.fs.fuse_protocol import Negotiated
+from agent.fs.fuse.abi import InitFlag
+from agent.fs.fuse.session import Negotiated
 from agent.fs.virtiofs import guest_books
 from agent.fs.virtiofs.guest_books import HEADER, RECORD, GuestBooks, Node, OpenFile
 

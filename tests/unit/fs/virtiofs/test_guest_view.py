@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from agent.fs.fuse_abi import InitFlag
-from agent.fs.fuse_protocol import Negotiated
+from agent.fs.fuse.abi import InitFlag
+from agent.fs.fuse.session import Negotiated
 from agent.fs.interface import (
     FACE_CONTROL,
     FACE_FILES,

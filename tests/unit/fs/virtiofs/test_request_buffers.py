@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from agent.fs.fuse_abi import InHeader, Opcode, OutHeader
-from agent.fs.fuse_requests import ReadIn, WriteIn
+from agent.fs.fuse.abi import InHeader, Opcode, OutHeader
+from agent.fs.fuse.requests import ReadIn, WriteIn
 from agent.fs.interface import FACE_FILES, FACE_KV, FACE_SHIFT
 from agent.fs.virtiofs.device import takes_scattered
 from agent.fs.virtiofs.request_buffers import DIRECT_RUN_BYTES_LEAST, RequestBuffers

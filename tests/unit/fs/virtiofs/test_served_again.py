@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from agent.fs.fuse_abi import InHeader, Opcode, OutHeader
-from agent.fs.fuse_requests import Rename2In
+from agent.fs.fuse.abi import InHeader, Opcode, OutHeader
+from agent.fs.fuse.requests import Rename2In
 from agent.fs.virtiofs.served_again import acknowledged, as_done_before, is_given_back, refused_again
 
 

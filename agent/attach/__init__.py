@@ -1,0 +1,1 @@
+"""From enclosures to volumes: connect, look at what namespaces carry, follow the pool map."""

@@ -1,0 +1,428 @@
+"""What an agent does while it serves to learn that a tenant was erased: it looks at the pool map again.
+
+Nobody tells an agent, for whoever erases may not know of all. So once a second each reads one block of one
+namespace, of all in turn. A map that is newer takes from it the volumes whose tenant has no key any more,
+and those that are not in it under their id; namespaces that joined are used from then on. Volumes that are
+new in it wait for the agent's next start.
+
+A version takes no key, so a greater one is not the last word. The end of a key counts from every copy,
+whatever its version (`with_key_ends` in agent/pool/map/reconcile.py). A map that no namespace carries any
+more is left: once all of them were seen with others, the agent goes by what these agree on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import replace
+from typing import NamedTuple
+
+from agent.pool.access import AnyVolume
+from agent.pool.counters import MissCause
+from agent.pool.map.document import VERSIONS_AHEAD_MAX, MapNamespace, PoolMap
+from agent.pool.map.inspect import LOOK_SECONDS, Content, Inspection, inspect
+from agent.pool.map.key_epochs import has_keys_of
+from agent.pool.map.kv_superblock import inspect_kv
+from agent.pool.map.reconcile import Opens, agreed, with_key_ends
+from agent.pool.map.replicas import name_in, name_of
+from agent.pool.map.seal import WITHOUT_SEAL, MapSeal
+from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, map_version_of, pool_id_of
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.steps import Lanes, Steps
+from agent.pool.volume.key_transition import slept_seconds
+from agent.pool.volume.volume import Course, Volume, wait_for
+
+log = logging.getLogger(__name__)
+
+EVERY_SECONDS = 1.0
+OTHERS_MAX = 64
+"""Copies that differ from the map in force, and of which it is remembered what they say."""
+
+
+class _Found(NamedTuple):
+    """A map that a namespace carries, and the mark of its first copy (`name_in`)."""
+
+    pool_map: PoolMap
+    mark: bytes
+
+
+class AnotherPool(NamedTuple):
+    """What is on a namespace now, in the place of this pool's map."""
+
+    pool_id: str
+
+
+class _Known(NamedTuple):
+    """The map that an agent goes by, and the marks (`name_in`) of what was read beside it.
+
+    `same` are marks of the map itself, `others` those of copies that say nothing new of keys: these are not
+    read again while the map is in force. One record, so that any thread sees both of one map.
+    """
+
+    pool_map: PoolMap
+    same: frozenset[bytes]
+    others: Mapping[bytes, PoolMap]
+
+
+class MapWatch:
+    """The map that is in force as far as this agent knows. One thread looks. `now` is in seconds."""
+
+    def __init__(
+        self,
+        pool_map: PoolMap,
+        volumes: Sequence[AnyVolume],
+        prestage: PrestageCache,
+        remember: Callable[[PoolMap], None] = lambda _: None,
+        grow: Callable[[Sequence[bytes]], None] | None = None,
+        distrust: Callable[[PoolMap], Collection[str]] = lambda _: (),
+        taken: Callable[[bytes, str], None] = lambda _, __: None,
+        confirm: Callable[[PoolMap], None] = lambda _: None,
+        opens: Opens = lambda _, __: True,
+        seal: MapSeal | None = None,
+    ) -> None:
+        """`remember` is told of each newer map, once it is followed; `grow` of the namespaces, as NGUIDs,
+        where others have followed those that there were. Without it they wait for the next start. `distrust`
+        is asked first, for the ids of volumes to which a map gives what no root key made
+        (agent/attach/map_history.py). `taken` is told of a namespace (NGUID) that carries another pool now,
+        and which, so that nothing is written there; and with "" when it carries this one again. `confirm` is
+        told of a map that was followed once most namespaces were seen with it; `opens` whether the root key
+        opens a volume; `seal` which copies count: without it all do."""
+        self._seal = seal
+        self._known = _Known(pool_map, frozenset({name_of(pool_map)}), {})
+        self._confirm = confirm
+        self._opens = opens
+        self._seen_with: set[int] = set()
+        """Numbers of the namespaces that carry the map in force."""
+        self._is_confirmed = False
+        self._elsewhere: dict[int, _Found] = {}
+        """What the others carry, as each was last seen."""
+        self._grow = grow
+        self._distrust = distrust
+        self._remember = remember
+        self._volumes = volumes
+        self._prestage = prestage
+        self._turn = itertools.cycle(range(len(pool_map.namespaces)))
+        self._next_look = 0.0
+        self._tell_taken = taken
+        self._taken: dict[int, str] = {}
+        """Numbers of namespaces that carry another pool, and which."""
+        self.without_map: dict[str, str] = {}
+        """Namespaces (NGUID) that answer and do not carry the pool's map any more, and what was found. One
+        thread puts another dictionary here; any may read it."""
+        self._said_forged: set[bytes] = set()
+        """Marks of maps that were not made with the root key; OTHERS_MAX at most."""
+        self._said_too_far_ahead: set[int] = set()
+        """Numbers of namespaces."""
+        for volume in volumes:
+            if isinstance(volume, Volume):
+                volume.map_age.watch(functools.partial(self._still_has_keys_of, volume))
+                volume.in_force = self.in_force
+
+    @property
+    def pool_map(self) -> PoolMap:
+        """The map in force, as far as this agent knows."""
+        return self._known.pool_map
+
+    def look(self, lanes: Lanes) -> Steps[None]:
+        """Look at the next namespace, where it is time for that."""
+        now = lanes.now()
+        if now < self._next_look:
+            return
+        self._next_look, slept = now + EVERY_SECONDS, slept_seconds()
+        number = next(self._turn)
+        # Namespaces keep their numbers: no verb takes one out of a pool.
+        member = self.pool_map.namespaces[number]
+        known = self.pool_map
+        until = now + LOOK_SECONDS
+        found = yield from self._map_at(lanes, number, member, until, until + 2 * LOOK_SECONDS)
+        if isinstance(found, MissCause):
+            if found is MissCause.CORRUPT:
+                yield from self._look_for_map(lanes, number, member)
+            return
+        self.note_taken(number, found.pool_id if isinstance(found, AnotherPool) else known.pool_id)
+        if isinstance(found, AnotherPool):
+            return
+        self._note_map(member.nguid, "")
+        if found.pool_map is known:
+            self._elsewhere.pop(number, None)
+            self._seen_with.add(number)
+        elif not known.version < found.pool_map.version <= known.version + VERSIONS_AHEAD_MAX:
+            self._compare(number, found)
+        elif forged := self._distrust(found.pool_map):
+            self._refuse(number, found, forged)
+        else:
+            self._follow(found.pool_map, {found.mark})
+            self._seen_with.add(number)
+        if not self._is_confirmed and 2 * len(self._seen_with) > len(self.pool_map.namespaces):
+            self._is_confirmed = True
+            self._confirm(self.pool_map)
+        for volume in self._volumes:
+            if isinstance(volume, Volume):
+                volume.map_age.note(now, slept)
+
+    def _compare(self, number: int, found: _Found) -> None:
+        """A namespace carries another map, and no newer one: it counts by the keys that are over in it.
+
+        One that is too far ahead is nobody's next map, or what the pool's own says later would be older. What
+        is gone in it is gone: it may be all that verbs have to go on from.
+        """
+        there = found.pool_map
+        is_too_far = there.version > self.pool_map.version
+        if is_too_far:
+            self._say_too_far_ahead(number, there)
+            self._drop_gone(there)
+        self._end_keys(number, found)
+        if is_too_far:
+            return
+        self._elsewhere[number] = found
+        left = agreed(each.pool_map for each in self._elsewhere.values())
+        carriers = {self.pool_map.namespaces[each].nguid for each in self._elsewhere}
+        if carriers.issuperset(each.nguid for each in left.namespaces) and not self._distrust(left):
+            log.warning(
+                "no namespace carries pool map %d any more: map %d, which all of them lead to, is in force",
+                self.pool_map.version,
+                left.version,
+            )
+            self._follow(left, {each.mark for each in self._elsewhere.values()})
+
+    def _refuse(self, number: int, found: _Found, forged: Collection[str]) -> None:
+        """A greater version with keys or settings that the root key never made: no map of this pool.
+
+        The volumes are served on by the map that is known. What ends keys in it counts, as in any copy.
+        """
+        if found.mark not in self._said_forged:
+            self._said_forged = {
+                *(self._said_forged if len(self._said_forged) < OTHERS_MAX else ()),
+                found.mark,
+            }
+            names = [each.settings.name for each in self._volumes if each.settings.volume_id.hex() in forged]
+            log.error(
+                "namespace %s carries pool map %d, which gives %s other settings than their keys were made "
+                "for, or keys that were dropped: it is not followed. Somebody without the root key has "
+                "written it: look at who writes to the enclosures",
+                self.pool_map.namespaces[number].nguid,
+                found.pool_map.version,
+                ", ".join(f"volume {name}" for name in names),
+            )
+        self._end_keys(number, found)
+
+    def _end_keys(self, number: int, found: _Found) -> None:
+        """Go by the ends of keys that a copy tells of."""
+        there, known = found.pool_map, self.pool_map
+        ended = with_key_ends(known, there, self._opens)
+        if ended is not known:
+            log.info(
+                "namespace %s carries pool map %d, by which keys are over that map %d has: they are over",
+                known.namespaces[number].nguid,
+                there.version,
+                known.version,
+            )
+            self._follow(ended, self._known.same, is_known=True)
+        self._remember_other(found)
+        self._seen_with.discard(number)
+
+    def _remember_other(self, found: _Found) -> None:
+        known, same, others = self._known
+        if found.mark and found.mark not in others:
+            self._known = _Known(
+                known, same, {**(others if len(others) < OTHERS_MAX else {}), found.mark: found.pool_map}
+            )
+
+    def _map_at(
+        self, lanes: Lanes, number: int, member: MapNamespace, until: float, deadline: float
+    ) -> Steps[_Found | AnotherPool | MissCause]:
+        """The map on a namespace: the one in force itself where it is that; or why it was not read.
+
+        For any thread. Of a namespace of blocks one block is read `until` then; where it tells of a map that
+        was not read before, that one is read by the deadline.
+        """
+        known, same, others = self._known
+        nguid, mark = bytes.fromhex(member.nguid), b""
+        if member.kind == "kv":
+            found = yield from inspect_kv(lanes, number, nguid, until - lanes.now())
+        else:
+            block = memoryview(bytearray(BLOCK_BYTES))
+            cause = yield from wait_for(lanes, lanes.read(number, 0, block), until)
+            if cause is not None:
+                return cause
+            try:
+                if (pool_id := pool_id_of(block)) != known.pool_id:
+                    return AnotherPool(pool_id)
+                map_version_of(block)
+            except NoSuperblock:
+                return MissCause.CORRUPT
+            mark = name_in(bytes(block))
+            if mark in same or mark in others:
+                return _Found(known if mark in same else others[mark], mark)
+            found = yield from inspect(lanes, number, nguid, member.bytes, deadline)
+        if found.content is Content.UNREADABLE:
+            return MissCause.LATE
+        if (there := self._counting_map(found)) is None:
+            return MissCause.CORRUPT
+        if there.pool_id != known.pool_id:
+            return AnotherPool(there.pool_id)
+        mark = mark or name_of(there)
+        return _Found(known if mark in same or there == known else there, mark)
+
+    def _counting_map(self, found: Inspection) -> PoolMap | None:
+        """What a namespace carries by those of its copies that count; None where none does."""
+        if found.superblock is None:
+            return None
+        maps = found.maps or (found.superblock.pool_map,)
+        counting = maps if self._seal is None else self._seal.counting(maps)
+        return agreed(counting) if counting else None
+
+    def _still_has_keys_of(
+        self, volume: Volume, lanes: Lanes, number: int, deadline: float
+    ) -> Steps[MissCause | None]:
+        """For any thread: whether the map on a namespace gives a volume the keys that this agent knows. As
+        `Ask` in agent/pool/volume/key_transition.py."""
+        known = self.pool_map
+        if number >= len(known.namespaces):
+            return MissCause.LATE  # it has joined, and this agent has not followed yet
+        found = yield from self._map_at(lanes, number, known.namespaces[number], deadline, deadline)
+        if isinstance(found, MissCause | AnotherPool):
+            return found if isinstance(found, MissCause) else MissCause.WRONG_KEY
+        there = found.pool_map
+        if there.version <= known.version:
+            there = with_key_ends(known, there, self._opens)
+        same = there is known or has_keys_of(known, there, volume.settings.volume_id.hex())
+        return None if same else MissCause.WRONG_KEY
+
+    def in_force(self, lanes: Lanes, deadline: float) -> Steps[int | None]:
+        """For any thread: as `InForce` in agent/pool/volume/key_transition.py. All namespaces are asked, for
+        a newer map comes to one after the other, and who has seen it on one goes by it."""
+        known = self.pool_map
+        for number, member in enumerate(known.namespaces):
+            found = yield from self._map_at(lanes, number, member, deadline, deadline)
+            if isinstance(found, MissCause | AnotherPool) or found.pool_map.version > known.version:
+                return None
+            if with_key_ends(known, found.pool_map, self._opens) is not known:
+                return None
+        return known.version if self.pool_map is known else None
+
+    def _look_for_map(self, lanes: Lanes, number: int, member: MapNamespace) -> Steps[None]:
+        """What was read is no map; look at all of its copies."""
+        nguid = bytes.fromhex(member.nguid)
+        if member.kind == "kv":
+            found = yield from inspect_kv(lanes, number, nguid, LOOK_SECONDS)
+        else:
+            found = yield from inspect(lanes, number, nguid, member.bytes, lanes.now() + LOOK_SECONDS)
+        if found.content in (Content.BLANK, Content.FOREIGN):
+            self._note_map(member.nguid, found.detail or "it is blank")
+        elif found.content is Content.POOL and self._counting_map(found) is None:
+            self._note_map(member.nguid, WITHOUT_SEAL)
+
+    def _note_map(self, nguid: str, lacks: str) -> None:
+        """`lacks`: what is there instead of the map; empty where it is there."""
+        if self.without_map.get(nguid, "") == lacks:
+            return
+        others = {other: said for other, said in self.without_map.items() if other != nguid}
+        self.without_map = others | ({nguid: lacks} if lacks else {})
+        if lacks:
+            log.error(
+                "namespace %s does not carry the pool's map any more (%s): what lay there may be lost, "
+                "and puts that ask it for the map are refused. The next change of the pool (g35 tenant set) "
+                'writes it again, and so does an agent with membership = "auto"',
+                nguid,
+                lacks,
+            )
+        else:
+            log.warning("namespace %s carries the pool's map again", nguid)
+
+    def note_taken(self, number: int, pool_id: str) -> None:
+        """Which pool a namespace carries. Another was put there (g35 pool add --force, g35 pool format): what
+        this one writes there would destroy what that one is told that it has."""
+        other = "" if pool_id == self.pool_map.pool_id else pool_id
+        if self._taken.get(number, "") == other:
+            return
+        self._taken[number] = other
+        nguid = self.pool_map.namespaces[number].nguid
+        self._tell_taken(bytes.fromhex(nguid), other)
+        if other:
+            log.error(
+                "namespace %s carries pool %s now, and this agent serves %s: nothing is written there any "
+                "more. Somebody has given it away (g35 pool add --force): what this pool had there is lost",
+                nguid,
+                other,
+                self.pool_map.pool_id,
+            )
+        else:
+            log.warning("namespace %s carries this pool again: it is written to", nguid)
+
+    def _say_too_far_ahead(self, number: int, found: PoolMap) -> None:
+        if number not in self._said_too_far_ahead:
+            self._said_too_far_ahead.add(number)
+            log.error(
+                "namespace %s carries a pool map of version %d, and the pool's is %d: no change leads to "
+                "that. Somebody without the root key has written it: look at who writes to the enclosures. "
+                "The next change of the pool (g35 tenant set) writes over it",
+                self.pool_map.namespaces[number].nguid,
+                found.version,
+                self.pool_map.version,
+            )
+
+    def _drop_gone(self, newer: PoolMap) -> None:
+        """Forget the volumes that a map has no more, or whose tenant has no key in it."""
+        kept = {each.volume_id for each in newer.volumes if not newer.is_erased(each)}
+        for volume in self._volumes:
+            if volume.erased or volume.settings.volume_id.hex() in kept:
+                continue
+            volume.forget_secret()
+            self._prestage.discard_volume(volume.settings.volume_id)
+            log.warning("volume %s was erased; it is served no longer", volume.settings.name)
+
+    def _follow(self, newer: PoolMap, marks: Set[bytes], *, is_known: bool = False) -> None:
+        """Go by another map, which lies on flash under these marks. `is_known`: it is the map in force, with
+        keys less.
+
+        Everything that may fail is done before anything is changed.
+        """
+        members = self._members_to_follow(newer)
+        courses = [] if members is None else self._courses(newer)
+        more = 0 if members is None else len(members) - len(self._members())
+        if members is not None and self._grow is not None and more > 0:
+            self._grow([bytes.fromhex(each) for each in members])
+            log.info("%d namespaces have joined the pool", more)
+        if members is not None and more:
+            # Where there are fewer, their numbers stay good: somebody may be reading there.
+            self._turn = itertools.cycle(range(len(members)))
+        self._drop_gone(newer)
+        for volume, course in courses:
+            if not volume.erased:
+                volume.take(course)
+        if members is None:
+            newer = newer.model_copy(update={"namespaces": self.pool_map.namespaces})
+        self._remember(newer)
+        # After that: who asks by it meanwhile must not take keys for known that are not followed yet.
+        self._known = _Known(newer, frozenset(marks), {})
+        if not is_known:
+            self._elsewhere, self._seen_with, self._is_confirmed = {}, set(), False
+
+    def _members(self) -> list[str]:
+        return [each.nguid for each in self.pool_map.namespaces]
+
+    def _members_to_follow(self, newer: PoolMap) -> list[str] | None:
+        """The namespaces of another map; None where it lists those of before otherwise, and is not followed
+        in that. It has fewer where the map of before was nobody's, and is left again."""
+        before, now = self._members(), [each.nguid for each in newer.namespaces]
+        shorter = min(len(before), len(now))
+        return None if self._grow is None or before[:shorter] != now[:shorter] else now
+
+    def _courses(self, newer: PoolMap) -> list[tuple[Volume, Course]]:
+        """What the volumes that are served on do to go by the extents of another map."""
+        entries = {each.volume_id: each for each in newer.volumes}
+        found = []
+        for volume in self._volumes:
+            entry = entries.get(volume.settings.volume_id.hex())
+            if entry is None or not isinstance(volume, Volume) or volume.erased:
+                continue
+            settings, had = newer.settings(entry), volume.settings
+            shorter = min(len(settings.extents), len(had.extents))
+            follows = settings.extents[:shorter] == had.extents[:shorter]
+            if follows and (settings.extents, settings.settled) != (had.extents, had.settled):
+                wanted = replace(had, extents=settings.extents, settled=settings.settled)
+                found.append((volume, volume.course(wanted)))
+        return found

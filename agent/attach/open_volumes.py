@@ -1,0 +1,44 @@
+"""The volumes of a pool, opened: for the agent, and for verbs that look into a pool beside it."""
+
+from __future__ import annotations
+
+import logging
+
+from agent.config.configuration import Configuration
+from agent.errors import G35Error
+from agent.inline.root_keys import RootKey
+from agent.pool.access import AnyVolume
+from agent.pool.kv.volume import KvVolume
+from agent.pool.map.document import PoolMap
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.partial_puts import BegunPuts
+from agent.pool.volume.volume import Volume
+
+log = logging.getLogger(__name__)
+
+
+def open_volumes(
+    pool_map: PoolMap, root: RootKey, configuration: Configuration, cache: DirectoryCache
+) -> list[AnyVolume]:
+    """Every volume of the map but those of erased tenants, opened.
+
+    Raises ConfigError where the root key is not the pool's.
+    """
+    volumes: list[AnyVolume] = []
+    begun = BegunPuts()
+    for entry in pool_map.volumes:
+        if pool_map.is_erased(entry):
+            log.info("volume %s is not served: its tenant was erased", entry.name)
+            continue
+        if entry.suite == "plain+crc64" and not configuration.pool.allow_plain:
+            raise G35Error(
+                f"volume {entry.name} stores values in the clear, and pool.allow_plain is not set",
+                "set it if that is meant",
+            )
+        secret = pool_map.secret(entry, root)
+        settings, timing = pool_map.settings(entry), configuration.agent.timing
+        if settings.shares:
+            volumes.append(KvVolume(settings, secret, timing, begun=begun))
+        else:
+            volumes.append(Volume(settings, secret, cache, timing, begun=begun))
+    return volumes

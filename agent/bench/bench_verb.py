@@ -1,0 +1,111 @@
+"""`g35 bench`: measure, show the table, write the records."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from agent.bench import peer_table, records
+from agent.bench.catalog import CATALOG, chosen, matching, unknown
+from agent.cli.tables import print_tables
+from agent.cli.temporary_folder import temporary_folder
+from agent.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from agent.bench.running import Results, Said
+
+SECONDS = 4.0
+REQUESTS = 3000
+
+
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(help="What to measure; patterns too: '*_x4'.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write the records to this file.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.05, max=600.0, help="Time for each speed, over all its rounds.")
+    ] = SECONDS,
+    trace: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Trace of the hit ratio.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of the trace that are played.")] = REQUESTS,
+    list_: Annotated[bool, typer.Option("--list", help="List the names and end.")] = False,
+) -> None:
+    """Measure the path and its floors in one run, and Redis and other stores beside it.
+
+    Everything that it starts is gone when it ends. Exit code 1 where something could not be measured or
+    the numbers don't bear looking into.
+    """
+    wrong = unknown(names or [])
+    if wrong:
+        meant = did_you_mean(wrong[0], CATALOG)
+        raise typer.BadParameter(
+            f"no such name: {', '.join(wrong)}{meant}; see g35 bench --list", param_hint="NAME"
+        )
+    if list_:
+        print_tables(records.listing(matching(names or [])))
+        return
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {json_file.absolute().parent}", param_hint="--json")
+    # Here, and not above: `--list` and mistyped names need no ciphers, FUSE and numpy.
+    from agent.bench.running import Wishes, run
+
+    wishes = Wishes(chosen(names or []), seconds, trace, requests)
+    with _ended_by_signals(), temporary_folder("g35-bench-") as folder, _progress() as said:
+        results = run(wishes, folder, said)
+    _show(results, json_file)
+    if results.troubles:
+        raise typer.Exit(1)
+
+
+def _show(results: Results, json_file: Path | None) -> None:
+    figures = results.in_order()
+    tables = (records.table(figures), records.against_redis(figures), peer_table.beside_peers(figures))
+    print_tables(*(table for table in tables if table is not None))
+    if json_file is not None:
+        records.write(json_file, figures)
+    for name, why in results.left_out.items():
+        print(f"skipped {name}: {why}", file=sys.stderr)
+    for trouble in results.troubles:
+        print(f"error: {trouble}", file=sys.stderr)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the bench as Ctrl-C does, so that it takes everything down."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress() -> Iterator[Said]:
+    """A bar where somebody looks, a line for each step elsewhere. It draws between rounds, never in one."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description:34}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        bar = progress.add_task("starting", total=1.0)
+
+        def said(what: str, part: float) -> None:
+            if console.is_terminal:
+                progress.update(bar, description=what, completed=part, refresh=True)
+            elif not what.startswith("round"):
+                console.print(what, highlight=False)
+
+        yield said

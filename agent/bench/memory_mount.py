@@ -1,0 +1,45 @@
+"""The mount behind fuse_memory_*: our /dev/fuse door over one file whose bytes lie in memory.
+
+    python -m agent.bench.memory_mount MOUNT FILE-BYTES READY-FILE
+
+What the door, the kernel and one copy cost, without a fabric and without a cipher. It serves until
+SIGTERM or until it is unmounted.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from agent.bench.contents import Contents
+from agent.bench.one_file import OneFile
+from agent.fs.doors.door import make_door
+from agent.pool.steps import Steps, T
+
+WORKERS = 4
+
+
+class _NoSteps:
+    def run(self, steps: Steps[T]) -> T:
+        raise AssertionError("nothing here has to wait")
+
+
+def main() -> None:
+    mount, size, ready = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    door = make_door("dev_fuse", OneFile(Contents(size).value(0)), mount, WORKERS, lambda _number: _NoSteps())
+    door.start()
+    try:
+        ready.write_text("ready\n")
+        while not stop.is_set() and not door.wait(timeout=0.2):
+            pass
+    finally:
+        door.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""/kv through the mount, by host_shim, as an engine would use it.
+
+An engine wants a prefix, which is many blocks: each of the four threads names its next few keys in one
+request (`get_many`, `put_many`) and then moves them one after the other, so that four values are in flight.
+One key a call is measured as well (`batch` of 1). What is timed is these calls and nothing else: outside the
+time every value is compared byte by byte, all of them once before, and the last ones that each thread got
+after every round. The agent's own counters must agree at the end (`PoolSite.complaints`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Protocol
+
+from agent.bench.clocked import together_clocked
+from agent.bench.contents import STEPS, Contents, pages
+from agent.bench.rounds import Sample, Timed, Turn, rate, together
+from agent.bench.sites import IN_FLIGHT, PoolShape, PoolSite, Sites
+from agent.errors import G35Error
+from host_shim.block_key import key_of
+from host_shim.pool import Volume
+
+GET_BYTES = 64 << 20
+"""Values that are read over and over: more than a core's own caches hold, and at least 16 of them."""
+PUT_BYTES = 128 << 20
+"""Values that are stored before they are deleted again, which is not timed."""
+PUTS_MAX = 1024
+LATENCIES_MIN = 2_000
+BATCH = 8
+"""Keys that a thread names at a time."""
+
+
+def shape_for(value_bytes: int, door: str = "fuse", transport: str = "tcp") -> PoolShape:
+    """A pool in which what the probes store is a third at most: nothing is evicted, nothing is crowded."""
+    room = value_bytes + 4096
+    sets = max(3, -(-3 * (values_got(value_bytes) + puts_at_a_time(value_bytes)) // 64))
+    return PoolShape(value_bytes, (16 << 20) + sets * (64 * room + 4096), door=door, transport=transport)
+
+
+def values_got(value_bytes: int) -> int:
+    return max(16, min(STEPS, GET_BYTES // value_bytes))
+
+
+def puts_at_a_time(value_bytes: int) -> int:
+    return min(PUTS_MAX, PUT_BYTES // value_bytes)
+
+
+class KvSite(Protocol):
+    """A pool as the probes use it, and what they have done with it."""
+
+    bytes_got: int
+    bytes_put: int
+    misses: int
+
+    @property
+    def volume(self) -> Volume: ...
+
+
+class _Flights:
+    """So many calls in flight (four), of a pool; `registered`: with buffers of `Pool.memory`."""
+
+    def __init__(
+        self,
+        sites: Sites,
+        shape: PoolShape,
+        batch: int = BATCH,
+        in_flight: int = IN_FLIGHT,
+        *,
+        registered: bool = False,
+    ) -> None:
+        self._sites, self._shape, self._batch, self._in_flight = sites, shape, batch, in_flight
+        self._registered = registered
+        self.site: PoolSite
+
+
+class GetProbe(_Flights):
+    """Gets, each thread with values of its own."""
+
+    _contents: Contents
+    _gets: Gets
+
+    def prepare(self) -> None:
+        self.site = self._sites.pool(self._shape)
+        self._contents = Contents(self._shape.value_bytes)
+        store(self.site, self._contents, "get", values_got(self._shape.value_bytes))
+        new_buffer = self.site.memory if self._registered else pages
+        self._gets = Gets(self.site, self._contents, self._batch, new_buffer, self._in_flight)
+
+    def round(self, seconds: float) -> Sample:
+        timed = self._gets.timed(seconds)
+        self._gets.compare_last()
+        return rate(timed)
+
+
+class Gets:
+    """Threads that get the values `get 0`, `get 1`, ... of a site, over and over."""
+
+    def __init__(
+        self,
+        site: KvSite,
+        contents: Contents,
+        batch: int = BATCH,
+        new_buffer: Callable[[int], memoryview] = pages,
+        in_flight: int = IN_FLIGHT,
+    ) -> None:
+        count = values_got(contents.value_bytes)
+        self._site = site
+        self._together = together_clocked if batch == 1 else together
+        self._readers = [
+            _Reader(site, contents, list(range(first, count, in_flight)), batch, new_buffer)
+            for first in range(in_flight)
+        ]
+
+    def timed(self, seconds: float) -> Timed:
+        timed = self._together(self._readers, seconds)
+        self._site.bytes_got += timed.bytes
+        return timed
+
+    def compare_last(self) -> None:
+        """Compare what each thread got last, byte by byte."""
+        for reader in self._readers:
+            reader.compare_last()
+
+
+class _Reader:
+    """One thread's turns. A miss moves no bytes, and is counted."""
+
+    def __init__(
+        self,
+        site: KvSite,
+        contents: Contents,
+        numbers: list[int],
+        batch: int,
+        new_buffer: Callable[[int], memoryview] = pages,
+    ) -> None:
+        self._site, self._contents = site, contents
+        self._get_many, self._get_into = site.volume.get_many, site.volume.get_into
+        self._buffers = [new_buffer(contents.value_bytes) for _ in range(min(batch, len(numbers)))]
+        keys = [(number, key_of(f"get {number}")) for number in numbers]
+        self._round_about = itertools.cycle(keys)
+        self._last: list[int] = []
+
+    def __call__(self) -> int:
+        if len(self._buffers) == 1:
+            number, key = next(self._round_about)
+            self._last = [number]
+            return self._moved(0, self._get_into(key, self._buffers[0]))
+        numbered = list(itertools.islice(self._round_about, len(self._buffers)))
+        self._last = [number for number, _ in numbered]
+        lengths = self._get_many([key for _, key in numbered], self._buffers)
+        return sum(self._moved(at, length) for at, length in enumerate(lengths))
+
+    def _moved(self, at: int, length: int | None) -> int:
+        """The bytes of one value; none for a miss, which is counted."""
+        if length is None:
+            self._last[at] = -1
+            self._site.misses += 1
+            return 0
+        if length != self._contents.value_bytes:
+            raise G35Error(f"a get brought {length} of {self._contents.value_bytes} bytes")
+        return length
+
+    def compare_last(self) -> None:
+        for number, buffer in zip(self._last, self._buffers, strict=False):
+            if number >= 0 and buffer != self._contents.value(number):
+                raise G35Error(f"wrong bytes in value {number}")
+
+
+class LatencyProbe:
+    """One get at a time; the median of all, in milliseconds."""
+
+    def __init__(self, sites: Sites, shape: PoolShape) -> None:
+        self._sites, self._shape = sites, shape
+        self._contents = Contents(shape.value_bytes)
+        self.site: PoolSite
+
+    def prepare(self) -> None:
+        self.site = self._sites.pool(self._shape)
+        count = values_got(self._shape.value_bytes)
+        store(self.site, self._contents, "get", count)
+        self._reader = _Reader(self.site, self._contents, list(range(count)), 1)
+
+    def round(self, seconds: float) -> Sample:
+        sample = latencies(self._reader, seconds)
+        self.site.bytes_got += sample.bytes
+        self._reader.compare_last()
+        return sample
+
+
+def latencies(turn: Callable[[], int], seconds: float) -> Sample:
+    """The median time of one turn, of at least LATENCIES_MIN / 5 of them, in milliseconds."""
+    clock = time.perf_counter
+    taken: list[float] = []
+    moved = 0
+    began = clock()
+    while clock() - began < seconds or len(taken) < LATENCIES_MIN // 5:
+        before = clock()
+        moved += turn()
+        taken.append(clock() - before)
+    return Sample(median(taken) * 1e3, len(taken), moved, clock() - began)
+
+
+class PutProbe(_Flights):
+    """Puts."""
+
+    _puts: Puts
+
+    def prepare(self) -> None:
+        self.site = self._sites.pool(self._shape)
+        size = self._shape.value_bytes
+        contents, buffer = Contents(size, self.site.memory if self._registered else None), pages(size)
+        self._puts = Puts(self.site, contents, buffer, batch=self._batch, in_flight=self._in_flight)
+
+    def round(self, seconds: float) -> Sample:
+        return self._puts.round(seconds)
+
+
+class Puts:
+    """Puts of keys that are not there; they are deleted when room runs short. `buffer` holds one value."""
+
+    def __init__(
+        self,
+        site: KvSite,
+        contents: Contents,
+        buffer: memoryview,
+        prefix: str = "put",
+        batch: int = BATCH,
+        in_flight: int = IN_FLIGHT,
+    ) -> None:
+        self._site, self._contents, self._buffer, self._prefix = site, contents, buffer, prefix
+        self._batch, self._in_flight = batch, in_flight
+        self._together = together_clocked if batch == 1 else together
+        self._numbers = itertools.count()
+
+    def round(self, seconds: float) -> Sample:
+        operations = moved = 0
+        took = 0.0
+        taken: tuple[float, ...] = ()
+        while took < seconds:
+            burst = self._burst(seconds - took)
+            operations += burst.operations
+            moved += burst.bytes
+            took += burst.seconds
+            taken += burst.latencies
+        return Sample(moved / took / (1 << 30), operations, moved, took, taken)
+
+    def _burst(self, seconds: float) -> Sample:
+        value_bytes = self._contents.value_bytes
+        count = puts_at_a_time(value_bytes)
+        fresh = [next(self._numbers) for _ in range(count)]
+        plans = [
+            [(self._key(number), self._contents.value(number)) for number in fresh[first :: self._in_flight]]
+            for first in range(self._in_flight)
+        ]
+        timed = self._together([_writer(self._site, plan, self._batch) for plan in plans], seconds)
+        self._site.bytes_put += timed.bytes
+        keys = [self._key(number) for number in fresh]
+        there = sum(self._site.volume.exists(keys))
+        if there * value_bytes != timed.bytes:
+            raise G35Error(f"{timed.bytes} bytes were stored, {there} values are there")
+        self._read_one_back(fresh[0])
+        self._site.volume.delete(keys)
+        return rate(timed)
+
+    def _key(self, number: int) -> bytes:
+        return key_of(f"{self._prefix} {number}")
+
+    def _read_one_back(self, number: int) -> None:
+        got = self._site.volume.get_into(self._key(number), self._buffer)
+        if got != len(self._buffer) or self._buffer != self._contents.value(number):
+            raise G35Error(f"value {number} did not come back as it was stored")
+        self._site.bytes_got += got
+
+
+def _writer(site: KvSite, plan: list[tuple[bytes, memoryview]], batch: int) -> Turn:
+    put_many = site.volume.put_many
+    left = iter(plan)
+
+    def turn() -> int | None:
+        steps = list(itertools.islice(left, batch))
+        if not steps:
+            return None
+        values = [value for _, value in steps]
+        if not all(put_many([key for key, _ in steps], values)):
+            raise G35Error("the agent refused a put into a volume that is a third full at most")
+        return sum(map(len, values))
+
+    return turn
+
+
+def store(site: KvSite, contents: Contents, prefix: str, count: int) -> None:
+    """Store values 0 to `count` - 1 where they are not there yet, and compare each byte of them."""
+    volume = site.volume
+    keys = [key_of(f"{prefix} {number}") for number in range(count)]
+    buffer = pages(contents.value_bytes)
+    for number, there in enumerate(volume.exists(keys)):
+        if there:
+            continue
+        if not volume.put(keys[number], contents.value(number)):
+            raise G35Error("the agent refused a put into an empty volume")
+        site.bytes_put += contents.value_bytes
+    compare_all(site, contents, prefix, count, buffer)
+
+
+def compare_all(site: KvSite, contents: Contents, prefix: str, count: int, buffer: memoryview) -> None:
+    """Get values 0 to `count` - 1, one by one, and compare each byte of them."""
+    for number in range(count):
+        got = site.volume.get_into(key_of(f"{prefix} {number}"), buffer)
+        if got != len(buffer) or buffer != contents.value(number):
+            raise G35Error(f"value {number} did not come back as it was stored")
+        site.bytes_got += got

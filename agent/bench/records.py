@@ -1,0 +1,106 @@
+"""What becomes of a number: a record for programs, a row for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from agent.bench.catalog import CATALOG, LATENCY, SIZES, Entry
+from agent.cli.tables import folding_table
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number. `details` go into the record as further keys."""
+
+    entry: Entry
+    value: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ratio(figure: Figure, figures: Mapping[str, Figure]) -> float | None:
+    """The number over its floor; None where there is no floor, or where it could not be measured."""
+    floor = figures.get(figure.entry.floor or "")
+    return None if floor is None or not floor.value else figure.value / floor.value
+
+
+def records(figures: Mapping[str, Figure]) -> list[dict[str, Any]]:
+    """The list that `--json` writes: name, value, unit, floor and ratio where there is one, details."""
+    made = []
+    for name, figure in figures.items():
+        record: dict[str, Any] = {"name": name, "value": _rounded(figure.value), "unit": figure.entry.unit}
+        over = ratio(figure, figures)
+        if over is not None:
+            record |= {"floor": figure.entry.floor, "ratio": _rounded(over)}
+        made.append(record | dict(figure.details))
+    return made
+
+
+def write(path: Path, figures: Mapping[str, Figure]) -> None:
+    """Write the records to a file, as a whole or not at all."""
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(json.dumps(records(figures), indent=1) + "\n")
+    partial.replace(path)
+
+
+def table(figures: Mapping[str, Figure]) -> Table:
+    """All numbers, in the catalog's order."""
+    made = folding_table("g35 bench", ("name", "unit", "floor"), ("value", "ratio"))
+    for name, figure in figures.items():
+        over = ratio(figure, figures)
+        floor = figure.entry.floor or "" if over is not None else ""
+        made.add_row(
+            name, figure.entry.unit, floor, _shown(figure.value), "" if over is None else f"{over:.2f}"
+        )
+    return made
+
+
+def against_redis(figures: Mapping[str, Figure]) -> Table | None:
+    """/kv beside Redis at each size; None where no two of them were measured together.
+
+    A factor above 1 says that /kv is ahead: for speeds /kv over Redis, for latencies Redis over /kv.
+    """
+    made = folding_table("kv beside Redis", ("",), ("kv", "redis", "ahead by", "redis TLS", "ahead by"))
+    for what in [f"{verb}_{size}" for verb in ("get", "put") for size in SIZES] + ["get_64k_p50_ms"]:
+        own = figures.get(f"kv_{what}")
+        others = [figures.get(f"{redis}_{what}") for redis in ("redis", "redis_tls")]
+        if own is None or not any(others):
+            continue
+        cells = [f"{what} ({own.entry.unit})", _shown(own.value)]
+        for other in others:
+            if other is None:
+                cells += ["-", ""]
+                continue
+            cells += [_shown(other.value), f"{ahead(own, other):.2f}"]
+        made.add_row(*cells)
+    return made if made.row_count else None
+
+
+def ahead(own: Figure, other: Figure) -> float:
+    """How many times as good `own` is; less time is better, more of anything else is."""
+    better, worse = (other, own) if own.entry.unit == LATENCY else (own, other)
+    return better.value / worse.value if worse.value else float("inf")
+
+
+def listing(names: Collection[str] = ()) -> Table:
+    """What `--list` shows."""
+    made = folding_table("", ("name", "unit", "what"))
+    for entry in CATALOG.values():
+        if not names or entry.name in names:
+            floor = f"; floor: {entry.floor}" if entry.floor else ""
+            made.add_row(entry.name, entry.unit, entry.what + floor)
+    return made
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits and a guard: more would be noise, and less would show in ratios."""
+    return float(f"{value:.6g}")
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 0.1 else f"{value:.3f}"

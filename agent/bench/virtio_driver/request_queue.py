@@ -1,0 +1,158 @@
+"""One queue as a thread uses it: a ring, its two eventfds, and whoever waits for an answer.
+
+Any number of threads share a queue. One of those that wait, the leader, sleeps on the call eventfd and
+takes what came back for all of them; when its own is there, another one leads. So an answer costs its
+thread one wake-up at most, and no thread of its own is needed that would hand answers over.
+
+The eventfds belong to the machine and not to a connection: they outlive a back-end that dies, and a request
+that it had is answered by its successor (vhost-user's inflight area).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from agent.bench.virtio_driver.faults import DeviceSilent
+from agent.bench.virtio_driver.guest_memory import GuestMemory
+from agent.bench.virtio_driver.ring import DriverRing, Span
+
+WAIT_SECONDS: Final = 30.0
+"""How long a request may take before the driver gives up on the device."""
+
+
+class Waiter:
+    """One request under way. `written`: what the used ring said, once `finished`."""
+
+    __slots__ = ("bell", "finished", "written")
+
+    def __init__(self) -> None:
+        self.finished = False
+        self.written = 0
+        # A binary semaphore: held while there is nothing to wake up for.
+        self.bell = threading.Lock()
+        self.bell.acquire()
+
+
+class RequestQueue:
+    """Queue `index` of a device, with a ring of `size` entries in `memory`."""
+
+    def __init__(self, memory: GuestMemory, index: int, size: int, *, first: int = 0) -> None:
+        """`first`: the 16-bit number that its ring begins at. What it may use, the front-end agrees on."""
+        self.index = index
+        self.ring: DriverRing[Waiter] = DriverRing(memory, size, event_index=False, index=first)
+        self.kick = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.call = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.error = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lock = threading.Lock()
+        self._led = False
+        self._followers: list[Waiter] = []
+        self._sleep = select.poll()
+        self._sleep.register(self.call, select.POLLIN)
+        self.kicks = 0
+        self.interrupts = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that the device has."""
+        return self.ring.outstanding
+
+    def submit_table(self, address: int, count: int, room: int, waiter: Waiter) -> None:
+        """Give the device a chain by its table (`DriverRing.add_table`), and kick it if it wants that."""
+        with self._lock:
+            self.ring.add_table(address, count, room, waiter)
+            kick = self.ring.publish()
+        if kick:
+            self.kick_now()
+
+    def submit(
+        self, readable: Sequence[Span], writable: Sequence[Span], waiter: Waiter, *, indirect: bool = False
+    ) -> None:
+        """The same by its buffers; they take descriptors of the ring, or a table made for this once."""
+        with self._lock:
+            self.ring.add(readable, writable, waiter, indirect=indirect)
+            kick = self.ring.publish()
+        if kick:
+            self.kick_now()
+
+    def kick_now(self) -> None:
+        """Kick, wanted or not."""
+        self.kicks += 1
+        os.eventfd_write(self.kick, 1)
+
+    def wake(self) -> None:
+        """Have whoever waits look at the ring: an interrupt may have died with the device."""
+        os.eventfd_write(self.call, 1)
+
+    def wait(self, waiter: Waiter, timeout: float = WAIT_SECONDS) -> int:
+        """Until the device has answered; bytes that it wrote. DeviceSilent after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if waiter.finished:
+                    return waiter.written
+                leads = not self._led
+                if leads:
+                    self._led = True
+                else:
+                    self._followers.append(waiter)
+            if leads:
+                try:
+                    return self._lead(waiter, deadline)
+                finally:
+                    self._lead_no_longer()
+            if not waiter.bell.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                with self._lock:
+                    if waiter in self._followers:
+                        self._followers.remove(waiter)
+                        raise DeviceSilent(f"queue {self.index}: no answer within {timeout:g} s")
+
+    def reap(self) -> int:
+        """Take what came back, without waiting; how many requests that finished."""
+        with self._lock:
+            return self._take()
+
+    def close(self) -> None:
+        """Close the eventfds."""
+        for descriptor in (self.kick, self.call, self.error):
+            os.close(descriptor)
+
+    def _lead(self, waiter: Waiter, deadline: float) -> int:
+        while not self._is_answered(waiter):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise DeviceSilent(f"queue {self.index}: no answer in time")
+            if self._sleep.poll(left * 1000):
+                self.interrupts += 1
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self.call)
+        return waiter.written
+
+    def _is_answered(self, waiter: Waiter) -> bool:
+        """Take what came back; False where the waiter's is not there, and the next will interrupt."""
+        with self._lock:
+            self._take()
+            while not waiter.finished and self.ring.want_interrupts():
+                self._take()
+            return waiter.finished
+
+    def _lead_no_longer(self) -> None:
+        with self._lock:
+            self._led = False
+            if self._followers:
+                self._followers.pop(0).bell.release()
+
+    def _take(self) -> int:
+        found = self.ring.take_used()
+        for waiter, written in found:
+            waiter.written = written
+            waiter.finished = True
+            if waiter in self._followers:
+                self._followers.remove(waiter)
+                waiter.bell.release()
+        return len(found)

@@ -1,0 +1,1 @@
+"""The configuration file: its sections, its reference, sizes with units."""

@@ -1,0 +1,469 @@
+"""The agent's configuration: one TOML file, checked as a whole before anything starts.
+
+Unknown keys are refused, for a mistyped key that is silently ignored is a setting that is silently
+wrong. Every default stands here and in docs/reference/configuration.md, which is made from these
+descriptions (`g35 config reference`).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+import uuid
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from agent.config.document_problems import problems_in
+from agent.config.policy_sections import PolicySection, PrestageSection
+from agent.config.pool_section import PoolSection
+from agent.config.s3_section import S3Section, S3TenantSection
+from agent.config.scrub_section import ScrubSection
+from agent.config.sizes import Size as Size
+from agent.config.sizes import parse_size as parse_size
+from agent.errors import ConfigError
+from agent.host_os.cpu_idle import StayAwake
+from agent.inline.suites import UNIT_BYTES_MAX
+from agent.pool.format.slot import UNIT_BYTES_MIN
+from agent.pool.map.document import (
+    VALUE_BYTES_MAX,
+    VALUE_BYTES_MIN,
+    Layout,
+    SuiteName,
+    VolumeWish,
+)
+from agent.pool.map.names import TenantName, VolumeName
+from agent.pool.volume.volume import Timing
+from nvmeof.transport.base import VerbsChoice
+
+FILES_UNIT_BYTES = 256 << 10
+PATHS_MAX = 7
+"""Paths to one enclosure beside the first; each takes a session, and a queue for each worker."""
+SOCKET_PATH_BYTES_MAX = 107
+"""sun_path of unix(7), without its zero byte."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AgentSection(_Section):
+    """What this agent is and where it serves."""
+
+    mount: Path | None = Field(
+        None,
+        description="Folder to mount the pool at; made if it is missing. May be left out where a "
+        "`[[virtiofs]]` says how the pool is reached.",
+    )
+    state: Path = Field(description="Folder for the agent's own files: host identity, /fs metadata.")
+    key_file: Path = Field(description="The root key, mode 0600, made by `g35 key new`.")
+    door: Literal["fuse", "pyfuse3"] = Field(
+        "fuse", description="`fuse`: our own FUSE protocol on clones of /dev/fuse; `pyfuse3`: the reference."
+    )
+    workers: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Threads that serve requests, each to completion; 0: one for each core, at least 2.",
+    )
+    read_deadline_ms: float = Field(
+        50.0, gt=0, le=60_000, description="After this long a /kv read is a miss (`late`)."
+    )
+    write_deadline_ms: float = Field(
+        5_000.0, gt=0, le=600_000, description="After this long a write has failed."
+    )
+    directory_fresh_ms: float = Field(
+        0.0,
+        ge=0,
+        description="For how long a remembered directory is believed when it says that a key is absent. "
+        "0: never, so that what another agent has stored is seen at once; with a single agent on the "
+        "pool a longer time saves a round trip for each miss and each put.",
+    )
+    directory_cache: Size = Field(
+        64 << 20, ge=1 << 20, description="Memory for remembered directories; 4 KiB hold 64 slots."
+    )
+    registered_memory: Size = Field(
+        64 << 30, ge=0, description="Clients' memory that may be mapped here (docs/operating.md); 0: none."
+    )
+    allow_other: bool = Field(True, description="Users other than the agent's may enter the mount.")
+    cpus: tuple[Annotated[int, Field(ge=0, le=1_048_575)], ...] = Field(
+        (), description="Processors that the agent runs on, by their numbers; empty: all that it is given."
+    )
+    stay_awake: StayAwake = Field(
+        "auto",
+        description="Keep processors from sleeping (/dev/cpu_dma_latency; it takes root): `short`: while "
+        "values of up to 128 KiB come, 100 a second; `auto`: any size, where no two processors share a core; "
+        "`always`: while any come; `never`. It costs power, and threads that share a core speed.",
+    )
+    tenants: tuple[TenantName, ...] = Field(
+        (),
+        description="The mount shows the key-value volumes of these tenants only, and /fs only where all "
+        "volumes of blocks are theirs; empty: those of all.",
+    )
+    metrics: str = Field(
+        "", description="Loopback address and port of the Prometheus metrics, such as 127.0.0.1:9035."
+    )
+
+    @property
+    def worker_count(self) -> int:
+        """`workers`, with 0 resolved: more threads than cores only wait for each other's interpreter lock."""
+        cores = len(self.cpus) or len(os.sched_getaffinity(0))
+        return self.workers or min(64, max(2, cores))
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(
+            self.read_deadline_ms / 1e3, self.write_deadline_ms / 1e3, self.directory_fresh_ms / 1e3
+        )
+
+
+def parse_path(text: str) -> tuple[str, int]:
+    """The address and the port of `ADDRESS:PORT` or `[ADDRESS]:PORT`. ValueError if it is neither."""
+    address, colon, port = text.rpartition(":")
+    bare = address.removeprefix("[").removesuffix("]")
+    right = address == (f"[{bare}]" if ":" in bare else bare)
+    if not colon or not bare or not right or not port.isascii() or not port.isdecimal():
+        raise ValueError(f"{text!r} is no ADDRESS:PORT")
+    if not 1 <= int(port) <= 65_535:
+        raise ValueError(f"{text!r}: a port is between 1 and 65535")
+    return bare, int(port)
+
+
+class EnclosureSection(_Section):
+    """One enclosure: where its NVMe-oF subsystem listens."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Your name for it.")
+    transport: Literal["tcp", "rdma"] = Field("tcp", description="The NVMe-oF transport.")
+    address: str = Field(description="IP address or host name.")
+    port: int = Field(4420, ge=1, le=65_535, description="TCP port, or RDMA service port.")
+    paths: tuple[str, ...] = Field(
+        (),
+        max_length=PATHS_MAX,
+        description="Further ways to the same subsystem, each `ADDRESS:PORT` (IPv6: `[ADDRESS]:PORT`); "
+        "requests go on by another path when one fails (docs/multipath.md).",
+    )
+    nqn: str = Field(min_length=4, max_length=223, description="NQN of the subsystem.")
+    header_digest: bool = Field(
+        False,
+        description="CRC-32C over PDU headers of I/O queues; TCP only. The admin queue has digests wherever "
+        "the enclosure has.",
+    )
+    data_digest: bool = Field(
+        False,
+        description="CRC-32C over PDU data of I/O queues; TCP only; what is sealed is checked end to end "
+        "without it.",
+    )
+    host_secret_file: Path | None = Field(
+        None,
+        description="As in `[fabric]`, for this enclosure; with it `controller_secret_file` of `[fabric]` "
+        "does not count here.",
+    )
+    controller_secret_file: Path | None = Field(None, description="As in `[fabric]`, for this enclosure.")
+
+    @field_validator("paths")
+    @classmethod
+    def _are_addresses(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            parse_path(path)
+        return paths
+
+    @model_validator(mode="after")
+    def _are_several(self) -> EnclosureSection:
+        ways = [(self.address, self.port), *map(parse_path, self.paths)]
+        if len(set(ways)) < len(ways):
+            raise ValueError("an address and port is named twice: that is one path, and no other to go by")
+        return self
+
+    def each_path(self) -> list[EnclosureSection]:
+        """This section once for each path, the first under its own name, the others as `NAME#2` and so on."""
+        sections = [self.model_copy(update={"paths": ()})]
+        for number, path in enumerate(self.paths, start=2):
+            address, port = parse_path(path)
+            changed = {"name": f"{self.name}#{number}", "address": address, "port": port, "paths": ()}
+            sections.append(self.model_copy(update=changed))
+        return sections
+
+
+class DiscoverySection(_Section):
+    """A discovery controller that names enclosures (docs/operating.md).
+
+    The agent stays connected to it, connects to what it lists, and follows when that changes.
+    """
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,53}$",
+        description="Your name for it; the names of its enclosures begin with it.",
+    )
+    transport: Literal["tcp", "rdma"] = Field("tcp", description="The transport to it, not to what it lists.")
+    address: str = Field(description="IP address or host name.")
+    port: int = Field(8009, ge=1, le=65_535, description="TCP port, or RDMA service port.")
+    header_digest: bool = Field(False, description="As of an enclosure; for it and what it lists.")
+    data_digest: bool = Field(False, description="As of an enclosure; for it and what it lists.")
+    host_secret_file: Path | None = Field(
+        None, description="As in `[fabric]`, for it and for the enclosures that it lists."
+    )
+    controller_secret_file: Path | None = Field(
+        None, description="As in `[fabric]`; for the enclosures that it lists."
+    )
+
+
+class FabricSection(_Section):
+    """How enclosures are reached: those with `transport = "rdma"`, and those that want authentication."""
+
+    verbs_provider: Literal["pyverbs", "emulator.roce.pyverbs"] = Field(
+        "pyverbs",
+        description="`pyverbs`: an RDMA device or rdma_rxe, by Debian's python3-pyverbs; "
+        "`emulator.roce.pyverbs`: a soft-RoCE device inside the agent.",
+    )
+    local_address: str = Field(
+        "",
+        description="Address of the RDMA device to connect from; empty: whichever leads there. The emulated "
+        "device is made at it, and listens at its UDP port 4791; empty: a free address on loopback.",
+    )
+    host_secret_file: Path | None = Field(
+        None,
+        description="The agent's DH-HMAC-CHAP secret, a file of mode 0600 made by `g35 key make-dhchap`; for "
+        "enclosures that want their hosts to authenticate. Read anew for every connection.",
+    )
+    controller_secret_file: Path | None = Field(
+        None,
+        description="The enclosure's own secret, another such file: then an enclosure that cannot prove "
+        "itself with it is not connected to.",
+    )
+
+    @property
+    def choice(self) -> VerbsChoice:
+        return VerbsChoice(self.verbs_provider, self.local_address)
+
+
+class VolumeSection(_Section):
+    """A volume that `g35 pool format` lays out, or `g35 tenant add`; read by nothing else."""
+
+    name: VolumeName = Field(
+        description="Name under /kv, or among the volumes behind /fs: letters, digits, `.`, `_`, `-`."
+    )
+    kind: Literal["kv", "files"] = Field("kv", description="`kv` serves /kv, `files` holds blocks of /fs.")
+    value_size: Size = Field(
+        1 << 20, ge=VALUE_BYTES_MIN, le=VALUE_BYTES_MAX, description="The largest value a slot takes."
+    )
+    unit_size: Size = Field(
+        0,
+        description="Sealed at a time: 64K to 1M, a power of two. 0 chooses: for `kv` the whole value up "
+        "to 1M, because few long calls leave the cores to each other; for `files` at most 256K, because "
+        "programs read ranges.",
+    )
+    suite: SuiteName = Field("aes-256-gcm", description="How slots are sealed.")
+    ttl_seconds: int = Field(0, ge=0, description="Values expire after this long; 0: never.")
+    share: float = Field(gt=0, le=1, description="Its part of the pool's bytes.")
+    tenant: TenantName = Field(
+        "default", description="Whose volume it is; tenants have keys of their own (docs/tenants.md)."
+    )
+    layout: Layout = Field(
+        "auto",
+        description="`sets`: in slots on namespaces of logical blocks; `kv`: one volume, whole, on the "
+        "namespaces of the KV command set; `auto`: `sets` where there are namespaces of blocks, else `kv`.",
+    )
+    copies: Literal[1, 2] = Field(
+        1,
+        description="2: a second copy of each value in another namespace, and gets that ask both where one "
+        "is slow. For `kv` volumes in sets. It halves what the volume holds.",
+    )
+
+    def _fitting_unit(self) -> int:
+        most = UNIT_BYTES_MAX if self.kind == "kv" else FILES_UNIT_BYTES
+        return max(UNIT_BYTES_MIN, min(most, 1 << (self.value_size - 1).bit_length()))
+
+    def wish(self) -> VolumeWish:
+        return VolumeWish(
+            name=self.name,
+            kind=self.kind,
+            value_bytes=self.value_size,
+            unit_bytes=self.unit_size or self._fitting_unit(),
+            suite=self.suite,
+            ttl_seconds=self.ttl_seconds,
+            share=self.share,
+            tenant=self.tenant,
+            layout=self.layout,
+            copies=self.copies,
+        )
+
+
+class FilesSection(_Section):
+    """The file face, /fs. It is there when the pool has a volume of kind `files`."""
+
+    staging: Size = Field(256 << 20, ge=16 << 20, description="Memory for files being written.")
+    on_full: Literal["enospc", "evict"] = Field(
+        "enospc", description="`evict`: whole least recently used files go to make room."
+    )
+
+
+class VirtioFsSection(_Section):
+    """A device for a guest: the socket at which QEMU's `vhost-user-fs-pci` finds it (docs/virtiofs.md).
+
+    One table for each guest; a single one may be written `[virtiofs]`. The tag is given to QEMU.
+    """
+
+    socket: Path = Field(description="Path of the Unix socket to listen at; mode 0600.")
+    queues: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Request queues, a thread each; QEMU's `num-request-queues` may ask for as many. "
+        "0: as many as `agent.workers`.",
+    )
+    subtree: str = Field(
+        "/",
+        max_length=1024,
+        description="The folder of /fs that the guest sees as its /fs; made if it is missing. Empty: no /fs.",
+    )
+    volumes: tuple[str, ...] = Field(
+        (), description="The key-value volumes that the guest sees; empty: all of them."
+    )
+    tenants: tuple[TenantName, ...] = Field(
+        (),
+        description="The device shows the key-value volumes of these tenants only, and /fs only where all "
+        "volumes of blocks are theirs; empty: those of all.",
+    )
+    sealed_memory: bool = Field(
+        True,
+        description="Refuse guest memory that could shrink or run out of pages under the agent, which would "
+        "kill it. QEMU's memory-backend-memfd is taken; false is for memory-backend-file on tmpfs or "
+        "hugetlbfs, and hugetlb=on.",
+    )
+
+    @field_validator("socket")
+    @classmethod
+    def _can_be_listened_at(cls, path: Path) -> Path:
+        if not path.is_absolute():
+            raise ValueError("a socket wants an absolute path, /run/g35/gpu0.sock for example")
+        if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+            raise ValueError(f"a socket's path has {SOCKET_PATH_BYTES_MAX} bytes at the most")
+        return path
+
+    @field_validator("subtree")
+    @classmethod
+    def _stays_within(cls, path: str) -> str:
+        if {".", ".."} & set(path.split("/")):
+            raise ValueError("a folder of /fs is named without . and ..")
+        return path
+
+    def queue_count(self, workers: int) -> int:
+        """`queues`, with 0 resolved."""
+        return self.queues or workers
+
+
+def _as_list(value: object) -> object:
+    """A table that may be repeated, written once."""
+    return [value] if isinstance(value, dict) else value
+
+
+class Configuration(_Section):
+    """The whole file."""
+
+    agent: AgentSection
+    enclosures: tuple[EnclosureSection, ...] = Field((), max_length=4096)
+    discovery: Annotated[tuple[DiscoverySection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
+    fabric: FabricSection = Field(default_factory=lambda: FabricSection.model_validate({}))
+    volumes: tuple[VolumeSection, ...] = Field((), max_length=64)
+    files: FilesSection = Field(default_factory=lambda: FilesSection.model_validate({}))
+    prestage: PrestageSection = Field(default_factory=lambda: PrestageSection.model_validate({}))
+    policies: tuple[PolicySection, ...] = Field((), max_length=64)
+    pool: PoolSection = Field(default_factory=lambda: PoolSection.model_validate({}))
+    scrub: ScrubSection = Field(default_factory=lambda: ScrubSection.model_validate({}))
+    s3: S3Section = Field(default_factory=lambda: S3Section.model_validate({}))
+    virtiofs: Annotated[tuple[VirtioFsSection, ...], BeforeValidator(_as_list)] = Field((), max_length=64)
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Configuration:
+        if not self.enclosures and not self.discovery:
+            raise ValueError("neither an enclosure nor a discovery controller says where the pool is")
+        if len({each.name for each in self.discovery}) != len(self.discovery):
+            raise ValueError("two discovery controllers have one name")
+        sections: list[FabricSection | EnclosureSection | DiscoverySection] = [self.fabric]
+        sections += [*self.enclosures, *self.discovery]
+        for section in sections:
+            if section.controller_secret_file is not None and section.host_secret_file is None:
+                raise ValueError("controller_secret_file wants a host_secret_file beside it")
+        if self.agent.mount is None and not self.virtiofs and not self.s3.listen:
+            raise ValueError("no agent.mount, virtiofs.socket or s3.listen says how the pool is reached")
+        # However they are spelled: two slashes at the beginning are kept by realpath, and mean one.
+        sockets = ["/" + os.path.realpath(device.socket).lstrip("/") for device in self.virtiofs]
+        if len(set(sockets)) != len(sockets):
+            raise ValueError("two guests have one virtiofs.socket")
+        if len({each.volume for each in self.policies}) != len(self.policies):
+            raise ValueError("two policies are for one volume")
+        names = [enclosure.name for enclosure in self.enclosures]
+        if len(set(names)) != len(names):
+            raise ValueError("two enclosures have one name")
+        paths = [path for enclosure in self.enclosures for path in enclosure.each_path()]
+        if len({(each.transport, each.address, each.port, each.nqn) for each in paths}) < len(paths):
+            raise ValueError("two enclosures have one address, port and NQN: that is one path")
+        for volume in self.volumes:
+            if volume.suite == "plain+crc64" and not self.pool.allow_plain:
+                raise ValueError(
+                    f"volume {volume.name} asks for plain+crc64, which stores values in the clear; "
+                    "pool.allow_plain must say so too"
+                )
+        return self
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "agent": AgentSection,
+    "enclosures": EnclosureSection,
+    "discovery": DiscoverySection,
+    "fabric": FabricSection,
+    "volumes": VolumeSection,
+    "files": FilesSection,
+    "prestage": PrestageSection,
+    "policies": PolicySection,
+    "pool": PoolSection,
+    "scrub": ScrubSection,
+    "virtiofs": VirtioFsSection,
+    "s3": S3Section,
+    "s3.tenants": S3TenantSection,
+}
+
+
+def parse_configuration(document: dict[str, Any], where: str) -> Configuration:
+    """A checked configuration. Raises ConfigError that names every key that is wrong."""
+    try:
+        return Configuration.model_validate(document)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{where} is not a usable configuration: {problems_in(document, Configuration, error)}",
+            "docs/reference/configuration.md lists every key",
+        ) from None
+
+
+def load_configuration(path: Path) -> Configuration:
+    """The configuration in a file. Raises ConfigError where it cannot be read or is wrong."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", "check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}", "mend the line that it names") from None
+    return parse_configuration(document, str(path))
+
+
+def host_identity(state: Path) -> tuple[str, bytes]:
+    """This agent's host NQN and 16-byte host id, made once and kept in the state folder."""
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = state / "host_id"
+    try:
+        host_id = uuid.UUID(file.read_text().strip())
+    except FileNotFoundError:
+        host_id = uuid.uuid4()
+        file.write_text(f"{host_id}\n")
+    except ValueError:
+        raise ConfigError(f"{file} holds no UUID", "remove it; a new one is made") from None
+    return f"nqn.2014-08.org.nvmexpress:uuid:{host_id}", host_id.bytes

@@ -1,0 +1,148 @@
+"""The section of the configuration for the S3 door (docs/engines/s3.md)."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from agent.config.sizes import Size
+from agent.pool.map.names import TenantName
+
+_LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+BUCKET: Final = re.compile(rf"(?=.{{3,63}}\Z)(?!\d+(?:\.\d+){{3}}\Z){_LABEL}(?:\.{_LABEL})*")
+"""A bucket's name: labels as those of a host, and no address of IPv4 ("Bucket naming rules" of Amazon's S3
+user guide)."""
+_HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\]")
+
+
+def parse_listener(text: str) -> tuple[str, int]:
+    """Address and port of `ADDRESS:PORT` or `[ADDRESS]:PORT`. ValueError if it is neither."""
+    address, _, port = text.rpartition(":")
+    bare = address.removeprefix("[").removesuffix("]")
+    ipaddress.ip_address(bare)
+    if address != (f"[{bare}]" if ":" in bare else bare) or not port.isascii() or not port.isdecimal():
+        raise ValueError(f"{text!r} is no ADDRESS:PORT")
+    if int(port) > 65_535:
+        raise ValueError(f"{text!r}: a port is 65535 at the most")
+    return bare, int(port)
+
+
+class S3TenantSection(BaseModel):
+    """A tenant that comes in by the S3 door; one table for each. It has buckets of its own, which no other
+    tenant's access keys see, in its own volumes of kind `files`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    tenant: TenantName = Field(description="Whose volumes hold the objects.")
+    credentials: Path = Field(description="Its access keys: a file of mode 0600, made by `g35 key make-s3`.")
+    buckets: tuple[str, ...] = Field(
+        (), max_length=100, description="Buckets to make where they are missing."
+    )
+
+    @field_validator("buckets")
+    @classmethod
+    def _are_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if BUCKET.fullmatch(name) is None:
+                raise ValueError(f"{name!r} is no name for a bucket")
+        return names
+
+
+class S3Section(BaseModel):
+    """An HTTP listener for S3-shaped clients (docs/engines/s3.md). Off unless `listen` is given."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    listen: tuple[str, ...] = Field(
+        (),
+        max_length=8,
+        description="Where it listens, each `ADDRESS:PORT` (IPv6: `[ADDRESS]:PORT`). Beyond loopback it "
+        "wants `certificate`. Empty: there is no S3 door.",
+    )
+    certificate: Path | None = Field(
+        None, description="TLS: the certificate with its chain, PEM. With it the door speaks TLS alone."
+    )
+    private_key: Path | None = Field(None, description="Its private key, PEM, a file of mode 0600.")
+    domain: str = Field(
+        "",
+        description="With `s3.example`, host `kv1.s3.example` is bucket `kv1`; else the path has it.",
+    )
+    hosts: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        description="Hosts that stand for a bucket, each `HOST=BUCKET` without a port, for clients that want "
+        "the bucket in the host.",
+    )
+    region: str = Field("us-east-1", description="What it says its region is; it takes signatures of any.")
+    workers: int = Field(
+        2, ge=1, le=16, description="Its threads; each has a queue of its own on every enclosure."
+    )
+    connections: int = Field(
+        256,
+        ge=1,
+        le=4096,
+        description="Connections at once; further ones wait. Before its client has shown a key, one is "
+        "counted by its address, which has as many as it leaves to others; more are closed. After that it is "
+        "the tenant's: half are owed to the tenants in equal shares, and a tenant with too many is told to "
+        "slow down.",
+    )
+    transfers: int = Field(
+        32,
+        ge=1,
+        le=256,
+        description="Bodies that move at once, with 2 MiB of memory for each; one for each tenant at least. "
+        "Half are owed to the tenants in equal shares. Who waits for 20 s is told to slow down.",
+    )
+    staging: Size = Field(
+        64 << 20, ge=16 << 20, description="Memory, of each tenant, for objects that are being written."
+    )
+    object_max: Size = Field(
+        5 << 30,
+        ge=1 << 20,
+        description="The largest body of one PUT or part; in parts an object may be larger.",
+    )
+    names_max: Size = Field(
+        2 << 30,
+        ge=1 << 20,
+        description="What the index of a tenant may take of the state folder's disk: names, metadata, parts, "
+        "which no quota counts. Beyond it nothing new is stored.",
+    )
+    idle_s: float = Field(
+        60.0, gt=0, le=3600, description="A connection that moves nothing for this long is closed."
+    )
+    upload_hours: float = Field(
+        24.0, gt=0, le=8760, description="A multipart upload that is not completed by then is given up."
+    )
+    tenants: tuple[S3TenantSection, ...] = Field((), max_length=64, description="See `[[s3.tenants]]`.")
+
+    @property
+    def bucket_of_host(self) -> dict[str, str]:
+        """`hosts` as a table."""
+        return dict(each.split("=", 1) for each in self.hosts)
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> S3Section:
+        beyond = [
+            text for text in self.listen if not ipaddress.ip_address(parse_listener(text)[0]).is_loopback
+        ]
+        if beyond and self.certificate is None:
+            raise ValueError(
+                f"{beyond[0]} is no loopback address, and without a certificate bytes go in clear"
+            )
+        if (self.certificate is None) != (self.private_key is None):
+            raise ValueError("certificate and private_key go together")
+        if self.listen and not self.tenants:
+            raise ValueError("the S3 door has no tenants: nobody could come in")
+        if len({each.tenant for each in self.tenants}) != len(self.tenants):
+            raise ValueError("a tenant is named twice")
+        for each in self.hosts:
+            host, equals, bucket = each.partition("=")
+            if not equals or _HOST.fullmatch(host) is None or BUCKET.fullmatch(bucket) is None:
+                raise ValueError(f"{each!r} is no HOST=BUCKET (without a port; IPv6 in brackets)")
+        if self.domain and _HOST.fullmatch(self.domain) is None:
+            raise ValueError(f"{self.domain!r} is no domain")
+        return self

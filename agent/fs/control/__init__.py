@@ -1,0 +1,1 @@
+"""The control file of a session: transfers between lent memory and the pool."""

@@ -1,0 +1,461 @@
+"""The control face: `/.g35/session`, where batches cross the mount in one round trip.
+
+host_shim/control_wire.py defines the bytes; read it first. Each open of the file is a session with its
+own answers and tickets; nothing of a session outlives it, and each of its parts is bounded there.
+
+`/.g35/status.json` is what `g35 status` shows, for whoever can read the mount.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import stat
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from agent.bounds import SHARED, Bounds, Holder, Limit
+from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.control.session import Ahead, ControlSession, Ticket
+from agent.fs.control.transfers import Transfers
+from agent.fs.interface import (
+    FACE_CONTROL,
+    FACE_SHIFT,
+    NOBODY,
+    ROOT_INODE,
+    Attributes,
+    Caller,
+    DirectoryEntry,
+    Entry,
+    FsError,
+    LockOwner,
+    Opened,
+    RefusesAll,
+    SetAttributes,
+    StatFs,
+    Xattr,
+)
+from agent.pool.access import (
+    AnyReading,
+    AnyVolume,
+    delete_value,
+    lookup,
+    new_reading,
+    pin_value,
+)
+from agent.pool.errors import PutRefused
+from agent.pool.prestage.readahead import INACTIVE, Continuer
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import Outcome as Settled
+from agent.pool.volume.volume import LOADS_IN_FLIGHT
+from agent.pool.write.put import TIME_MAX
+from host_shim.control_wire import (
+    ANSWERS_MAX,
+    FLAG_NO_ANSWER,
+    SESSION_FILE_BYTES,
+    TICKETS_MAX,
+    Answer,
+    MalformedControl,
+    Operation,
+    Outcome,
+    Request,
+    decode_request_untrusted,
+    decode_value_xattr_untrusted,
+    ticket_at,
+)
+
+CONTROL_ROOT: Final = FACE_CONTROL << FACE_SHIFT | 1
+_SESSION_INO: Final = CONTROL_ROOT + 1
+_STATUS_INO: Final = CONTROL_ROOT + 2
+SESSIONS: Final = Limit(
+    "sessions", "opens of /.g35/session", 1024,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=4096,
+)  # fmt: skip
+STATUS_FILES: Final = Limit(
+    "status-files", "opens of /.g35/status.json, with the status of that moment", 256,
+    by="user, guest", share=SHARED, refused="ENFILE", bytes_each=1 << 20,
+)  # fmt: skip
+TICKETS: Final = Limit(
+    "tickets", f"keys bound to tickets of sessions, {TICKETS_MAX} of one session", 131_072,
+    by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=4096,
+)  # fmt: skip
+ANSWERS: Final = Limit(
+    "answer-bytes", f"bytes of answers that sessions have not read, {ANSWERS_MAX} answers of one", 64 << 20,
+    by="user, guest", share=SHARED, refused="EAGAIN", bytes_each=0,
+)  # fmt: skip
+TICKETS_IDLE_SECONDS: Final = 10.0
+"""Longer than the values of a binding take to be moved. Then a session's tickets are its user's."""
+SESSION_ANSWER_BYTES: Final = 1 << 20
+"""Of one session; the answer that goes beyond it is the last until they are read."""
+USUAL_ANSWER_BYTES: Final = 8 << 10
+"""An answer with a byte for each key of the largest request; only that to STATS is longer."""
+STATUS_FILE_BYTES: Final = 64 << 10
+"""The size that stat shows: a look at the attributes must not cost a snapshot. Reads end where it ends."""
+
+
+class StartPrestage(Protocol):
+    """Sets out to bring a key into memory. `milliseconds`: of no use any more after that; 0: no such end."""
+
+    def __call__(self, volume: AnyVolume, key: bytes, milliseconds: int = 0) -> Outcome: ...
+
+
+class ControlFace(RefusesAll):
+    """`/.g35`. Safe from any thread; one session may be used by several at once."""
+
+    def __init__(
+        self,
+        volumes: Sequence[AnyVolume],
+        lanes: Callable[[], Lanes],
+        stats: Callable[[], Mapping[str, Any]],
+        start_prestage: StartPrestage,
+        prestage: PrestageCache | None = None,
+        owner: tuple[int, int] = (0, 0),
+        continuer: Continuer = INACTIVE,
+        memory: RegisteredMemory | None = None,
+        bounds: Bounds | None = None,
+    ) -> None:
+        """`memory`: where those who use the face are processes of this machine, what they may register."""
+        self._continuer = continuer
+        self._volumes = {volume.settings.name: volume for volume in volumes}
+        self._lanes = lanes
+        self._stats = stats
+        self._start_prestage = start_prestage
+        self._prestage = prestage
+        self._owner = owner
+        self._sessions: dict[int, ControlSession] = {}
+        self._status_files: dict[int, tuple[bytes, Holder]] = {}
+        bounds = bounds or Bounds()
+        self._open_sessions, self._open_status = bounds.of(SESSIONS), bounds.of(STATUS_FILES)
+        self._tickets, self._answer_bytes = bounds.of(TICKETS), bounds.of(ANSWERS)
+        self._handles = itertools.count(1)
+        self._lock = threading.Lock()
+        self._transfers = (
+            None if memory is None else Transfers(memory, lanes, self._volume, prestage, continuer)
+        )
+
+    # -- the three names ------------------------------------------------------------------------
+
+    def lookup(self, caller: Caller, parent: int, name: bytes) -> Settled[Entry]:
+        if parent != CONTROL_ROOT:
+            raise FsError(errno.ENOTDIR)
+        if name == b"session":
+            return Entry(self._attributes(_SESSION_INO), 60.0, 60.0)
+        if name == b"status.json":
+            return Entry(self._attributes(_STATUS_INO), 60.0, 0.0)
+        raise FsError(errno.ENOENT)
+
+    def getattr(self, caller: Caller, ino: int, handle: int | None) -> Settled[Attributes]:
+        return self._attributes(ino)
+
+    def setattr(
+        self, caller: Caller, ino: int, changes: SetAttributes, handle: int | None
+    ) -> Settled[Attributes]:
+        if ino != _SESSION_INO or changes.mode is not None or changes.uid is not None:
+            raise FsError(errno.EPERM)
+        # An O_TRUNC on the way to a session means nothing here and harms nothing.
+        return self._attributes(ino)
+
+    def _attributes(self, ino: int) -> Attributes:
+        uid, gid = self._owner
+        if ino == CONTROL_ROOT:
+            return Attributes(ino, stat.S_IFDIR | 0o755, nlink=2, uid=uid, gid=gid)
+        if ino == _SESSION_INO:
+            return Attributes(ino, stat.S_IFREG | 0o600, SESSION_FILE_BYTES, uid=uid, gid=gid)
+        if ino == _STATUS_INO:
+            return Attributes(ino, stat.S_IFREG | 0o444, STATUS_FILE_BYTES, uid=uid, gid=gid)
+        raise FsError(errno.ENOENT)
+
+    def _status(self) -> bytes:
+        return json.dumps(self._stats(), indent=1).encode() + b"\n"
+
+    def statfs(self, ino: int) -> Settled[StatFs]:
+        return StatFs(0, 0, 0)
+
+    def opendir(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
+        if ino != CONTROL_ROOT:
+            raise FsError(errno.ENOTDIR)
+        return Opened(0)
+
+    def readdir(self, ino: int, handle: int, cookie: int) -> Settled[Iterable[DirectoryEntry]]:
+        rows = (
+            (b".", CONTROL_ROOT, stat.S_IFDIR),
+            (b"..", ROOT_INODE, stat.S_IFDIR),
+            (b"session", _SESSION_INO, stat.S_IFREG),
+            (b"status.json", _STATUS_INO, stat.S_IFREG),
+        )
+        return [DirectoryEntry(name, ino, mode, at) for at, (name, ino, mode) in enumerate(rows, 1)][cookie:]
+
+    # -- files ----------------------------------------------------------------------------------
+
+    def open(self, caller: Caller, ino: int, flags: int) -> Settled[Opened]:
+        if ino not in (_SESSION_INO, _STATUS_INO):
+            raise FsError(errno.EISDIR)
+        bound = self._open_sessions if ino == _SESSION_INO else self._open_status
+        if not bound.take(caller.holder):
+            raise FsError(errno.ENFILE)
+        handle = next(self._handles)
+        if ino == _SESSION_INO:
+            self._sessions[handle] = ControlSession(caller.holder)
+            return Opened(handle, direct_io=True, parallel_direct_writes=True, no_flush=True)
+        try:
+            self._status_files[handle] = (self._status(), caller.holder)
+        except BaseException:
+            bound.give_back(caller.holder)
+            raise
+        return Opened(handle, direct_io=True, parallel_direct_writes=True, no_flush=True)
+
+    def release(self, ino: int, handle: int) -> Settled[None]:
+        with self._lock:
+            session = self._sessions.pop(handle, None)
+            status = self._status_files.pop(handle, None)
+        if status is not None:
+            self._open_status.give_back(status[1])
+        if session is None:
+            return None
+        self._open_sessions.give_back(session.holder)
+        session.is_over = True
+        tickets = session.take_tickets()
+        self._tickets.give_back(session.holder, len(tickets))
+        self._answer_bytes.give_back(session.holder, session.answer_bytes)
+        for region in session.regions.values():
+            region.give_back()
+        return self._drop(tickets)
+
+    def _drop(self, tickets: Sequence[Ticket]) -> Steps[None]:
+        for ticket in tickets:
+            yield from ticket.drop(self._lanes())
+
+    def read(self, ino: int, handle: int, offset: int, into: memoryview) -> Settled[int]:
+        session = self._sessions.get(handle)
+        if session is None:
+            status = self._status_files.get(handle)
+            if status is None:
+                raise FsError(errno.EBADF)
+            part = status[0][offset : offset + len(into)]
+            into[: len(part)] = part
+            return len(part)
+        number, within = ticket_at(offset)
+        if number < 0:
+            return self._read_answer(session, within, into)
+        reading = session.reading_at(number, self._prestage, self._continuer)
+        return self._get(reading, within, into)
+
+    def _get(self, reading: AnyReading, within: int, into: memoryview) -> Steps[int]:
+        lanes = self._lanes()
+        deadline = lanes.now() + reading.volume.timing.read_deadline
+        return (yield from reading.read(lanes, within, into, deadline))
+
+    def _read_answer(self, session: ControlSession, within: int, into: memoryview) -> int:
+        if within:
+            return 0
+        try:
+            answer = session.answers.popleft()
+        except IndexError:
+            return 0
+        if len(answer) > len(into):
+            session.answers.appendleft(answer)
+            raise FsError(errno.EMSGSIZE, f"the answer has {len(answer)} bytes")
+        into[: len(answer)] = answer
+        self._let_go(session, len(answer))
+        return len(answer)
+
+    def _let_go(self, session: ControlSession, size: int) -> None:
+        session.count_answer_bytes(-size)
+        self._answer_bytes.give_back(session.holder, size)
+
+    def write(
+        self, ino: int, handle: int, offset: int, data: memoryview, by: LockOwner = NOBODY
+    ) -> Settled[int]:
+        session = self._sessions.get(handle)
+        if session is None:
+            raise FsError(errno.EBADF)
+        number, within = ticket_at(offset)
+        if number >= 0:
+            return self._put(session.ticket_to_write(number), within, data)
+        if within:
+            raise FsError(errno.EINVAL, "a request is written at offset 0, by one write")
+        try:
+            request = decode_request_untrusted(data)
+        except MalformedControl as malformed:
+            raise FsError(errno.EINVAL, str(malformed)) from None
+        return self._request(session, request, len(data))
+
+    def _put(self, ticket: Ticket, within: int, data: memoryview) -> Steps[int]:
+        yield from ticket.put(self._lanes(), within, data)
+        return len(data)
+
+    def ioctl(self, caller: Caller, ino: int, handle: int, command: int, data: memoryview) -> Settled[bytes]:
+        session = self._sessions.get(handle)
+        if session is None or self._transfers is None:
+            raise FsError(errno.ENOTTY)
+        return self._transfers.ioctl(session, caller.pid, command, data)
+
+    # -- values by one request ------------------------------------------------------------------
+
+    def getxattr(self, caller: Caller, ino: int, name: bytes, room: memoryview) -> Settled[Xattr]:
+        """A value by its name on the session's file. The kernel asks whether the caller may read that one."""
+        # What followed what is learned of a session's gets, and this is of no session.
+        if ino != _SESSION_INO or self._continuer.active:
+            raise FsError(errno.EOPNOTSUPP)
+        try:
+            volume_name, key = decode_value_xattr_untrusted(name)
+        except MalformedControl as other:
+            raise FsError(errno.EOPNOTSUPP, str(other)) from None
+        return self._value(self._volume(volume_name), key, room)
+
+    def _value(self, volume: AnyVolume, key: bytes, room: memoryview) -> Steps[Xattr]:
+        reading, lanes = new_reading(volume, key, self._prestage), self._lanes()
+        deadline = lanes.now() + volume.timing.read_deadline
+        try:
+            got = yield from reading.read(lanes, 0, room, deadline)
+            if reading.cause is None and reading.length is not None:
+                if reading.length > len(room):
+                    raise FsError(errno.ERANGE)
+                if got == reading.length:
+                    return room[:got]
+        finally:
+            reading.close()
+        raise FsError(errno.ENODATA)
+
+    def _volume(self, name: str) -> AnyVolume:
+        volume = self._volumes.get(name)
+        if volume is None or volume.erased:
+            raise FsError(errno.ENOENT, f"there is no volume {name}")
+        return volume
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def _request(self, session: ControlSession, request: Request, size: int) -> Steps[int]:
+        wants_answer = not request.flags & FLAG_NO_ANSWER
+        if not wants_answer:
+            yield from self._perform(session, request)
+            return size
+        wait = FsError(errno.EAGAIN, "read the answers that wait before asking on")
+        if len(session.answers) >= ANSWERS_MAX or session.answer_bytes >= SESSION_ANSWER_BYTES:
+            raise wait
+        # Room for the answer comes first: what was done cannot be told otherwise.
+        if not self._answer_bytes.take(session.holder, USUAL_ANSWER_BYTES):
+            raise wait
+        session.count_answer_bytes(USUAL_ANSWER_BYTES)
+        answer = b""
+        try:
+            answer = yield from self._answered(session, request)
+            beyond = len(answer) - USUAL_ANSWER_BYTES
+            if beyond > 0 and not self._answer_bytes.take(session.holder, beyond):
+                answer = b""
+                raise wait
+            session.count_answer_bytes(max(0, beyond))
+        finally:
+            if len(answer) < USUAL_ANSWER_BYTES:
+                self._let_go(session, USUAL_ANSWER_BYTES - len(answer))
+        session.answers.append(answer)
+        return size
+
+    def _answered(self, session: ControlSession, request: Request) -> Steps[bytes]:
+        status, body = 0, b""
+        try:
+            body = yield from self._perform(session, request)
+        except FsError as refused:
+            status = refused.errno
+        return Answer(request.operation, request.request_id, status, body).encode()
+
+    def _perform(self, session: ControlSession, request: Request) -> Steps[bytes]:
+        operation = request.operation
+        if operation is Operation.STATS:
+            return json.dumps(self._stats()).encode()
+        if operation is Operation.OUTCOME:
+            numbers = range(request.first_ticket, request.first_ticket + len(request.keys))
+            tickets = [session.tickets.get(number) for number in numbers]
+            return bytes(Outcome.UNKNOWN if ticket is None else ticket.outcome() for ticket in tickets)
+        volume = self._volume(request.volume)
+        if operation in (Operation.GET, Operation.PUT):
+            return (yield from self._bind(session, volume, request))
+        lanes = self._lanes()
+        if operation is Operation.EXISTS:
+            # A long batch reads its directories a few at a time, and each few has the deadline of one read.
+            turns = 1 + 2 * len(request.keys) // LOADS_IN_FLIGHT
+            deadline = lanes.now() + turns * volume.timing.read_deadline
+            causes = yield from lookup(volume, lanes, request.keys, deadline)
+            if self._continuer.active:
+                there = next((at for at, cause in enumerate(causes) if cause is not None), len(causes))
+                self._continuer.chain(volume, request.keys[:there])
+            return bytes(Outcome.HIT if cause is None else Outcome(int(cause)) for cause in causes)
+        if operation is Operation.PRESTAGE:
+            return bytes(self._start_prestage(volume, key, request.ttl_seconds) for key in request.keys)
+        outcomes = bytearray()
+        for key in request.keys:
+            deadline = lanes.now() + volume.timing.write_deadline
+            if operation is Operation.PIN:
+                outcomes.append((yield from self._pin(volume, lanes, key, request.ttl_seconds, deadline)))
+            else:
+                outcomes.append((yield from self._delete(volume, lanes, key, deadline)))
+        return bytes(outcomes)
+
+    def _bind(self, session: ControlSession, volume: AnyVolume, request: Request) -> Steps[bytes]:
+        """Bind tickets. What an earlier binding had under way is given up: its number means another now."""
+        ahead = None
+        if self._continuer.active and request.keys:
+            self._continuer.chain(volume, request.keys, session.trail)
+            ahead = Ahead(request.keys[-1]) if request.operation is Operation.GET else None
+        lengths = request.lengths if request.operation is Operation.PUT else [0] * len(request.keys)
+        tickets = [
+            Ticket(volume, key, ahead, length, request.ttl_seconds)
+            for key, length in zip(request.keys, lengths, strict=True)
+        ]
+        replaced = self._place(session, request.first_ticket, tickets)
+        # A session keeps its tickets when its call is over. Those of an idle engine are not to keep another
+        # one of its user from all of them.
+        if replaced is None and (idle := self._idle_tickets(session.holder)):
+            yield from self._drop(idle)
+            replaced = self._place(session, request.first_ticket, tickets)
+        if replaced is None:
+            raise FsError(errno.EAGAIN, "too many keys are bound to tickets of all sessions")
+        yield from self._drop(replaced)
+        return b""
+
+    def _place(self, session: ControlSession, first: int, tickets: Sequence[Ticket]) -> list[Ticket] | None:
+        """Bind them; those that had their numbers. None, and nothing done: there is no room."""
+        with session.binding:
+            numbers = range(first, first + len(tickets))
+            added = sum(number not in session.tickets for number in numbers)
+            if session.is_over or (added and not self._tickets.take(session.holder, added)):
+                return None
+            session.bound_at = self._lanes().now()
+            replaced = [session.tickets[number] for number in numbers if number in session.tickets]
+            session.tickets.update(zip(numbers, tickets, strict=True))
+            return replaced
+
+    def _idle_tickets(self, holder: Holder) -> list[Ticket]:
+        """Of the holder's sessions that have bound none for TICKETS_IDLE_SECONDS, which lose them."""
+        found: list[Ticket] = []
+        before = self._lanes().now() - TICKETS_IDLE_SECONDS
+        for session in list(self._sessions.values()):
+            if session.holder == holder and session.tickets:
+                taken = session.take_tickets(before)
+                self._tickets.give_back(holder, len(taken))
+                found += taken
+        return found
+
+    def _pin(self, volume: AnyVolume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
+        # Without a time of its own, for as long as the volume keeps values: at the most, until it is deleted.
+        seconds = ttl or volume.settings.ttl_seconds
+        until = int(lanes.wall()) + seconds if seconds else TIME_MAX
+        try:
+            pinned = yield from pin_value(volume, lanes, key, until, deadline)
+        except PutRefused as refused:
+            return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+        if pinned is None:
+            return Outcome.NEVER_STORED
+        return Outcome.HIT if pinned else Outcome.REFUSED
+
+    def _delete(self, volume: AnyVolume, lanes: Lanes, key: bytes, deadline: float) -> Steps[int]:
+        if self._prestage is not None:
+            self._prestage.discard(volume.settings.volume_id, volume.placement.pseudonym(key))
+        try:
+            there = yield from delete_value(volume, lanes, key, deadline)
+        except PutRefused as refused:
+            return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+        return Outcome.HIT if there else Outcome.NEVER_STORED

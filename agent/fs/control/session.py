@@ -1,0 +1,180 @@
+"""What the agent keeps of one control session: its answers, tickets and registered memory.
+
+host_shim/control_wire.py says what they are. Nothing of a session outlives it.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.bounds import Holder
+from agent.fs.control.registered_memory import Region
+from agent.fs.interface import FsError
+from agent.fs.value_writer import errno_of
+from agent.pool.access import AnyReading, AnyVolume, AnyWriting, new_reading, new_writing
+from agent.pool.errors import BadPut, PutRefused
+from agent.pool.prestage.readahead import Continuer, Trail
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.steps import Acquire, Lanes, Steps
+from host_shim.control_wire import Outcome
+
+NOT_FOR_READING: Final = "no key is bound to this ticket for reading"
+NOT_FOR_WRITING: Final = "no key is bound to this ticket for writing"
+
+
+class Ahead:
+    """What the tickets of one binding share: that reading them leads on, behind the last of their keys."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: bytes) -> None:
+        self.key: bytes | None = key
+
+    def read(self, continuer: Continuer, volume: AnyVolume) -> None:
+        """One of the tickets is read: set out for what follows, the first time."""
+        key, self.key = self.key, None
+        if key is not None:
+            continuer.reads(volume, key)
+
+
+class Ticket:
+    """A bound key: a value being read, or one being written."""
+
+    __slots__ = ("ahead", "key", "length", "lock", "reading", "refused", "ttl_seconds", "volume", "writing")
+
+    def __init__(
+        self, volume: AnyVolume, key: bytes, ahead: Ahead | None, length: int = 0, ttl_seconds: int = 0
+    ) -> None:
+        """`length`: of a value to be written; 0 for one to be read. Raises FsError where it is too long."""
+        if length > volume.settings.value_bytes:
+            raise FsError(errno.EFBIG, f"{length} bytes; a value has {volume.settings.value_bytes} at most")
+        self.volume = volume
+        self.key = key
+        self.length = length
+        self.ttl_seconds = ttl_seconds
+        self.writing: AnyWriting | None = None
+        self.reading: AnyReading | None = None
+        self.refused: Outcome | None = None
+        self.ahead = ahead
+        self.lock = threading.Lock()
+
+    def to_read(self, prestage: PrestageCache | None) -> AnyReading:
+        """The reading, begun with the first call. Raises FsError for a ticket that is none to read."""
+        if self.length:
+            raise FsError(errno.EINVAL, NOT_FOR_READING)
+        reading = self.reading
+        if reading is None:
+            with self.lock:
+                reading = self._begun(prestage)
+        return reading
+
+    def _begun(self, prestage: PrestageCache | None) -> AnyReading:
+        if self.reading is None:
+            self.reading = new_reading(self.volume, self.key, prestage)
+        return self.reading
+
+    def put(self, lanes: Lanes, within: int, data: memoryview) -> Steps[None]:
+        """Take bytes of the value that is written. Raises FsError, also for a ticket not bound for that."""
+        if not self.length:
+            raise FsError(errno.EINVAL, NOT_FOR_WRITING)
+        deadline = lanes.now() + self.volume.timing.write_deadline
+        if not self.lock.acquire(blocking=False) and not (yield Acquire(self.lock, deadline)):
+            raise FsError(errno.EIO)
+        try:
+            # Made with the first bytes: it costs more than the ticket, and a client may send nothing.
+            writing = self._begun_writing()
+            yield from writing.write(lanes, within, data, deadline)
+        except BadPut as bad:
+            self.refused = Outcome.REFUSED
+            raise FsError(errno.EINVAL, str(bad)) from None
+        except PutRefused as refused:
+            self.refused = Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
+            raise FsError(errno_of(refused), str(refused)) from None
+        finally:
+            self.lock.release()
+
+    def _begun_writing(self) -> AnyWriting:
+        writing = self.writing
+        if writing is None:
+            writing = self.writing = new_writing(
+                self.volume, self.key, length=self.length, ttl_seconds=self.ttl_seconds
+            )
+        return writing
+
+    def drop(self, lanes: Lanes) -> Steps[None]:
+        """Nobody goes on with it: a put that is not whole is given up."""
+        if self.reading is not None:
+            self.reading.close()
+        if self.writing is not None and not self.writing.finished:
+            yield from self.writing.drop(lanes)
+
+    def outcome(self) -> Outcome:
+        if self.refused is not None:
+            return self.refused
+        if self.writing is not None:
+            return Outcome.HIT if self.writing.finished else Outcome.UNKNOWN
+        if self.reading is None:
+            return Outcome.UNKNOWN
+        if self.reading.cause is not None:
+            return Outcome(int(self.reading.cause))
+        return Outcome.HIT if self.reading.length is not None else Outcome.UNKNOWN
+
+
+@dataclass(slots=True)
+class ControlSession:
+    """One open of the session's file."""
+
+    holder: Holder
+    """Who opened it."""
+    answer_bytes: int = 0
+    """Of the answers that wait, and of those that are being made."""
+    answers: deque[bytes] = field(default_factory=deque)
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    bound_at: float = 0.0
+    """When tickets were last bound, in the seconds of the lanes' clock."""
+    is_over: bool = False
+    """Its file was closed."""
+    trail: Trail = field(default_factory=Trail)
+    regions: dict[int, Region] = field(default_factory=dict)
+    """Registered memory, by its number in this session."""
+    binding: threading.Lock = field(default_factory=threading.Lock)
+    """Of what is counted: tickets that are added, and bytes of answers."""
+    registering: threading.Lock = field(default_factory=threading.Lock)
+    """Of those numbers."""
+
+    def take_tickets(self, last_bound_before: float = math.inf) -> list[Ticket]:
+        """Those that were bound before then are the caller's to count and to drop."""
+        with self.binding:
+            if self.bound_at >= last_bound_before:
+                return []
+            tickets, self.tickets = list(self.tickets.values()), {}
+            return tickets
+
+    def reading_at(self, number: int, prestage: PrestageCache | None, continuer: Continuer) -> AnyReading:
+        """What a ticket reads; the first read of a binding leads on. Raises FsError for none to read."""
+        ticket = self._ticket(number, NOT_FOR_READING)
+        reading = ticket.to_read(prestage)
+        if ticket.ahead is not None:
+            ticket.ahead.read(continuer, ticket.volume)
+        return reading
+
+    def ticket_to_write(self, number: int) -> Ticket:
+        """Raises FsError where nothing is bound to it; `Ticket.put` does where that is not to be written."""
+        return self._ticket(number, NOT_FOR_WRITING)
+
+    def _ticket(self, number: int, where_none: str) -> Ticket:
+        ticket = self.tickets.get(number)
+        if ticket is None:
+            # Tickets that others of its user needed are gone all at once: the session is of no use.
+            is_stale = self.bound_at and not self.tickets
+            raise FsError(errno.ESTALE if is_stale else errno.EINVAL, where_none)
+        return ticket
+
+    def count_answer_bytes(self, change: int) -> None:
+        with self.binding:
+            self.answer_bytes += change

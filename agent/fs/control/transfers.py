@@ -1,0 +1,169 @@
+"""Values between the pool and registered memory: ioctl(2) on the session's file (host_shim/transfer_wire.py).
+
+A LOAD is a read and a STORE a write as the session's file has them, in pieces of 1 MiB and with a deadline
+for each; only the memory is the client's own. Suites whose proof is a CRC of the text read that twice, so
+their text passes through memory of ours: what a client changes meanwhile must not look like a broken drive.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Final
+
+from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
+from agent.fs.control.session import ControlSession, Ticket
+from agent.fs.interface import FsError
+from agent.inline.scatter import Scatter, Target
+from agent.pool.access import AnyReading, AnyVolume, new_reading
+from agent.pool.prestage.readahead import Continuer
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import Outcome as Settled
+from host_shim.control_wire import MalformedControl, Outcome
+from host_shim.transfer_wire import (
+    Ioctl,
+    Registered,
+    Transfer,
+    decode_registering_untrusted,
+    decode_transfer_untrusted,
+    decode_unregister_untrusted,
+    encode_done,
+    ioctl_of,
+)
+
+PIECE_BYTES: Final = 1 << 20
+"""What a worker's own buffers take at a time."""
+
+
+class Transfers:
+    """What a control face does by ioctl(2)."""
+
+    def __init__(
+        self,
+        memory: RegisteredMemory,
+        lanes: Callable[[], Lanes],
+        volume_of: Callable[[str], AnyVolume],
+        prestage: PrestageCache | None,
+        continuer: Continuer,
+    ) -> None:
+        self._memory = memory
+        self._lanes = lanes
+        self._volume_of = volume_of
+        self._prestage = prestage
+        self._continuer = continuer
+
+    def ioctl(self, session: ControlSession, process: int, command: int, data: memoryview) -> Settled[bytes]:
+        """Serve one. Raises FsError, ENOTTY for a command that is none of these."""
+        which = ioctl_of(command)
+        try:
+            if which is Ioctl.LOAD:
+                return self._under_way(self._load(session, decode_transfer_untrusted(data)))
+            if which is Ioctl.STORE:
+                return self._under_way(self._store(session, decode_transfer_untrusted(data)))
+            if which is Ioctl.REGISTER:
+                asked = decode_registering_untrusted(data)
+                return self._register(session, process, asked.descriptor, asked.size)
+            if which is Ioctl.UNREGISTER:
+                return self._unregister(session, decode_unregister_untrusted(data))
+        except MalformedControl as malformed:
+            raise FsError(errno.EINVAL, str(malformed)) from None
+        raise FsError(errno.ENOTTY)
+
+    def _under_way(self, steps: Steps[bytes]) -> Steps[bytes]:
+        under_way = self._memory.under_way
+        under_way.append(None)
+        try:
+            return (yield from steps)
+        finally:
+            under_way.pop()
+
+    def _register(self, session: ControlSession, process: int, descriptor: int, size: int) -> bytes:
+        with session.registering:
+            if len(session.regions) >= REGIONS_MAX:
+                raise FsError(errno.ENOSPC, f"a session has {REGIONS_MAX} regions at most")
+            region = self._memory.register(process, descriptor, size)
+            number = max(session.regions, default=0) + 1
+            session.regions[number] = region
+        return Registered(number, region.locked_byte).encode()
+
+    def _unregister(self, session: ControlSession, number: int) -> bytes:
+        with session.registering:
+            region = session.regions.pop(number, None)
+        if region is None:
+            raise FsError(errno.EINVAL, f"no region {number}")
+        region.give_back()
+        return b""
+
+    def _pieces(self, session: ControlSession, transfer: Transfer) -> list[memoryview]:
+        """The memory of the parts, in their order."""
+        found: list[memoryview] = []
+        for number, offset, length in transfer.parts:
+            region = session.regions.get(number)
+            if region is None or offset + length > len(region.view):
+                raise FsError(errno.EINVAL, "a part that lies in no region")
+            found.append(region.view[offset : offset + length])
+        return found
+
+    def _load(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
+        pieces = self._pieces(session, transfer)
+        into: Target = pieces[0] if len(pieces) == 1 else Scatter(pieces)
+        if transfer.ticket is not None:
+            reading = session.reading_at(transfer.ticket, self._prestage, self._continuer)
+            return (yield from self._fill(reading, into))
+        volume = self._volume_of(transfer.volume)
+        if self._continuer.active:
+            self._continuer.chain(volume, (transfer.key,), session.trail)
+            self._continuer.reads(volume, transfer.key)
+        reading = new_reading(volume, transfer.key, self._prestage)
+        try:
+            return (yield from self._fill(reading, into))
+        finally:
+            reading.close()
+
+    def _fill(self, reading: AnyReading, into: Target) -> Steps[bytes]:
+        lanes, done, room = self._lanes(), 0, len(into)
+        aside = reading.volume.codec.suite.reads_text_again
+        while done < room:
+            piece = into[done : done + PIECE_BYTES] if room > PIECE_BYTES else into
+            own = memoryview(bytearray(len(piece) if aside else 0))
+            deadline = lanes.now() + reading.volume.timing.read_deadline
+            got = yield from reading.read(lanes, done, own if aside else piece, deadline)
+            if aside:
+                piece[:got] = own[:got]
+                lanes.tally(reading.volume.settings.name).bytes_copied += got
+            done += got
+            if got < len(piece):
+                break
+        length, cause = reading.length, reading.cause
+        if cause is not None:
+            return encode_done(int(cause), 0)
+        if length is None or done != min(length, room):
+            return encode_done(Outcome.UNKNOWN.value, 0)
+        return encode_done(Outcome.HIT.value, length)
+
+    def _store(self, session: ControlSession, transfer: Transfer) -> Steps[bytes]:
+        pieces = self._pieces(session, transfer)
+        if transfer.ticket is not None:
+            yield from self._take(session.ticket_to_write(transfer.ticket), pieces)
+            return encode_done(Outcome.HIT.value, 0)
+        volume = self._volume_of(transfer.volume)
+        if self._continuer.active:
+            self._continuer.chain(volume, (transfer.key,), session.trail)
+        ticket = Ticket(volume, transfer.key, None, sum(map(len, pieces)), transfer.ttl_seconds)
+        try:
+            yield from self._take(ticket, pieces)
+        finally:
+            yield from ticket.drop(self._lanes())
+        return encode_done(Outcome.HIT.value, 0)
+
+    def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
+        lanes, at = self._lanes(), 0
+        aside = ticket.volume.codec.suite.reads_text_again
+        for piece in pieces:
+            for start in range(0, len(piece), PIECE_BYTES):
+                part = piece[start : start + PIECE_BYTES]
+                if aside:
+                    part = memoryview(bytes(part))
+                yield from ticket.put(lanes, at, part)
+                at += len(part)

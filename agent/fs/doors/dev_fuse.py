@@ -1,0 +1,206 @@
+"""The hot door: /dev/fuse, one queue and one thread for each worker, every request run to completion.
+
+Read fuse/session.py first: it decides, this moves bytes. A worker blocks in `readv` on its clone of the
+descriptor, has the session answer in the same thread, and replies with `writev`. Nothing is handed over.
+
+A worker's buffers are one mapping:
+
+    | page 0 ......... 80 bytes | data: 1 MiB, page-aligned | room: 1 MiB, page-aligned |
+                       ^ a request is read to here
+
+so that header and arguments of a WRITE end exactly where a page begins, and one read puts its payload
+where O_DIRECT, a cipher and a NIC would have it. Any other request simply runs on into `data`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from agent.fs.doors import mounting
+from agent.fs.doors.door import GRACE_SECONDS, START_SECONDS, MakeRunner
+from agent.fs.doors.mounting import MountError, MountOptions
+from agent.fs.fuse.abi import PAGE_BYTES
+from agent.fs.fuse.requests import WRITE_HEAD_BYTES
+from agent.fs.fuse.session import FuseSession, Reply
+from agent.host_os.payload_memory import payload_memory
+from agent.pool.steps import Runner
+
+log = logging.getLogger(__name__)
+
+WORKERS_MAX: Final = 256
+STOP_SECONDS: Final = 10.0
+"""How long a worker may take to end its last operation; operations have shorter deadlines of their own."""
+
+GONE: Final = frozenset({errno.ENODEV, errno.ECONNABORTED})
+"""What reading /dev/fuse says after the unmount, and after the connection was aborted."""
+
+
+class WorkerBuffers:
+    """What one worker reads into and answers from: page-aligned, private, mapped once."""
+
+    def __init__(self, transfer_bytes: int) -> None:
+        whole = payload_memory(PAGE_BYTES + 2 * transfer_bytes)
+        self.request = whole[PAGE_BYTES - WRITE_HEAD_BYTES : PAGE_BYTES + transfer_bytes]
+        self.data = whole[PAGE_BYTES : PAGE_BYTES + transfer_bytes]
+        self.room = whole[PAGE_BYTES + transfer_bytes :]
+
+
+class DevFuseDoor:
+    """A `Door` (agent/fs/doors/door.py) that speaks to /dev/fuse itself."""
+
+    def __init__(
+        self,
+        session: FuseSession,
+        mountpoint: Path,
+        worker_count: int,
+        make_runner: MakeRunner,
+        options: MountOptions | None = None,
+    ) -> None:
+        if not 1 <= worker_count <= WORKERS_MAX:
+            raise ValueError(f"worker_count must be 1 to {WORKERS_MAX}")
+        self.session = session
+        self.mountpoint = mountpoint
+        self._options = options or MountOptions(transfer_bytes=session.transfer_bytes)
+        self._worker_count = worker_count
+        self._make_runner = make_runner
+        self._stopping = False
+        self._mounted = False
+        self._workers: list[threading.Thread] = []
+        self._failures: list[BaseException] = []
+
+    def start(self) -> None:
+        first = mounting.mount(self.mountpoint, self._options)
+        self._mounted = True
+        descriptors = [first]
+        try:
+            while len(descriptors) < self._worker_count:
+                descriptors.append(mounting.clone(first))
+            self.serve(descriptors)
+            self._wait_for_init()
+        except BaseException:
+            if not self._workers:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            self.stop(grace_seconds=0)
+            raise
+        mounting.set_read_ahead(self.mountpoint, self._options.read_ahead_bytes)
+
+    def serve(self, descriptors: list[int]) -> None:
+        """Start a worker for each descriptor of a mount; each worker closes its own at its end."""
+        for index, descriptor in enumerate(descriptors):
+            worker = threading.Thread(
+                target=self._work, args=(index, descriptor), name=f"fuse-{index}", daemon=True
+            )
+            worker.start()
+            self._workers.append(worker)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for worker in self._workers:
+            worker.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if worker.is_alive():
+                return False
+        return True
+
+    def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        if self._mounted and mounting.is_mounted(self.mountpoint) and self._serving():
+            if not mounting.unmount_when_idle(self.mountpoint, grace_seconds):
+                log.warning("%s is busy: its open files end with ENOTCONN", self.mountpoint)
+                self._take_away()
+        elif self._mounted and mounting.is_mounted(self.mountpoint):
+            mounting.unmount(self.mountpoint, lazy=True)
+        self._mounted = False
+        if not self.wait(STOP_SECONDS):
+            raise MountError(f"a worker of {self.mountpoint} did not end: an operation hangs")
+        self._workers.clear()
+
+    def _serving(self) -> bool:
+        return any(worker.is_alive() for worker in self._workers)
+
+    def _take_away(self) -> None:
+        """End a mount that is in use: nobody gets an answer any more, and the name is free at once."""
+        if mounting.may_mount():
+            mounting.unmount(self.mountpoint, force=True)
+            mounting.unmount(self.mountpoint, lazy=True)
+            return
+        # Without root the connection cannot be aborted, and a blocked read of /dev/fuse ends by nothing
+        # but a request or the end of the mount. So each worker gets a request, sees that it should stop,
+        # and closes its queue; the kernel aborts the connection with the last of them.
+        root = os.open(self.mountpoint, os.O_PATH | os.O_DIRECTORY)
+        try:
+            mounting.unmount(self.mountpoint, lazy=True)
+            self._stopping = True
+            deadline = time.monotonic() + STOP_SECONDS
+            while self._serving() and time.monotonic() < deadline:
+                waker = threading.Thread(target=_knock, args=(root,), name="fuse-knock", daemon=True)
+                waker.start()
+                waker.join(mounting.POLL_SECONDS)
+        finally:
+            os.close(root)
+
+    def _wait_for_init(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not self.session.initialised.wait(0.05):
+            if self._failures:
+                raise MountError(f"a worker could not start: {self._failures[0]}") from self._failures[0]
+            if time.monotonic() > deadline or not self._serving():
+                raise MountError("the kernel and the door did not agree on a protocol (INIT)")
+
+    def _work(self, index: int, descriptor: int) -> None:
+        try:
+            runner = self._make_runner(index)
+            buffers = WorkerBuffers(self.session.transfer_bytes)
+            self._loop(descriptor, buffers, runner)
+        except BaseException as failure:
+            # Not of a request: those stay within the session. Without this worker the others go on, and
+            # when the last is gone the kernel answers ENOTCONN for us.
+            self._failures.append(failure)
+            log.exception("worker %d of %s ended", index, self.mountpoint)
+        finally:
+            os.close(descriptor)
+
+    def _loop(self, descriptor: int, buffers: WorkerBuffers, runner: Runner) -> None:
+        # Looked up once: this loop is the price of every request.
+        answer, readv, writev = self.session.answer, os.readv, os.writev
+        request, data, room = buffers.request, buffers.data, buffers.room
+        read_into = [request]
+        while not self._stopping:
+            try:
+                received = readv(descriptor, read_into)
+            except OSError as error:
+                if error.errno in GONE:
+                    return
+                # ENOENT: the request was interrupted before we had it. EINTR and EAGAIN: nothing happened.
+                if error.errno in (errno.ENOENT, errno.EINTR, errno.EAGAIN):
+                    continue
+                raise
+            reply = answer(request, received, data, room, runner)
+            if reply is not None:
+                try:
+                    writev(descriptor, reply)
+                except OSError as error:
+                    self._reply_failed(descriptor, request, reply, error, runner)
+
+    def _reply_failed(
+        self, descriptor: int, request: memoryview, reply: Reply, error: OSError, runner: Runner
+    ) -> None:
+        if error.errno in GONE:
+            return  # the next read says so, too
+        if error.errno == errno.ENOENT:
+            self.session.reply_was_lost(request, reply, runner)
+            return
+        self.session.complaints.bug("a reply that the kernel refused", error)
+        with contextlib.suppress(OSError):
+            os.writev(descriptor, self.session.refusal_of(request))
+
+
+def _knock(root: int) -> None:
+    with contextlib.suppress(OSError):
+        os.fstat(root)

@@ -1,0 +1,60 @@
+"""What every door of the agent can do, whichever carries the requests; and how to get one.
+
+    door = make_door("dev_fuse", filesystem, Path("/mnt/g35"), worker_count=4, make_runner=make_runner)
+    door.start()            # mounted and answering when it returns
+    door.wait(timeout=None) # until somebody unmounts it
+    door.stop()             # unmounts; no thread is left
+
+`make_runner(i)` is called once in each worker's own thread, and its runner is used in no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+from agent.fs.doors.mounting import MountOptions
+from agent.fs.interface import FileSystem
+from agent.pool.steps import Runner
+
+MakeRunner: TypeAlias = Callable[[int], Runner]
+DoorKind: TypeAlias = Literal["dev_fuse", "pyfuse3"]
+
+START_SECONDS = 10.0
+"""How long the kernel may take from mount to INIT."""
+GRACE_SECONDS = 1.0
+"""How long `stop` waits for those who still have files open, before it takes the mount away from them."""
+
+
+class Door(Protocol):
+    """One mount point and the threads that serve it."""
+
+    def start(self) -> None:
+        """Mount and serve; `MountError` where that cannot be."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """True once the mount is no longer served, whoever unmounted it; False at the time-out."""
+
+    def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
+        """Unmount and end the threads. Who still has files open after the grace loses them (ENOTCONN)."""
+
+
+def make_door(
+    kind: DoorKind,
+    filesystem: FileSystem,
+    mountpoint: Path,
+    worker_count: int,
+    make_runner: MakeRunner,
+    options: MountOptions | None = None,
+) -> Door:
+    """A door over `filesystem`, not yet mounted."""
+    # Imported here: pyfuse3 brings libfuse and trio along, which the hot door does without.
+    if kind == "pyfuse3":
+        from agent.fs.doors.pyfuse3_door import Pyfuse3Door
+
+        return Pyfuse3Door(filesystem, mountpoint, worker_count, make_runner, options)
+    from agent.fs.doors.dev_fuse import DevFuseDoor
+    from agent.fs.fuse.session import FuseSession
+
+    return DevFuseDoor(FuseSession(filesystem), mountpoint, worker_count, make_runner, options)

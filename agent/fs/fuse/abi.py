@@ -1,0 +1,253 @@
+"""The FUSE kernel protocol, part one: headers, numbers, flags and INIT. Read this before its neighbours.
+
+Source: `include/uapi/linux/fuse.h` of Linux (protocol 7.28 of Linux 4.20 up to 7.45 of Linux 6.18). A
+request is `fuse_in_header`, the arguments of its opcode (fuse/requests.py), then names, values or data.
+A reply is `fuse_out_header` and its body (replies.py). Fields are in the byte order of the machine
+and padded to 64 bits, so one Struct in standard sizes describes each on every 64-bit machine.
+
+Padding is written as `x` in a layout: it is zero when sent and not looked at when received, because
+newer kernels give a meaning to what was padding.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import ClassVar, Self, TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MAJOR = 7
+MINOR = 39
+"""What we speak. Features are switched by INIT flags, so newer kernels lose nothing by it."""
+MINOR_LEAST = 28
+"""Linux 4.20, the first with FUSE_MAX_PAGES: without it a request carries 128 KiB at most."""
+
+PAGE_BYTES = 4096
+
+
+class FuseFormatError(ValueError):
+    """The peer's fault: these bytes are not the message that they should be."""
+
+
+class WireRecord:
+    """A fixed layout: `LAYOUT` and the fields of the dataclass below it, in the same order."""
+
+    __slots__: tuple[str, ...] = ()
+    LAYOUT: ClassVar[struct.Struct]
+
+    @classmethod
+    def decode_untrusted(cls, buffer: Buffer, offset: int = 0) -> Self:
+        """The record at `offset`; `FuseFormatError` where the buffer ends before it does."""
+        try:
+            return cls(*cls.LAYOUT.unpack_from(buffer, offset))
+        except struct.error as error:
+            raise FuseFormatError(f"{cls.__name__} is truncated: {error}") from None
+
+    def encode(self) -> bytes:
+        """The bytes of the record; `struct.error` where a value does not fit its field (a bug of ours)."""
+        return self.LAYOUT.pack(*(getattr(self, name) for name in self.__slots__))
+
+
+class Opcode(enum.IntEnum):
+    """enum fuse_opcode."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    FLUSH = 25
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    GETLK = 31
+    SETLK = 32
+    SETLKW = 33
+    ACCESS = 34
+    CREATE = 35
+    INTERRUPT = 36
+    BMAP = 37
+    DESTROY = 38
+    IOCTL = 39
+    POLL = 40
+    NOTIFY_REPLY = 41
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    READDIRPLUS = 44
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    SETUPMAPPING = 48
+    REMOVEMAPPING = 49
+    SYNCFS = 50
+    TMPFILE = 51
+    STATX = 52
+
+
+class InitFlag(enum.IntFlag):
+    """Flags of INIT. Bits 32 and up travel in `flags2`, which counts only with INIT_EXT set."""
+
+    ASYNC_READ = 1 << 0
+    POSIX_LOCKS = 1 << 1
+    FILE_OPS = 1 << 2
+    ATOMIC_O_TRUNC = 1 << 3
+    EXPORT_SUPPORT = 1 << 4
+    BIG_WRITES = 1 << 5
+    DONT_MASK = 1 << 6
+    SPLICE_WRITE = 1 << 7
+    SPLICE_MOVE = 1 << 8
+    SPLICE_READ = 1 << 9
+    FLOCK_LOCKS = 1 << 10
+    HAS_IOCTL_DIR = 1 << 11
+    AUTO_INVAL_DATA = 1 << 12
+    DO_READDIRPLUS = 1 << 13
+    READDIRPLUS_AUTO = 1 << 14
+    ASYNC_DIO = 1 << 15
+    WRITEBACK_CACHE = 1 << 16
+    NO_OPEN_SUPPORT = 1 << 17
+    PARALLEL_DIROPS = 1 << 18
+    HANDLE_KILLPRIV = 1 << 19
+    POSIX_ACL = 1 << 20
+    ABORT_ERROR = 1 << 21
+    MAX_PAGES = 1 << 22
+    CACHE_SYMLINKS = 1 << 23
+    NO_OPENDIR_SUPPORT = 1 << 24
+    EXPLICIT_INVAL_DATA = 1 << 25
+    MAP_ALIGNMENT = 1 << 26
+    SUBMOUNTS = 1 << 27
+    HANDLE_KILLPRIV_V2 = 1 << 28
+    SETXATTR_EXT = 1 << 29
+    INIT_EXT = 1 << 30
+    SECURITY_CTX = 1 << 32
+    HAS_INODE_DAX = 1 << 33
+    CREATE_SUPP_GROUP = 1 << 34
+    HAS_EXPIRE_ONLY = 1 << 35
+    DIRECT_IO_ALLOW_MMAP = 1 << 36
+
+
+class OpenFlag(enum.IntFlag):
+    """FOPEN_*: what a reply to OPEN, CREATE or OPENDIR tells the kernel."""
+
+    DIRECT_IO = 1 << 0
+    KEEP_CACHE = 1 << 1
+    NONSEEKABLE = 1 << 2
+    CACHE_DIR = 1 << 3
+    STREAM = 1 << 4
+    NOFLUSH = 1 << 5
+    PARALLEL_DIRECT_WRITES = 1 << 6
+
+
+class SetattrValid(enum.IntFlag):
+    """FATTR_*: which fields of `fuse_setattr_in` count."""
+
+    MODE = 1 << 0
+    UID = 1 << 1
+    GID = 1 << 2
+    SIZE = 1 << 3
+    ATIME = 1 << 4
+    MTIME = 1 << 5
+    FH = 1 << 6
+    ATIME_NOW = 1 << 7
+    MTIME_NOW = 1 << 8
+    LOCKOWNER = 1 << 9
+    CTIME = 1 << 10
+    KILL_SUIDGID = 1 << 11
+
+
+GETATTR_FH = 1 << 0
+FSYNC_DATA_ONLY = 1 << 0
+WRITE_LOCKOWNER = 1 << 1
+WRITE_KILL_SUIDGID = 1 << 2
+OPEN_KILL_SUIDGID = 1 << 0
+
+
+@dataclass(frozen=True, slots=True)
+class InHeader(WireRecord):
+    """fuse_in_header: len, opcode, unique, nodeid, uid, gid, pid, total_extlen (units of 8 bytes), pad."""
+
+    LAYOUT = struct.Struct("=IIQQIIIH2x")
+
+    length: int
+    opcode: int
+    unique: int
+    nodeid: int
+    uid: int
+    gid: int
+    pid: int
+    extension_words: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutHeader(WireRecord):
+    """fuse_out_header: len (header included), error (0 or a negative errno above -512), unique."""
+
+    LAYOUT = struct.Struct("=IiQ")
+
+    length: int
+    error: int
+    unique: int
+
+
+@dataclass(frozen=True, slots=True)
+class InitIn(WireRecord):
+    """fuse_init_in as far as every kernel sends it; since 7.36 `flags2` and 44 spare bytes follow."""
+
+    LAYOUT = struct.Struct("=IIII")
+
+    major: int
+    minor: int
+    max_readahead: int
+    flags: int
+
+
+INIT_FLAGS2 = struct.Struct("=I")
+"""fuse_init_in.flags2, at offset 16 of the arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitOut(WireRecord):
+    """fuse_init_out: 36 bytes of fields and 28 spare ones."""
+
+    LAYOUT = struct.Struct("=IIIIHHIIHHI28x")
+
+    major: int
+    minor: int
+    max_readahead: int
+    flags: int
+    max_background: int
+    congestion_threshold: int
+    max_write: int
+    time_granularity: int
+    max_pages: int
+    map_alignment: int
+    flags2: int
+
+
+assert InHeader.LAYOUT.size == 40
+assert OutHeader.LAYOUT.size == 16
+assert InitIn.LAYOUT.size == 16
+assert InitOut.LAYOUT.size == 64
+
+IN_HEADER_BYTES = InHeader.LAYOUT.size
+OUT_HEADER_BYTES = OutHeader.LAYOUT.size

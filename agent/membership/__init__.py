@@ -1,0 +1,1 @@
+"""Enclosures that join and leave: candidates, the join, what is still to be moved."""

@@ -1,0 +1,95 @@
+"""Counters of one worker: what was asked, what came of it, and why each miss was one.
+
+A worker has a `Tally` of its own and is the only one to write to it, so counting needs no lock and no
+count is lost; a reader sums the tallies of all workers (`total`). That the causes
+add up to the misses holds by construction: a get is counted once, in `miss` or in `gets_hit`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+
+class MissCause(enum.IntEnum):
+    """Why a get found nothing. The numbers are those of `host_shim.control_wire.Outcome`."""
+
+    NEVER_STORED = 1
+    EVICTED = 2
+    EXPIRED = 3
+    CORRUPT = 4
+    WRONG_KEY = 5
+    LATE = 6
+    ENCLOSURE_DOWN = 7
+
+
+CAUSES: Final = tuple(MissCause)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the worker began. Bytes are those of values, but for `flash_*`."""
+
+    gets_hit: int = 0
+    misses: dict[MissCause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    bytes_read: int = 0
+    lookups: int = 0
+    """Keys that were asked for by `exists`; no gets, and not among the misses."""
+    lookups_absent: int = 0
+    puts: int = 0
+    puts_already_there: int = 0
+    puts_refused: int = 0
+    bytes_written: int = 0
+    deletes: int = 0
+    evictions: int = 0
+    evictions_expired: int = 0
+    directory_reads: int = 0
+    stale_hints: int = 0
+    corrupt_entries: int = 0
+    prestage_hits: int = 0
+    prestaged_bytes: int = 0
+    gets_gated: int = 0
+    """Gets that were refused as late, for computing the value again is quicker (recompute_gate.py)."""
+    puts_declined: int = 0
+    """Puts that were taken and forgotten: first uses, in a volume that is full (admission.py)."""
+    puts_written_back: int = 0
+    """Puts acknowledged before they were on flash (write_back.py); those that got there are `puts`."""
+    puts_lost: int = 0
+    """Of those, values that could not be stored afterwards."""
+    bytes_copied: int = 0
+    copies_made: int = 0
+    """Second copies, of a volume that keeps two."""
+    copy_bytes: int = 0
+    hedged_reads: int = 0
+    """Gets that asked both copies."""
+    hedge_wins: int = 0
+    """Of those, where the copy that was asked later was first."""
+    hedge_bytes: int = 0
+    """Asked of flash for that, sealed."""
+    other_copy_reads: int = 0
+    """Gets that the other copy served, because the first was bad, away or late."""
+    flash_bytes_read: int = 0
+    flash_bytes_written: int = 0
+
+    def miss(self, cause: MissCause) -> None:
+        self.misses[cause] += 1
+
+    @property
+    def gets_missed(self) -> int:
+        return sum(self.misses.values())
+
+
+_PLAIN_FIELDS: Final = tuple(each.name for each in fields(Tally) if each.name != "misses")
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """The sum of the tallies of all workers."""
+    summed = Tally()
+    for tally in tallies:
+        for name in _PLAIN_FIELDS:
+            setattr(summed, name, getattr(summed, name) + getattr(tally, name))
+        for cause, count in tally.misses.items():
+            summed.misses[cause] += count
+    return summed

@@ -1,0 +1,163 @@
+"""Which namespaces hold writes that no flush has followed, and the flush that fsync(2) of a file asks for.
+
+A flush makes durable what the controller had answered before it was sent. So a namespace is clean once one
+was answered well, up to the writes that were answered when it began; whoever wrote, of all workers of this
+agent. One that this agent has not flushed yet is not clean: an agent before it may have written there. What
+*other* agents write is theirs to flush; a mover does, before it clears what it copied.
+
+**A flush says nothing of writes that are older than its session.** An enclosure that lost power in between
+lost with it what its drives held in a volatile cache, and answers the flush well, for nothing is left to be
+flushed. A session that began before a write was sent, and answers a flush after it, stood all the time, by
+whichever path the write went. Where none did, those writes are *in doubt*: it may have been the network
+alone. Whoever has to know reads what was written (agent/fs/files/pool_store.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from agent.pool.steps import Lanes, Pending, Steps
+from agent.pool.volume.volume import wait_for
+
+FLUSH_SECONDS: Final = 5.0
+"""For all the namespaces together."""
+RUNS_MAX: Final = 64
+"""Of one namespace. With more sessions while nobody flushes, more is in doubt than need be."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Writes that no flush has followed, by their first and last number, and how many sessions had begun when
+    they were sent."""
+
+    first: int
+    last: int
+    sessions: int
+
+
+class _State:
+    """Of one namespace."""
+
+    __slots__ = ("doubtful", "flushed", "open", "runs", "sent")
+
+    def __init__(self) -> None:
+        self.sent = 1
+        """The number of the last write; 1 stands for those of the time before this agent."""
+        self.flushed = 0
+        self.open: list[tuple[int, Pending]] = []
+        """Writes that were not answered when last looked at; no more than the queues of all workers hold."""
+        self.runs: list[_Run] = []
+        self.doubtful = 0
+        """The number of the last write that is in doubt."""
+
+    def look(self) -> None:
+        self.open = [entry for entry in self.open if not entry[1].done]
+
+    @property
+    def answered(self) -> int:
+        """Every write up to this one was answered, or given up."""
+        return self.open[0][0] - 1 if self.open else self.sent
+
+    def sent_one(self, number: int, pending: Pending, sessions: int) -> None:
+        self.sent = number
+        self.open.append((number, pending))
+        if self.runs and self.runs[-1].sessions == sessions:
+            self.runs[-1].last = number
+            return
+        self.runs.append(_Run(number, number, sessions))
+        if len(self.runs) > RUNS_MAX:
+            oldest = self.runs.pop(0)
+            self.runs[0].first = oldest.first
+            self.runs[0].sessions = min(oldest.sessions, self.runs[0].sessions)
+
+    def flushed_up_to(self, mark: int, began: int) -> None:
+        self.flushed = max(self.flushed, mark)
+        left = []
+        for run in self.runs:
+            if run.first <= mark and run.sessions < began:
+                self.doubtful = max(self.doubtful, min(run.last, mark))
+            if run.last > mark:
+                run.first = max(run.first, mark + 1)
+                left.append(run)
+        self.runs = left
+
+
+class Unflushed:
+    """By NGUID; shared by all workers of an agent, and safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._states: dict[bytes, _State] = {}
+        """As many as there are namespaces in the map, which is bounded."""
+        self.number = 1
+        """Of the last write; they are numbered through, wherever they go."""
+        self.sessions = 0
+        """How many have begun, to whichever enclosure."""
+
+    def session_began(self) -> int:
+        """The number of a session that stands now, and over which nothing was sent yet."""
+        with self._lock:
+            self.sessions += 1
+            return self.sessions
+
+    def _state(self, nguid: bytes) -> _State:
+        state = self._states.get(nguid)
+        if state is None:
+            state = self._states[nguid] = _State()
+        return state
+
+    def wrote(self, nguid: bytes, pending: Pending, sessions: int = 0) -> None:
+        """A write was sent there; `sessions` had begun before it was."""
+        with self._lock:
+            state = self._state(nguid)
+            state.look()
+            self.number += 1
+            state.sent_one(self.number, pending, sessions)
+
+    def mark(self, nguid: bytes) -> int | None:
+        """Up to where a flush that is sent now makes writes durable; None: nothing is to be flushed."""
+        with self._lock:
+            state = self._state(nguid)
+            state.look()
+            return None if state.flushed == state.sent else state.answered
+
+    def flushed(self, nguid: bytes, mark: int, began: int = 0) -> None:
+        """A flush was answered well that was sent after `mark` was asked for; `began` is the number of the
+        session that it went over."""
+        with self._lock:
+            self._states[nguid].flushed_up_to(mark, began)
+
+    def is_open(self, nguid: bytes, first: int, last: int) -> bool:
+        """Whether a flush is still to follow one of the writes there from number `first` to `last`."""
+        with self._lock:
+            state = self._states.get(nguid)
+            return state is not None and any(run.first <= last and run.last >= first for run in state.runs)
+
+    def doubtful(self, nguid: bytes) -> int:
+        """The number of the last write there that no flush has proven, and none will."""
+        with self._lock:
+            state = self._states.get(nguid)
+            return 0 if state is None else state.doubtful
+
+
+def flush_written(lanes: Lanes, namespaces: Iterable[int]) -> Steps[dict[int, str]]:
+    """Flush those that hold writes which no flush has followed; those that did not, and why.
+
+    What is in doubt afterwards is asked for by `lanes.doubtful`.
+    """
+    failed: dict[int, str] = {}
+    sent: list[tuple[int, int, Pending]] = []
+    for namespace in namespaces:
+        mark = lanes.unflushed(namespace)
+        if mark is not None:
+            sent.append((namespace, mark, lanes.flush(namespace)))
+    deadline = lanes.now() + FLUSH_SECONDS
+    for namespace, mark, pending in sent:
+        if (yield from wait_for(lanes, pending, deadline)) is None:
+            lanes.flushed(namespace, mark, pending)
+        else:
+            failed[namespace] = pending.fault or "no answer"
+    return failed

@@ -1,0 +1,1 @@
+"""What lies on flash: directories, slots, and what is remembered of them."""

@@ -1,0 +1,379 @@
+"""The directory block that a set begins with: 64 entries of 64 bytes, one for each slot.
+
+Layout of an entry, little-endian:
+     0 16  pseudonym of the key (agent/pool/volume/placement.py); zero where the slot is free
+    16  8  generation of the write
+    24  8  last use, microseconds since the epoch
+    32  4  length of the value in bytes
+    36  4  expiry, seconds since the epoch; 0: none
+    40  4  pinned until, seconds since the epoch; 0: not pinned
+    44  2  hits, saturating
+    46  2  flags: the upper 8 bits are those of the epoch of the data key that the slot is sealed under
+    48  8  ghost: the first half of the pseudonym that this slot held before and lost by eviction
+    56  4  tag of the identity: it tells a torn mix of two entries from either
+    60  4  CRC-32 (IEEE 802.3) of the 60 bytes before
+
+A directory is a hint. Nothing is ever served because an entry says so; the slot proves itself
+(agent/pool/format/slot.py). So an entry may be stale, lost or damaged, and that costs a hit. An entry whose
+CRC is wrong names nothing, and its key, if the key itself is still readable, counts as corrupt.
+
+A hint does to read by. It does not do to write by: an image of a directory that was damaged on its way would
+take what flash still names from it, for good. So a directory with an entry whose CRC is wrong is *in doubt*:
+no slot of it is given to a new value, and it makes no image (`InDoubt`). It is out of doubt when flash gives
+it whole, or has given the same damage so often that the damage is flash's own
+(agent/pool/volume/directory_cache.py, agent/pool/volume/writable_directory.py).
+
+Ghosts let every agent, and an agent after its restart, tell an evicted key from one that was never
+stored, for as many keys as there are slots, in no memory of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from agent.pool.format.occupancy import Occupancy
+from agent.pool.volume.placement import KEY_BYTES
+
+ENTRY: Final = struct.Struct("<16sQQIIIHH8sII")
+ENTRY_BYTES: Final = 64
+SLOTS_PER_SET: Final = 64
+DIRECTORY_BYTES: Final = 4096
+assert ENTRY.size == ENTRY_BYTES
+assert ENTRY_BYTES * SLOTS_PER_SET == DIRECTORY_BYTES
+
+_CHECKED_BYTES: Final = 60
+_HITS_MAX: Final = 0xFFFF
+_FREE: Final = bytes(KEY_BYTES)
+_GHOST_AT: Final = 48
+_GHOST_BYTES: Final = 8
+_LAST_USE_AT: Final = 24
+_HITS_AT: Final = 44
+_PINNED_AT: Final = 40
+_CRC_AT: Final = 60
+_U64: Final = struct.Struct("<Q")
+_U32: Final = struct.Struct("<I")
+_U16: Final = struct.Struct("<H")
+_ENTRIES: Final = struct.Struct(f"{ENTRY_BYTES}s" * SLOTS_PER_SET)
+_PSEUDONYMS: Final = struct.Struct(f"{KEY_BYTES}s{ENTRY_BYTES - KEY_BYTES}x" * SLOTS_PER_SET)
+_EXPIRIES: Final = struct.Struct("<" + f"36xI{ENTRY_BYTES - 40}x" * SLOTS_PER_SET)
+assert _ENTRIES.size == _PSEUDONYMS.size == _EXPIRIES.size == DIRECTORY_BYTES
+
+
+class Entry(NamedTuple):
+    """One slot's entry. Times as in the layout; `ghost` is empty-handed as eight zero bytes."""
+
+    pseudonym: bytes
+    generation: int
+    last_use_us: int
+    length: int
+    expiry: int = 0
+    pinned_until: int = 0
+    hits: int = 0
+    flags: int = 0
+    ghost: bytes = bytes(_GHOST_BYTES)
+    tag: int = 0
+
+    def encode(self) -> bytes:
+        body = ENTRY.pack(
+            self.pseudonym,
+            self.generation,
+            self.last_use_us,
+            self.length,
+            self.expiry,
+            self.pinned_until,
+            self.hits,
+            self.flags,
+            self.ghost,
+            self.tag,
+            0,
+        )
+        return body[:_CHECKED_BYTES] + _U32.pack(zlib.crc32(body[:_CHECKED_BYTES]))
+
+
+class InDoubt(Exception):
+    """An image was wanted of a directory that did not prove itself whole. A fault of ours: writers ask
+    agent/pool/volume/writable_directory.py first."""
+
+
+class Directory:
+    """The 64 entries of one set, kept as the bytes of the block.
+
+    Single calls are safe from any thread (each is one operation on the bytes, or guarded by the owner's
+    lock: agent/pool/volume/directory_cache.py says which).
+    """
+
+    __slots__ = ("_occupancy", "_repinned", "_uncounted", "corrupt_keys", "doubted", "raw", "taken")
+
+    def __init__(
+        self, block: bytes | bytearray | memoryview | None = None, suspects: Iterable[int] | None = None
+    ) -> None:
+        """`suspects` are the slots whose CRC is to be checked: all, unless the others are known already."""
+        self.raw = bytearray(block) if block is not None else bytearray(DIRECTORY_BYTES)
+        self.corrupt_keys: frozenset[bytes] = frozenset()
+        self.doubted: dict[int, bytes] = {}
+        """Slots whose entry came with a wrong CRC, and what came."""
+        self.taken = 0
+        """How many slots are not free."""
+        self._occupancy: Occupancy | None = None
+        self._uncounted: set[int] = set()
+        """Slots changed in place since their CRC was made: a hit must not cost a CRC."""
+        self._repinned: set[int] = set()
+        """Slots whose pin was changed here, and which flash may not know of yet."""
+        if block is not None and any(self.raw):
+            self._forget_damaged(range(SLOTS_PER_SET) if suspects is None else suspects)
+            self.taken = SLOTS_PER_SET - _PSEUDONYMS.unpack(self.raw).count(_FREE)
+
+    def _forget_damaged(self, slots: Iterable[int]) -> None:
+        damaged = []
+        view = memoryview(self.raw)
+        for slot in slots:
+            start = slot * ENTRY_BYTES
+            crc = zlib.crc32(view[start : start + _CHECKED_BYTES])
+            if crc != _U32.unpack_from(view, start + _CRC_AT)[0] and any(view[start : start + ENTRY_BYTES]):
+                damaged.append(bytes(view[start : start + KEY_BYTES]))
+                self.doubted[slot] = bytes(view[start : start + ENTRY_BYTES])
+                view[start : start + ENTRY_BYTES] = bytes(ENTRY_BYTES)
+        self.corrupt_keys = frozenset(damaged)
+
+    def count_in(self, occupancy: Occupancy | None) -> None:
+        """Count the slots that are taken there from now on, and no longer where they were counted."""
+        if self._occupancy is not None:
+            self._occupancy.add(-self.taken)
+        self._occupancy = occupancy
+        if occupancy is not None:
+            occupancy.add(self.taken)
+
+    def _store(self, slot: int, entry: bytes | bytearray) -> None:
+        """Replace the bytes of an entry."""
+        start = slot * ENTRY_BYTES
+        was_free = self.raw.startswith(_FREE, start)
+        self.raw[start : start + ENTRY_BYTES] = entry
+        more = was_free - entry.startswith(_FREE)
+        if more:
+            self.taken += more
+            if self._occupancy is not None:
+                self._occupancy.add(more)
+
+    def unlike(self, block: bytes | bytearray | memoryview) -> list[int]:
+        """The slots of a block of flash that this copy does not vouch for: other bytes, or a CRC not made."""
+        # A bytearray on the left compares memory; a memoryview there would go byte by byte.
+        if self.raw == block:
+            return list(self._uncounted)
+        mine, theirs = _ENTRIES.unpack(self.raw), _ENTRIES.unpack(block)
+        return [
+            slot for slot in range(SLOTS_PER_SET) if mine[slot] != theirs[slot] or slot in self._uncounted
+        ]
+
+    def find(self, pseudonym: bytes, first: int = 0) -> int | None:
+        """The slot from `first` on whose entry has this pseudonym."""
+        start = self.raw.find(pseudonym, first * ENTRY_BYTES)
+        while start >= 0:
+            if start % ENTRY_BYTES == 0:
+                return start // ENTRY_BYTES
+            start = self.raw.find(pseudonym, start + 1)
+        return None
+
+    def find_all(self, pseudonym: bytes) -> list[int]:
+        """Every slot whose entry has this pseudonym: more than one after two puts that raced."""
+        slots = []
+        slot = self.find(pseudonym)
+        while slot is not None:
+            slots.append(slot)
+            slot = self.find(pseudonym, slot + 1)
+        return slots
+
+    def entry(self, slot: int) -> Entry | None:
+        """The entry of a slot; None where it is free."""
+        fields = ENTRY.unpack_from(self.raw, slot * ENTRY_BYTES)
+        if fields[0] == _FREE:
+            return None
+        # Every request makes one, and a named tuple's own way to be made is interpreted.
+        return tuple.__new__(Entry, fields[:10])
+
+    def __iter__(self) -> Iterator[tuple[int, Entry]]:
+        """The slots that are taken, with their entries."""
+        for slot, fields in enumerate(ENTRY.iter_unpack(bytes(self.raw))):
+            if fields[0] != _FREE:
+                yield slot, Entry(*fields[:10])
+
+    def install(self, slot: int, entry: Entry) -> None:
+        self._store(slot, entry.encode())
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an entry came with a wrong CRC: then this may be less than what flash has."""
+        return bool(self.doubted)
+
+    def believe(self) -> None:
+        """The damage was proven to be flash's own: what is left is all that there is."""
+        self.doubted = {}
+
+    def keep_in_doubt(self, earlier: Directory) -> None:
+        """Of slots in doubt, what `earlier` says, our copy of the same block, is the better hint."""
+        for slot in self.doubted:
+            start = slot * ENTRY_BYTES
+            self._store(slot, earlier.raw[start : start + ENTRY_BYTES])
+            if slot in earlier._uncounted:
+                self._uncounted.add(slot)
+            if slot in earlier._repinned:
+                self._repinned.add(slot)
+
+    def take_over(self, slot: int, earlier: Directory) -> None:
+        """Keep what `earlier` says of a slot."""
+        self.doubted.pop(slot, None)
+        self._store(slot, earlier.raw[slot * ENTRY_BYTES : (slot + 1) * ENTRY_BYTES])
+        if slot in earlier._uncounted:
+            self._uncounted.add(slot)
+
+    def clear(self, slot: int, *, ghost: bytes | None = None) -> None:
+        """Free a slot. `ghost` is the pseudonym that it lost by eviction; without it an older ghost stays."""
+        kept = self.ghost(slot) if ghost is None else ghost[:_GHOST_BYTES]
+        body = bytearray(ENTRY_BYTES)
+        body[_GHOST_AT : _GHOST_AT + _GHOST_BYTES] = kept
+        if any(kept):
+            _U32.pack_into(body, _CRC_AT, zlib.crc32(body[:_CHECKED_BYTES]))
+        self._store(slot, body)
+
+    def free_slots(self) -> set[int]:
+        """Slots that no entry takes; those in doubt are not among them."""
+        keys = _PSEUDONYMS.unpack(self.raw)
+        free = {slot for slot in _EVERY_SLOT if keys[slot] == _FREE}
+        return free.difference(self.doubted) if self.doubted else free
+
+    def ghost(self, slot: int) -> bytes:
+        start = slot * ENTRY_BYTES + _GHOST_AT
+        return bytes(self.raw[start : start + _GHOST_BYTES])
+
+    def has_ghost(self, pseudonym: bytes) -> bool:
+        """Whether a slot of this set lost this key by eviction, as far as ghosts reach back."""
+        half = pseudonym[:_GHOST_BYTES]
+        start = self.raw.find(half)
+        while start >= 0:
+            if start % ENTRY_BYTES == _GHOST_AT:
+                return True
+            start = self.raw.find(half, start + 1)
+        return False
+
+    def touch(self, slot: int, now_us: int) -> None:
+        """Count a hit. The block on flash learns of it with the next write of this directory."""
+        start = slot * ENTRY_BYTES
+        _U64.pack_into(self.raw, start + _LAST_USE_AT, now_us)
+        hits: int = _U16.unpack_from(self.raw, start + _HITS_AT)[0]
+        if hits < _HITS_MAX:
+            _U16.pack_into(self.raw, start + _HITS_AT, hits + 1)
+        self._uncounted.add(slot)
+
+    def pin(self, slot: int, until: int) -> None:
+        self._uncounted.add(slot)
+        self._repinned.add(slot)
+        _U32.pack_into(self.raw, slot * ENTRY_BYTES + _PINNED_AT, until)
+
+    def image(self) -> bytes:
+        """The block as it is to be written: the same entries, each with its CRC made right. Raises
+        InDoubt."""
+        if self.doubted:
+            raise InDoubt(f"{len(self.doubted)} entries did not prove themselves")
+        while self._uncounted:
+            start = self._uncounted.pop() * ENTRY_BYTES
+            crc = zlib.crc32(memoryview(self.raw)[start : start + _CHECKED_BYTES])
+            _U32.pack_into(self.raw, start + _CRC_AT, crc)
+        return bytes(self.raw)
+
+    def copy(self) -> Directory:
+        """The same entries, each with its CRC made right; changing one leaves the other as it is. Raises
+        InDoubt."""
+        other = Directory()
+        other.raw[:] = self.image()
+        other.taken = self.taken
+        return other
+
+    def merge_uses(self, earlier: Directory, slots: Iterable[int] = range(SLOTS_PER_SET)) -> None:
+        """Take over the hits and pins that `earlier`, our copy of the same block, never wrote.
+
+        `slots` are those that differ; in the others there is nothing to take over.
+        """
+        for slot in slots:
+            known, mine = earlier.entry(slot), self.entry(slot)
+            if known is None or mine is None or mine.generation != known.generation:
+                continue
+            if mine.last_use_us < known.last_use_us:
+                start = slot * ENTRY_BYTES
+                _U64.pack_into(self.raw, start + _LAST_USE_AT, known.last_use_us)
+                _U16.pack_into(self.raw, start + _HITS_AT, max(mine.hits, known.hits))
+                self._uncounted.add(slot)
+            if slot in earlier._repinned and mine.pinned_until != known.pinned_until:
+                self.pin(slot, known.pinned_until)
+
+
+_EVERY_SLOT: Final = tuple(range(SLOTS_PER_SET))
+
+
+def taken_in(block: bytes | bytearray | memoryview) -> int:
+    """How many slots are not free in a directory as it lies on flash, damaged entries among them."""
+    return SLOTS_PER_SET - _PSEUDONYMS.unpack(block).count(_FREE)
+
+
+class Choice(NamedTuple):
+    """A slot that a new value may take, and what it costs: nothing, or the entry that has to go."""
+
+    slot: int
+    victim: Entry | None
+    cost: float
+    """age / (1 + hits) of the victim in seconds, larger is the better victim; infinite where free."""
+
+    free_slots: int
+
+
+def _choice(slot: int, victim: Entry | None, cost: float, free_slots: int) -> Choice:
+    # Every put makes two, and a named tuple's own way to be made is interpreted.
+    return tuple.__new__(Choice, (slot, victim, cost, free_slots))
+
+
+def choose_slot(
+    directory: Directory, taken: frozenset[int] | set[int], now: float, start: int = 0
+) -> Choice | None:
+    """The best slot of a set for a new value. `taken` are slots that writes under way have reserved.
+
+    A free slot before an expired one before the entry with the greatest age / (1 + hits); pinned
+    entries never. None where every slot is pinned or reserved, and of a directory in doubt: what looks free
+    there may be somebody's. Among free slots the first from `start` on: agents whose directories are a moment
+    old then seldom choose the same one for different keys.
+    """
+    if directory.doubted:
+        return None
+    raw = directory.raw
+    free = SLOTS_PER_SET - directory.taken
+    for slot in taken:
+        free -= raw.startswith(_FREE, slot * ENTRY_BYTES)
+    expired = 0
+    expiries = _EXPIRIES.unpack(raw)
+    if any(expiries):
+        expired = sum(
+            0 < expiry <= now and slot not in taken and not raw.startswith(_FREE, slot * ENTRY_BYTES)
+            for slot, expiry in enumerate(expiries)
+        )
+    if free:
+        for slot in _EVERY_SLOT[start:] + _EVERY_SLOT[:start]:
+            if slot not in taken and raw.startswith(_FREE, slot * ENTRY_BYTES):
+                return _choice(slot, None, math.inf, free + expired)
+    best: tuple[float, int] | None = None
+    now_us = int(now * 1e6)
+    for slot, fields in enumerate(ENTRY.iter_unpack(bytes(directory.raw))):
+        if slot in taken:
+            continue
+        expiry, pinned_until = fields[4], fields[5]
+        if expiry and expiry <= now:
+            score = float("inf")
+        elif pinned_until > now:
+            continue
+        else:
+            score = max(0, now_us - fields[2]) / (1 + fields[6])
+        if best is None or score > best[0]:
+            best = (score, slot)
+    if best is None:
+        return None
+    return _choice(best[1], directory.entry(best[1]), best[0] / 1e6, expired)

@@ -1,0 +1,56 @@
+"""How many slots of a volume are taken, as far as its directories are known: running sums.
+
+Every directory that is remembered counts itself in here, entry by entry as they come and go; so whoever
+wants to know how full a volume is need not walk them. Of a volume with a quota (agent/pool/volume/quota.py)
+it is also kept how many slots were taken in the sets that are not remembered, when they were last looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+
+SetPlace = tuple[int, int]
+"""A set: its namespace (an index into the pool map), and its directory's offset there in bytes."""
+
+
+class Occupancy:
+    """The slots taken in the directories of one volume. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        """In directories that are remembered."""
+        self._forgotten: dict[SetPlace, int] | None = None
+        self._in_forgotten = 0
+        self._lock = threading.Lock()
+
+    def add(self, more: int) -> None:
+        """`more` slots are taken, or fewer where it is negative."""
+        with self._lock:
+            self.taken += more
+
+    def keep_forgotten(self) -> None:
+        """From now on sets that are not remembered count as well: one number for each that is not empty."""
+        with self._lock:
+            if self._forgotten is None:
+                self._forgotten = {}
+
+    @property
+    def known(self) -> int:
+        """Slots taken in all sets that were ever looked at."""
+        return self.taken + self._in_forgotten
+
+    def forgotten(self) -> list[SetPlace]:
+        """The sets that are not remembered and were not empty."""
+        with self._lock:
+            return list(self._forgotten or ())
+
+    def is_forgotten(self, place: SetPlace) -> bool:
+        return place in (self._forgotten or ())
+
+    def note_forgotten(self, place: SetPlace, taken: int) -> None:
+        """So many slots are taken in a set that is not remembered, or no longer; 0 also where it now is."""
+        with self._lock:
+            if self._forgotten is not None:
+                self._in_forgotten += taken - self._forgotten.pop(place, 0)
+                if taken:
+                    self._forgotten[place] = taken

@@ -1,0 +1,1 @@
+"""What walks through a pool in the background: scrub, rekey, rebalance, replication."""

@@ -1,0 +1,1 @@
+"""The pool map: its document, its copies on every namespace, how they agree and change."""

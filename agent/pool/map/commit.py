@@ -1,0 +1,309 @@
+"""How the pool map is changed: by several programs at once, if it must be, and to one map in the end.
+
+The map lies on every namespace, twice (on one of keys once). A copy is read and written, and nothing else can
+be done with it; so nobody is locked out, and who meets another is told. A change goes in rounds:
+
+1. All copies that are reached are read, and the map in force is found (reconcile.py).
+2. The change is made of it: the next version.
+3. The copies are overwritten one after the other, in the order of the map, each right after it was looked at
+   once more: one that is not what step 1 read ends the round (`Overtaken`).
+4. All are read again, to their ends. One that is another map than was written ends the round.
+
+The next round begins with what is there now, and makes the change of that; a change that is in it already
+changes nothing. A map that this writer has begun to write counts no longer in the next round where another
+one has come that it was not made from: instead of it the map that it was made from counts, so that keys
+which were gone in that stay gone.
+
+Of two maps neither of which is made of the other, at most one passes step 4, whatever the speed of their
+writers. Say that both A and B read their own map from every copy there. Of each copy one wrote last; let it
+be B of copy 1. Then B looked at copy 1 before A wrote it, and wrote it after A had read it again. By then A
+had written all copies; B looks at copy 2 after that, finds A's map there, and is overtaken. It takes two
+copies: a pool of a single KV namespace has one. If B ends right then, its map is on one copy and A's on the
+others: a tie, of which the next change, or an agent with `pool.membership = "auto"`, makes one map, without
+the keys that are gone in either.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from agent.errors import G35Error
+from agent.pool.map.document import MapNamespace, PoolMap
+from agent.pool.map.inspect import superblock_copies_are, write_superblock_copy
+from agent.pool.map.kv_superblock import write_kv_superblock
+from agent.pool.map.next_map import version_after
+from agent.pool.map.reconcile import agreed, counting
+from agent.pool.map.replicas import Copy, kv_copy_is, mark_at, name_in, name_of, read_copies
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.superblock import COPY_OFFSETS
+from agent.pool.steps import Lanes, Steps
+
+ROUNDS_MAX = 12
+PAUSE_SECONDS = 0.05
+"""Between rounds at the most, times the number of the round: so that two do not stay in step."""
+
+TRIES_OF_A_COPY = 3
+"""Rounds after which a copy that stays as it was is held to be a drive that does not write."""
+
+Guard: TypeAlias = Callable[[], Steps[None]]
+"""Raises Overtaken where the map that a change is made of is in force no longer."""
+Change: TypeAlias = Callable[[PoolMap, Guard], Steps[PoolMap]]
+"""The next version of a map, or the same map where there is nothing to change. It may be called again."""
+
+
+class Overtaken(Exception):
+    """Somebody else has changed the pool map meanwhile."""
+
+    def __init__(self, wrote: bool) -> None:
+        super().__init__("somebody else has changed the pool map")
+        self.wrote = wrote
+        """Whether something of ours was written before that was noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What is in force after a change, and the namespaces that may hold another map: NGUID, why."""
+
+    pool_map: PoolMap
+    left: dict[str, str]
+
+
+def simply(change: Callable[[PoolMap], PoolMap]) -> Change:
+    """A change that takes no I/O."""
+
+    def steps(pool_map: PoolMap, _: Guard) -> Steps[PoolMap]:
+        yield from ()
+        return change(pool_map)
+
+    return steps
+
+
+def change_map(
+    lanes: Lanes,
+    pool_map: PoolMap,
+    numbers: Mapping[str, int],
+    change: Change,
+    *,
+    newcomers: Iterable[MapNamespace] = (),
+    all_of_them: bool = True,
+    seal: MapSeal | None = None,
+) -> Steps[Changed]:
+    """See the module's docstring. `pool_map` is one that was found; `numbers` gives the NGUIDs (hex) of the
+    namespaces that are reached their numbers in `lanes`, `newcomers` says which the change may add. `seal`
+    says which copies count, and seals what is written; None: all count.
+
+    Raises G35Error where `all_of_them` is set and a member is not reached, where no copy counts, where others
+    do not stop changing the map, where there is no version after the one that is there, and what the change
+    raises.
+    """
+    known: dict[bytes, PoolMap] = {}
+    mine: _Mine | None = None
+    for attempt in range(ROUNDS_MAX):
+        if attempt:
+            time.sleep(random.uniform(0, PAUSE_SECONDS * attempt))
+        copies = yield from _read_all(lanes, pool_map, numbers, newcomers, known)
+        found = [
+            each.pool_map
+            for held in copies.values()
+            for each in held
+            if each.pool_map is not None and each.pool_map.pool_id == pool_map.pool_id
+        ]
+        if not found:
+            continue  # Somebody was writing each copy that was read.
+        if seal is not None and not (found := seal.counting(found)):
+            raise seal.refusal()
+        base, is_there = _in_force(found, mine)
+        pool_map = base
+        # What somebody has made another pool of, or says to be one, is not written over.
+        reached = {
+            nguid: number
+            for nguid, number in numbers.items()
+            if all(
+                each.pool_map is None or each.pool_map.pool_id == base.pool_id
+                for each in copies.get(nguid, ())
+            )
+        }
+        taken = dict.fromkeys(numbers.keys() - reached.keys(), "it carries another pool")
+        away = [each.nguid for each in base.namespaces if each.nguid not in reached]
+        if away and all_of_them:
+            raise G35Error(
+                f"{len(away)} of the pool's namespaces are not reached, or carry another pool",
+                "the pool map is changed with all of them",
+            )
+        try:
+            target = yield from change(base, _guard(lanes, base, reached, copies))
+            if target != base or not is_there or not (seal is None or seal.holds(base)):
+                versions = [each.version for each in counting(found)] + ([mine.wrote.version] if mine else [])
+                target = target.model_copy(update={"version": version_after(max(versions))})
+                target = target if seal is None else seal.put(target)
+            elif not away and _is_everywhere(base, copies):
+                return Changed(base, {})
+            is_last_try = attempt >= TRIES_OF_A_COPY
+            left = yield from replace_map(lanes, target, reached, copies, is_last_try, seal)
+        except Overtaken as overtaken:
+            if overtaken.wrote:
+                mine = _Mine(target, base, [*found, *(mine.seen if mine else ())])
+            continue
+        return Changed(target, left | {nguid: why for nguid, why in taken.items() if nguid in left})
+    raise G35Error(
+        "other programs change the pool map at the same time, again and again",
+        "look for another operator, and for agents with pool.membership = auto; then say it again",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mine:
+    """What this writer has begun to write, what of, and the maps that it knew then."""
+
+    wrote: PoolMap
+    made_from: PoolMap
+    seen: Sequence[PoolMap]
+
+
+def _in_force(found: Sequence[PoolMap], mine: _Mine | None) -> tuple[PoolMap, bool]:
+    """The map to go on from, and whether it is as it lies there, with no other of its version."""
+    candidates, greatest = list(found), counting(found)
+    if mine is not None:
+        greatest.append(mine.wrote)
+        others = [each for each in found if each != mine.wrote]
+        if any(each not in mine.seen for each in others):
+            candidates = [mine.made_from, *others]
+    base = agreed(candidates)
+    top = max(each.version for each in greatest)
+    return base, all(each == base for each in greatest if each.version == top)
+
+
+def _is_everywhere(pool_map: PoolMap, copies: Mapping[str, Sequence[Copy]]) -> bool:
+    return all(
+        copy.pool_map is not None and (copy.pool_map is pool_map or copy.pool_map == pool_map)
+        for member in pool_map.namespaces
+        for copy in copies.get(member.nguid) or (Copy(b"", None),)
+    )
+
+
+def _read_all(
+    lanes: Lanes,
+    pool_map: PoolMap,
+    numbers: Mapping[str, int],
+    newcomers: Iterable[MapNamespace],
+    known: dict[bytes, PoolMap],
+) -> Steps[dict[str, Sequence[Copy]]]:
+    """The copies of all namespaces of the map, of the newcomers, and of those that another map names.
+
+    One that cannot be read has none, and is not written.
+    """
+    copies: dict[str, Sequence[Copy]] = {}
+    waiting = {each.nguid: each for each in (*pool_map.namespaces, *newcomers)}
+    while waiting:
+        also: dict[str, MapNamespace] = {}
+        for nguid, member in waiting.items():
+            copies[nguid] = ()
+            if nguid in numbers:
+                copies[nguid] = yield from read_copies(lanes, numbers[nguid], member, known)
+            for copy in copies[nguid]:
+                if copy.pool_map is not None and copy.pool_map.pool_id == pool_map.pool_id:
+                    also.update((each.nguid, each) for each in copy.pool_map.namespaces)
+        waiting = {nguid: each for nguid, each in also.items() if nguid not in copies}
+    return copies
+
+
+def _guard(
+    lanes: Lanes, base: PoolMap, numbers: Mapping[str, int], copies: Mapping[str, Sequence[Copy]]
+) -> Guard:
+    # Maps are written in this order; so who has changed the map has begun here.
+    first = next((each for each in base.namespaces if each.nguid in numbers and copies.get(each.nguid)), None)
+
+    def guard() -> Steps[None]:
+        if first is not None:
+            mark = yield from mark_at(lanes, numbers[first.nguid], first, 0)
+            if mark != copies[first.nguid][0].mark:
+                raise Overtaken(False)
+
+    return guard
+
+
+def replace_map(
+    lanes: Lanes,
+    pool_map: PoolMap,
+    numbers: Mapping[str, int],
+    expected: Mapping[str, Sequence[Copy]] | None = None,
+    is_last_try: bool = True,
+    seal: MapSeal | None = None,
+) -> Steps[dict[str, str]]:
+    """Write a map to each of its namespaces, and read all of them back. Those that may still hold another:
+    NGUID, why.
+
+    `numbers` gives the NGUIDs (hex) of those that are reached their numbers in `lanes`. Where `expected` says
+    what lies there, Overtaken is raised for what is neither that nor the map itself. A copy that is as it was
+    before may be a drive that does not write, or somebody who has written the same again; so it is named as
+    one that is left where this `is_last_try`, and raises Overtaken where it is not. With a `seal`, the last
+    try is overtaken by maps alone that count and are no older: who writes others to an enclosure, again and
+    again, does not keep the rest of the pool from a change.
+    """
+
+    def is_anothers(number: int, member: MapNamespace, which: int) -> Steps[bool]:
+        if seal is None or not is_last_try:
+            return True
+        there = (yield from read_copies(lanes, number, member, {})) or (Copy(b"", None),) * 2
+        found = there[which].pool_map
+        return (
+            found is not None
+            and (found.pool_id, found.version >= pool_map.version) == (pool_map.pool_id, True)
+            and found != pool_map
+            and bool(seal.counting([found]))
+        )
+
+    left: dict[str, str] = {}
+    wrote, ours = False, name_of(pool_map)
+    for member in pool_map.namespaces:
+        number = numbers.get(member.nguid)
+        if number is None:
+            left[member.nguid] = "not reached"
+            continue
+        before = None if expected is None else expected.get(member.nguid, ())
+        if before is not None and not before:
+            left[member.nguid] = "it does not answer"
+            continue
+        try:
+            for which in range(1 if member.kind == "kv" else len(COPY_OFFSETS)):
+                if before is not None:
+                    mark = yield from mark_at(lanes, number, member, which)
+                    is_new = mark != before[which].mark and name_in(mark) != ours
+                    if is_new and (yield from is_anothers(number, member, which)):
+                        raise Overtaken(wrote)
+                wrote = True
+                yield from _write(lanes, number, member, which, pool_map)
+        except G35Error as failed:
+            left[member.nguid] = str(failed)
+    for member in pool_map.namespaces:
+        if member.nguid in left:
+            continue
+        number, nguid = numbers[member.nguid], bytes.fromhex(member.nguid)
+        if member.kind == "kv":
+            is_whole = yield from kv_copy_is(lanes, number, nguid, pool_map)
+        else:
+            is_whole = yield from superblock_copies_are(lanes, number, nguid, pool_map)
+        if is_whole:
+            continue
+        left[member.nguid] = "what was written is not read back"
+        for which, copy in enumerate(() if expected is None else expected[member.nguid]):
+            try:
+                mark = yield from mark_at(lanes, number, member, which)
+            except G35Error:
+                continue
+            is_new = name_in(mark) != ours and not (is_last_try and mark == copy.mark)
+            if is_new and (yield from is_anothers(number, member, which)):
+                raise Overtaken(True)
+    return left
+
+
+def _write(lanes: Lanes, number: int, member: MapNamespace, which: int, pool_map: PoolMap) -> Steps[None]:
+    nguid = bytes.fromhex(member.nguid)
+    if member.kind == "kv":
+        yield from write_kv_superblock(lanes, number, nguid, pool_map)
+    else:
+        yield from write_superblock_copy(lanes, number, nguid, pool_map, COPY_OFFSETS[which])

@@ -1,0 +1,279 @@
+"""Finding the pool on its namespaces, and laying out a new one: superblocks and directories.
+
+Steps, like everything that touches flash. A namespace is numbered as the lanes know it at the moment;
+nothing here assumes an order.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from agent.errors import G35Error
+from agent.pool.map.claims import claimed_by
+from agent.pool.map.document import DATA_START, MapVolume, PoolMap, set_size
+from agent.pool.map.reconcile import agreed
+from agent.pool.map.seal import MapSeal
+from agent.pool.map.superblock import (
+    ANOTHER_LAYOUT,
+    BLOCK_BYTES,
+    COPY_BYTES,
+    COPY_OFFSETS,
+    WRITTEN_BYTES,
+    NoSuperblock,
+    Superblock,
+    decode_superblock_untrusted,
+)
+from agent.pool.steps import Lanes, Steps
+from agent.pool.volume.volume import wait_for, write_and_flush
+from nvmeof.wire.kv import KvFormat
+
+PROBE_BYTES = 1 << 20
+WRITES_IN_FLIGHT = 32
+SECONDS = 10.0
+"""For one read or write of a superblock or directory; an operator waits here, no inference engine."""
+LOOK_SECONDS = 3.0
+"""For the look of a serving agent, which comes again. An enclosure that takes longer serves no put either."""
+
+
+NOT_BLANK = "it is not blank"
+"""Of a namespace that has data and no superblock, not even a damaged one."""
+
+
+class Content(enum.Enum):
+    """What a namespace carries."""
+
+    BLANK = "blank"
+    POOL = "a pool"
+    FOREIGN = "something that is not g35's"
+    UNREADABLE = "nothing that could be read"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """One namespace looked at. `superblock` is the newest whole copy, or what several of its version agree
+    on; `detail` says more for people."""
+
+    namespace: int
+    content: Content
+    superblock: Superblock | None = None
+    detail: str = ""
+    kv: KvFormat | None = None
+    """The bounds of a namespace of the KV command set; None for one of blocks."""
+    maps: tuple[PoolMap, ...] = ()
+    """Of each whole copy, where there may be several."""
+    by_discovery: bool = False
+    """Whether only a discovery controller leads to it, and no enclosure of the configuration."""
+    stranger: bool = False
+    """Whether it is of another pool than the one that is asked for, and does not count."""
+    claimants: frozenset[str] = frozenset()
+    """The pools that have begun to take it in: by their claims, where it has no superblock."""
+
+
+def inspect(
+    lanes: Lanes, namespace: int, nguid: bytes, size: int, deadline: float = float("inf")
+) -> Steps[Inspection]:
+    """What lies on a namespace: both superblock copies, and otherwise its first and last mebibyte.
+
+    Each is waited for SECONDS, and none beyond the deadline.
+    """
+    copies: list[Superblock] = []
+    claimants: set[str] = set()
+    details = []
+    for offset in COPY_OFFSETS:
+        data = memoryview(bytearray(COPY_BYTES))
+        until = min(deadline, lanes.now() + SECONDS)
+        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), until)
+        if cause is not None:
+            return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
+        try:
+            found = decode_superblock_untrusted(data)
+        except NoSuperblock as why:
+            claimant = claimed_by(data, nguid)
+            claimants |= {claimant} - {""}
+            details.append(str(why))
+            continue
+        if found.nguid != nguid:
+            details.append(f"a superblock written for namespace {found.nguid.hex()}")
+        else:
+            copies.append(found)
+    if copies:
+        maps = tuple(each.pool_map for each in copies)
+        newest = Superblock(nguid, agreed(maps))
+        return Inspection(namespace, Content.POOL, newest, newest.pool_map.pool_id, maps=maps)
+    if all(detail == "blank" for detail in details):
+        for offset in {0, max(0, size - PROBE_BYTES) // BLOCK_BYTES * BLOCK_BYTES}:
+            data = memoryview(bytearray(min(PROBE_BYTES, size - offset)))
+            until = min(deadline, lanes.now() + SECONDS)
+            cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), until)
+            if cause is not None:
+                return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
+            if bytes(data).strip(b"\0"):  # many times as fast as any()
+                return Inspection(namespace, Content.FOREIGN, detail=NOT_BLANK)
+        return Inspection(namespace, Content.BLANK)
+    said = next(each for each in details if each != "blank")
+    if claimants:
+        said = f"pool {' and '.join(sorted(claimants))} is about to take it in"
+    return Inspection(namespace, Content.FOREIGN, detail=said, claimants=frozenset(claimants))
+
+
+def with_strangers(inspections: Sequence[Inspection], own_pool: str) -> list[Inspection]:
+    """The same, those marked as strangers that discovery brought and that carry another pool than ours.
+
+    Ours is the pool of the configured enclosures, and where none of them carries one `own_pool`, the one that
+    this machine has served last, although it may be away: what discovery lists meanwhile does not take its
+    place. Where that tells nothing, or the configured ones carry two, there is no stranger.
+    """
+    carried = [each for each in inspections if each.superblock is not None]
+    ours = {_pool_of(each) for each in carried if not each.by_discovery} or {own_pool} - {""}
+    if len(ours) != 1:
+        return list(inspections)
+    return [
+        replace(each, stranger=each.superblock is not None and _pool_of(each) not in ours)
+        for each in inspections
+    ]
+
+
+def _pool_of(inspection: Inspection) -> str:
+    assert inspection.superblock is not None
+    return inspection.superblock.pool_map.pool_id
+
+
+def newest_map(inspections: Sequence[Inspection], seal: MapSeal | None = None) -> PoolMap:
+    """The pool map in force; strangers do not count, nor where a `seal` is given what does not count by that.
+
+    Raises G35Error where there is none, or where there are two pools.
+    """
+    maps: list[PoolMap] = []
+    configured = False
+    for each in inspections:
+        if each.superblock is not None and not each.stranger:
+            maps += each.maps or (each.superblock.pool_map,)
+            configured = configured or not each.by_discovery
+    if not maps:
+        raise _none_of_ours(inspections)
+    if seal is not None and not (maps := seal.counting(maps)):
+        raise seal.refusal()
+    pools = {each.pool_id for each in maps}
+    if len(pools) > 1:
+        raise G35Error(
+            f"the namespaces belong to {len(pools)} different pools: {', '.join(sorted(pools))}",
+            "an agent serves one pool, and those of [[enclosures]] belong to several: take the enclosures of "
+            "the others out (g35 pool show)"
+            if configured
+            else "an agent serves one pool, and discovery lists several: name an enclosure of yours in "
+            "[[enclosures]]",
+        )
+    return agreed(maps)
+
+
+def _none_of_ours(inspections: Sequence[Inspection]) -> G35Error:
+    """What to say where no namespace carries a pool that counts."""
+    strangers = sorted({_pool_of(each) for each in inspections if each.stranger})
+    if strangers:
+        return G35Error(
+            f"discovery lists namespaces of pool {', '.join(strangers)}, and none of the pool that this "
+            "machine has served or formatted last",
+            "bring back the enclosures of that one; to go over to another pool for good, name an enclosure "
+            "of it in [[enclosures]]",
+        )
+    others = [each for each in inspections if each.detail.startswith(ANOTHER_LAYOUT)]
+    if others:
+        return G35Error(
+            f"{len(others)} namespaces carry {others[0].detail.partition(':')[0]}",
+            "format anew (g35 pool format --force), which loses what is there, or serve them with the "
+            "version that made them",
+        )
+    unread = [each.detail for each in inspections if each.content is Content.UNREADABLE]
+    if unread:
+        # As where a queue was not connected in time: whoever formats in its place may lose a pool.
+        return G35Error(
+            f"no pool was seen, and {len(unread)} namespaces could not be read "
+            f"({', '.join(sorted(set(unread)))})",
+            "try again; if it stays so, see what keeps their enclosures from answering (g35 pool show)",
+        )
+    return G35Error(
+        "no namespace carries a pool",
+        "format one (g35 pool format), or check that the configuration names the right enclosures",
+    )
+
+
+def write_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
+    """Write both copies, the second after the first is on flash. Raises G35Error where that fails.
+
+    All of their room is written, so that nothing stays of an earlier map that was longer: keys that were
+    erased would lie there.
+    """
+    for offset in COPY_OFFSETS:
+        yield from write_superblock_copy(lanes, namespace, nguid, pool_map, offset)
+
+
+def write_superblock_copy(
+    lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap, offset: int
+) -> Steps[None]:
+    """Write the copy at one of COPY_OFFSETS, and wait until it is on flash. Raises G35Error."""
+    data = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
+    fault = yield from write_and_flush(lanes, namespace, offset, data, SECONDS)
+    if fault is not None:
+        raise G35Error(
+            f"cannot write the superblock of namespace {nguid.hex()}: {fault}",
+            "look at the enclosure; the pool is not usable until every namespace has its superblock",
+        )
+
+
+def superblock_copies_are(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[bool]:
+    """Whether both copies, read back to their ends, are this map and nothing else."""
+    wanted = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
+    for offset in COPY_OFFSETS:
+        data = memoryview(bytearray(WRITTEN_BYTES))
+        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + SECONDS)
+        if cause is not None or bytes(data) != wanted:
+            return False
+    return True
+
+
+def _no_guard() -> Steps[None]:
+    yield from ()
+
+
+def clear_directories(
+    lanes: Lanes,
+    volume: MapVolume,
+    numbers: Mapping[str, int],
+    advance: Callable[[int], None],
+    guard: Callable[[], Steps[None]] = _no_guard,
+) -> Steps[None]:
+    """Zero every directory of a volume. What an earlier pool left there would read as slots in use.
+
+    `numbers` gives each NGUID (hex) its namespace; `advance` is told how many sets are done; `guard` is run
+    before each batch of writes, and may raise.
+    """
+    set_bytes = set_size(volume.value_bytes)
+    blank = bytes(BLOCK_BYTES)
+    # One by one: whoever writes to the flash may write a map of more sets than there is memory for.
+    places = (
+        (numbers[extent.nguid], extent.offset + number * set_bytes)
+        for extent in volume.extents
+        for number in range(extent.sets)
+    )
+    while some := list(itertools.islice(places, WRITES_IN_FLIGHT)):
+        yield from guard()
+        batch = [lanes.write(namespace, offset, [blank]) for namespace, offset in some]
+        for pending in batch:
+            cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+            if cause is not None:
+                raise G35Error(
+                    f"cannot clear a directory of volume {volume.name}: {pending.fault or 'no answer'}",
+                    "look at the enclosure and format again",
+                )
+        advance(len(batch))
+
+
+def sets_of(pool_map: PoolMap) -> int:
+    """How many directories a format writes."""
+    return sum(extent.sets for volume in pool_map.volumes for extent in volume.extents)
+
+
+assert DATA_START == 2 * COPY_BYTES

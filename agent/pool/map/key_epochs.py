@@ -1,0 +1,154 @@
+"""A volume's data key is rotated by two pool maps: one that adds a key, and one that drops the earlier.
+
+The secret of a volume is its placement key and its data key; a rotation changes the data key, so that every
+value stays where it is. Between the two maps agents seal anew what is left under the earlier key
+(agent/tenancy/key_rotation.py). An agent may write with the earlier key for a while after the first map is on
+every namespace, so whoever finds nothing left looks once more, QUIET_SECONDS later, before the earlier key is
+dropped. By what that is long enough: key_transition.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+from agent.errors import ConfigError, G35Error
+from agent.inline.root_keys import RootKey
+from agent.inline.secrets import SecretKey
+from agent.pool.format.directory import DIRECTORY_BYTES
+from agent.pool.format.occupancy import SetPlace
+from agent.pool.maintenance.rekey import left_in, taken_in
+from agent.pool.map.document import MapVolume, PoolMap, set_size, tenant_key, wrapped_for
+from agent.pool.map.inspect import SECONDS, WRITES_IN_FLIGHT
+from agent.pool.map.tenant_changes import changed_map, find_tenant, volumes_of
+from agent.pool.steps import Lanes, Pending, Steps
+from agent.pool.volume.volume import wait_for
+from agent.pool.volume.writable_directory import is_certain
+
+_PLACEMENT_BYTES, _DATA_BYTES = 32, 64
+
+
+def rotating(pool_map: PoolMap, name: str) -> tuple[MapVolume, ...]:
+    """The volumes of a tenant that have an earlier key still. Raises ConfigError."""
+    return tuple(
+        volume for volume in volumes_of(pool_map, find_tenant(pool_map, name)) if volume.earlier_secret
+    )
+
+
+def with_new_data_keys(pool_map: PoolMap, name: str, root: RootKey) -> PoolMap:
+    """The map in which each volume of a tenant has a new data key beside the one it had.
+
+    Raises ConfigError where the tenant was erased, is amid a rotation, or has nothing that can be rotated.
+    """
+    tenant = find_tenant(pool_map, name)
+    if tenant.is_erased:
+        raise ConfigError(f"tenant {name} was erased", "it has no keys any more")
+    if rotating(pool_map, name):
+        raise ConfigError(f"the keys of tenant {name} are being rotated", "end that first")
+    own = {volume.volume_id for volume in volumes_of(pool_map, tenant) if volume.extents}
+    if not own:
+        raise ConfigError(
+            f"tenant {name} has no volume whose key can be rotated",
+            "on KV namespaces keys are replaced by erasing the tenant",
+        )
+    # A secret that opens shows that the tenant's key does.
+    secrets = {
+        each.volume_id: pool_map.secret(each, root) for each in pool_map.volumes if each.volume_id in own
+    }
+    key = tenant_key(pool_map.pool_id, tenant, root)
+    volumes = []
+    for each in pool_map.volumes:
+        volume = each
+        if volume.volume_id in own:
+            placement = secrets[volume.volume_id].reveal()[:_PLACEMENT_BYTES]
+            secret = SecretKey(placement + os.urandom(_DATA_BYTES))
+            volume = volume.model_copy(
+                update={"earlier_secret": volume.wrapped_secret, "key_epoch": volume.key_epoch + 1}
+            )
+            wrapped = wrapped_for(pool_map.pool_id, volume, secret, key)
+            volume = volume.model_copy(update={"wrapped_secret": wrapped})
+        volumes.append(volume)
+    return changed_map(pool_map, pool_map.tenants, volumes)
+
+
+def without_earlier_keys(pool_map: PoolMap, ended: set[str]) -> PoolMap:
+    """The map in which the volumes with these ids have no earlier key any more."""
+    volumes = [
+        volume.model_copy(update={"earlier_secret": ""}) if volume.volume_id in ended else volume
+        for volume in pool_map.volumes
+    ]
+    return changed_map(pool_map, pool_map.tenants, volumes)
+
+
+def has_keys_of(mine: PoolMap, other: PoolMap, volume_id: str) -> bool:
+    """Whether two maps give a volume the same keys; not where it is in one of them only."""
+    found = [
+        (volume.wrapped_secret, volume.earlier_secret, pool_map.is_erased(volume))
+        for pool_map in (mine, other)
+        for volume in pool_map.volumes
+        if volume.volume_id == volume_id
+    ]
+    return len(found) == 2 and found[0] == found[1]
+
+
+def left_under_earlier(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
+    """How many values are under another key than the volume's newest, by all its directories.
+
+    As `count_in_directories`.
+    """
+    return (
+        yield from count_in_directories(
+            lanes, volume, numbers, lambda block: left_in(block, volume.key_epoch)
+        )
+    )
+
+
+def slots_taken(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps[int]:
+    """How many slots of a volume its directories name values in. As `count_in_directories`."""
+    return (yield from count_in_directories(lanes, volume, numbers, taken_in))
+
+
+def count_in_directories(
+    lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int], of: Callable[[memoryview], int]
+) -> Steps[int]:
+    """The sum of what `of` finds in each directory of a volume.
+
+    `numbers` gives each NGUID (hex) its namespace. Raises G35Error where a directory cannot be read whole.
+    """
+    left = 0
+    batch: list[tuple[SetPlace, memoryview, Pending]] = []
+    for number, offset in _places(volume, numbers):
+        block = memoryview(bytearray(DIRECTORY_BYTES))
+        batch.append(((number, offset), block, lanes.read(number, offset, block)))
+        if len(batch) == WRITES_IN_FLIGHT:
+            left += yield from _count(lanes, batch, volume, of)
+            batch = []
+    return left + (yield from _count(lanes, batch, volume, of))
+
+
+def _count(
+    lanes: Lanes,
+    batch: list[tuple[SetPlace, memoryview, Pending]],
+    volume: MapVolume,
+    of: Callable[[memoryview], int],
+) -> Steps[int]:
+    left = 0
+    for place, block, pending in batch:
+        if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+            raise G35Error(
+                f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
+                "look at the enclosure; nothing was changed",
+            )
+        if not (yield from is_certain(lanes, *place, block)):
+            raise G35Error(
+                f"a directory of volume {volume.name} comes damaged, so that nobody can tell what it names",
+                "look at the enclosure, and try again; nothing was changed",
+            )
+        left += of(block)
+    return left
+
+
+def _places(volume: MapVolume, numbers: Mapping[str, int]) -> Iterator[tuple[int, int]]:
+    for extent in volume.extents:
+        for number in range(extent.sets):
+            yield numbers[extent.nguid], extent.offset + number * set_size(volume.value_bytes)

@@ -1,0 +1,100 @@
+"""Finding a pool on KV namespaces, and laying one out there: the superblock under a reserved key.
+
+Read opening.py and superblock.py first. A Store is all or nothing, so one copy is enough, and it has no
+place that another value could take: the key is reserved (kv/eviction.py never gives it away).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.errors import G35Error
+from agent.pool.kv.commands import KvLanes, kv_lanes
+from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.volume import wait_for_key
+from agent.pool.map.document import PoolMap
+from agent.pool.map.inspect import SECONDS, Content, Inspection
+from agent.pool.map.superblock import COPY_BYTES, NoSuperblock, Superblock, decode_superblock_untrusted
+from agent.pool.steps import Lanes, Steps
+from agent.pool.volume.volume import wait_for
+from nvmeof.errors import MalformedPdu
+from nvmeof.wire.kv import decode_key_list_untrusted
+
+LIST_BYTES = 4096
+DELETES_IN_FLIGHT = 32
+
+
+def inspect_kv(lanes: Lanes, namespace: int, nguid: bytes, seconds: float = SECONDS) -> Steps[Inspection]:
+    """What lies on a KV namespace: its superblock, or else whether it has any keys at all. Its superblock
+    is waited for `seconds`."""
+    asking = kv_lanes(lanes)
+    data = memoryview(bytearray(COPY_BYTES))
+    pending = asking.kv_retrieve(namespace, RESERVED_KEY, data)
+    cause = yield from wait_for_key(lanes, pending, lanes.now() + seconds)
+    if pending.missing:
+        keys = yield from _keys(asking, namespace, b"")
+        if keys is None:
+            return Inspection(namespace, Content.UNREADABLE, detail="its keys cannot be listed")
+        if keys:
+            return Inspection(namespace, Content.FOREIGN, detail="it is not blank")
+        return Inspection(namespace, Content.BLANK)
+    if cause is not None:
+        return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
+    try:
+        found = decode_superblock_untrusted(data[: pending.received])
+    except NoSuperblock as why:
+        return Inspection(namespace, Content.FOREIGN, detail=str(why))
+    if found.nguid != nguid:
+        detail = f"a superblock written for namespace {found.nguid.hex()}"
+        return Inspection(namespace, Content.FOREIGN, detail=detail)
+    return Inspection(namespace, Content.POOL, found, found.pool_map.pool_id)
+
+
+def _keys(lanes: KvLanes, namespace: int, first: bytes) -> Steps[list[bytes] | None]:
+    into = memoryview(bytearray(LIST_BYTES))
+    pending = lanes.kv_list(namespace, first, into)
+    if (yield from wait_for_key(lanes, pending, lanes.now() + SECONDS)) is not None:
+        return None
+    try:
+        return decode_key_list_untrusted(into)
+    except MalformedPdu:
+        return None
+
+
+def clear_keys(lanes: Lanes, namespace: int, advance: Callable[[int], None]) -> Steps[None]:
+    """Delete every key of a namespace: what an earlier pool left there would only take up room.
+
+    `advance` is told how many keys are gone. Raises G35Error where the namespace does not do it.
+    """
+    asking = kv_lanes(lanes)
+    while True:
+        keys = yield from _keys(asking, namespace, b"")
+        if keys is None:
+            raise G35Error("the keys of a KV namespace cannot be listed", "look at the enclosure")
+        if not keys:
+            return
+        for start in range(0, len(keys), DELETES_IN_FLIGHT):
+            batch = [asking.kv_delete(namespace, key) for key in keys[start : start + DELETES_IN_FLIGHT]]
+            for pending in batch:
+                cause = yield from wait_for_key(lanes, pending, lanes.now() + SECONDS)
+                if cause is not None and not pending.missing:
+                    raise G35Error(
+                        f"cannot clear a KV namespace: {pending.fault or 'no answer'}",
+                        "look at the enclosure and format again",
+                    )
+            advance(len(batch))
+
+
+def write_kv_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: PoolMap) -> Steps[None]:
+    """Store the superblock, and flush it. Raises G35Error where that fails."""
+    data = Superblock(nguid, pool_map).encode()
+    pending = kv_lanes(lanes).kv_store(namespace, RESERVED_KEY, [data])
+    cause = yield from wait_for_key(lanes, pending, lanes.now() + SECONDS)
+    if cause is None:
+        cause = yield from wait_for(lanes, lanes.flush(namespace), lanes.now() + SECONDS)
+        if cause is None:
+            return
+    raise G35Error(
+        f"cannot write the superblock of namespace {nguid.hex()}: {pending.fault or 'no answer'}",
+        "look at the enclosure; the pool is not usable until every namespace has its superblock",
+    )

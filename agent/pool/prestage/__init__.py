@@ -1,0 +1,1 @@
+"""What is read before it is asked for."""

@@ -1,0 +1,239 @@
+"""Bringing values into the agent's memory before they are asked for.
+
+A few threads with lanes of their own take keys from two bounded queues and read whole slots, sealed, into
+the `PrestageCache`: first what clients announced, and while there is none of that what was guessed
+(readahead.py), at a bounded rate. A full queue refuses: prestaging that comes later than the get it was for
+is only load. For the same reason a key whose get has come meanwhile, or whose deadline is over, is not read.
+A value that is there, or on its way, is not read twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.read.plaintext_cache import opened
+from agent.pool.read.prestage_cache import SWEEP_SECONDS, PrestageCache
+from agent.pool.steps import Lanes, Runner, Steps
+from agent.pool.volume.volume import Volume, wait_for
+
+log = logging.getLogger(__name__)
+
+WAITING_MAX = 4096
+GUESSES_MAX = 256
+"""Of the learned continuations; the oldest goes, for it is the likeliest to be late."""
+THREADS = 2
+READ_PIECE = 1 << 20
+STOP_SECONDS = 10.0
+"""How long an end waits for both threads together. A read in hand may take up to the write deadline, which an
+operator may set to minutes; nothing is lost with it."""
+
+
+def stage(volume: Volume, cache: PrestageCache, lanes: Lanes, key: bytes) -> Steps[bool]:
+    """Read one slot, sealed, into the cache. False where no directory names it or it did not come.
+
+    Nothing is checked here: the bytes prove themselves when they are asked for, or are a miss then.
+    """
+    pseudonym = volume.placement.pseudonym(key)
+    if cache.expect(volume.settings.volume_id, pseudonym) is None:
+        return True
+    try:
+        return (yield from stage_expected(volume, cache, lanes, pseudonym, key))
+    finally:
+        cache.expect_no_more(volume.settings.volume_id, pseudonym)
+
+
+def stage_expected(
+    volume: Volume, cache: PrestageCache, lanes: Lanes, pseudonym: bytes, key: bytes | None = None
+) -> Steps[bool]:
+    """As `stage`, of a pseudonym that the cache expects; given up where its get comes meanwhile.
+
+    Without a key it is a guess.
+    """
+    sets = volume.borrow_sets(pseudonym)
+    volume_id = volume.settings.volume_id
+    try:
+        deadline = lanes.now() + volume.timing.write_deadline
+        found = volume.find(sets, pseudonym)
+        if not found:
+            stale = [cached for cached in sets if not volume.is_fresh(cached, lanes)]
+            if stale:
+                yield from volume.load(lanes, stale, deadline)
+                found = volume.find(sets, pseudonym)
+        if not found or found[0].entry.length > volume.settings.value_bytes:
+            return False
+        cached, entry = found[0].cached, found[0].entry
+        size = HEADER_BYTES + volume.codec.padded(entry.length)
+        if size > cache.budget_bytes:
+            return False
+        buffer = memoryview(bytearray(size))
+        offset = volume.slot_offset(cached, found[0].slot)
+        for at in range(0, size, READ_PIECE):
+            if at and not cache.is_expected(volume_id, pseudonym):
+                return False
+            pending = lanes.read(cached.namespace, offset + at, buffer[at : at + READ_PIECE])
+            if (yield from wait_for(lanes, pending, deadline)) is not None:
+                return False
+        lanes.tally(volume.settings.name).prestaged_bytes += size
+        clear = None
+        if cache.waits_open and key is not None:
+            place = volume.place(cached, found[0].slot)
+            clear = opened(volume, key, place, entry.generation, buffer)
+        return cache.bring(volume_id, pseudonym, entry.generation, buffer, guessed=key is None, clear=clear)
+    finally:
+        volume.give_back_sets(sets)
+
+
+class _Item(NamedTuple):
+    volume: Volume
+    pseudonym: bytes
+    key: bytes | None
+    """None where it was guessed."""
+    until: float | None = None
+
+
+class Allowance:
+    """Bytes that may be moved at a rate (bytes a second; 0: no bound), a second's worth ahead at most."""
+
+    def __init__(self, rate: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._left = float(rate)
+        self._at = clock()
+
+    def take(self, size: int) -> bool:
+        """Whether so many bytes may be moved now. Not more than one thread at a time may ask."""
+        if not self._rate:
+            return True
+        now = self._clock()
+        self._left = min(float(self._rate), self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < min(size, self._rate):
+            return False
+        self._left -= size
+        return True
+
+
+class Prestager:
+    """The threads and their queues. `make_lanes` is called once in each thread.
+
+    `guess_rate`: bytes a second that are read for guesses; 0: as many as there is time for.
+    """
+
+    def __init__(
+        self,
+        cache: PrestageCache,
+        make_lanes: Callable[[int], tuple[Lanes, Runner]],
+        threads: int = THREADS,
+        guess_rate: int = 0,
+    ) -> None:
+        self._cache = cache
+        self._make_lanes = make_lanes
+        self._allowance = Allowance(guess_rate)
+        self._announced: deque[_Item] = deque()
+        self._guesses: deque[_Item] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,), name=f"prestage-{number}", daemon=True)
+            for number in range(threads if cache.budget_bytes else 0)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._announced) + len(self._guesses)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def request(self, volume: Volume, key: bytes, until: float | None = None) -> bool | None:
+        """True: on its way. None: it is there already. False: refused, the queue is full or off.
+
+        `until`: when it is of no use any more, by time.monotonic(); not begun after that.
+        """
+        return self._ask(_Item(volume, volume.placement.pseudonym(key), key, until))
+
+    def guess(self, volume: Volume, pseudonym: bytes) -> bool | None:
+        """As `request`, of what is likely: read when there is nothing else to do, and may be left out."""
+        return self._ask(_Item(volume, pseudonym, None))
+
+    def _ask(self, item: _Item) -> bool | None:
+        if not self._threads:
+            return False
+        place = (item.volume.settings.volume_id, item.pseudonym)
+        expected = self._cache.expect(*place, guessed=item.key is None)
+        if not expected:
+            return None if expected is None else True
+        with self._changed:
+            if item.key is None:
+                if len(self._guesses) >= GUESSES_MAX:
+                    self._forget(self._guesses.popleft())
+                self._guesses.append(item)
+            elif self._stopping or len(self._announced) >= WAITING_MAX:
+                self._cache.expect_no_more(*place)
+                return False
+            else:
+                self._announced.append(item)
+            self._changed.notify()
+        return True
+
+    def stop(self) -> None:
+        """End the threads; what waits is dropped. A thread that is still reading after STOP_SECONDS is left
+        behind: it is a daemon, its lanes are closed under it, and all it can still do is fail its read.
+        """
+        with self._changed:
+            self._stopping = True
+            for waiting in (self._announced, self._guesses):
+                while waiting:
+                    self._forget(waiting.popleft())
+            self._changed.notify_all()
+        end = time.monotonic() + STOP_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                log.warning("%s is still reading and is left behind", thread.name)
+
+    def _forget(self, item: _Item) -> None:
+        volume_id = item.volume.settings.volume_id
+        self._cache.expect_no_more(volume_id, item.pseudonym, guessed=item.key is None)
+
+    def _next(self) -> _Item | None:
+        """The next key that is still worth reading; None at the end."""
+        with self._changed:
+            while True:
+                self._cache.sweep()
+                while not self._announced and not self._guesses and not self._stopping:
+                    self._changed.wait(SWEEP_SECONDS)
+                    self._cache.sweep()
+                if self._stopping:
+                    return None
+                item = self._announced.popleft() if self._announced else self._guesses.popleft()
+                guessed = item.key is None
+                if not self._cache.is_expected(
+                    item.volume.settings.volume_id, item.pseudonym, guessed=guessed
+                ):
+                    continue  # its get has come, or it was announced since
+                if self._is_in_time(item):
+                    return item
+                self._forget(item)
+
+    def _is_in_time(self, item: _Item) -> bool:
+        if item.key is None:
+            return self._allowance.take(item.volume.settings.slot_bytes)
+        return item.until is None or time.monotonic() <= item.until
+
+    def _work(self, number: int) -> None:
+        lanes, runner = self._make_lanes(number)
+        while (item := self._next()) is not None:
+            try:
+                runner.run(stage_expected(item.volume, self._cache, lanes, item.pseudonym, item.key))
+            except Exception:
+                # Prestaging is a favour; a bug in it must cost neither the thread nor the get to come.
+                log.exception("prestaging from volume %s failed", item.volume.settings.name)
+            finally:
+                self._forget(item)

@@ -1,0 +1,253 @@
+"""The directories that an agent remembers: hints, bounded in number, safe to lose.
+
+Who may do what to a `CachedSet`:
+
+* `guard` protects the entries and the reservations. It is held for microseconds and never across a
+  yield, so a plain `with` is right even in steps.
+* `writer` is held by whoever has a write of this directory under way. It is taken with `Acquire`,
+  because its holder waits for the fabric. Two images of one directory are therefore never in flight at
+  once from one agent; between agents they may be, and the later one wins: a lost entry is a lost hit.
+  `end_write` gives it back, and counts, so that a read that crossed the write is known as old.
+* A directory that came with damage is in doubt (agent/pool/format/directory.py), and what was known of the
+  damaged entries stays as a hint. Each read weighs in: a whole block ends the doubt; so does damage that is
+  the same byte for byte in DAMAGE_LOOKS reads, each some time after the one before, for that is flash's own.
+* A set that is in use is not dropped from the cache, or a second copy of it could be loaded beside
+  the first, and the agent would lose updates to itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.pool.format.directory import Directory
+from agent.pool.format.occupancy import Occupancy, SetPlace
+
+ANSWER_SECONDS: Final = 0.05
+"""How long a put that has failed waits for the answer of its directory write, which is under way: unanswered,
+the directory would be fenced (agent/remote/fence.py), and an answer that nobody fetches is none."""
+SHUN_SECONDS: Final = 60.0
+"""For how long a slot is left alone after a write of it failed: an abandoned write may land late, over
+whatever has been stored there meanwhile, and a medium that refused a write will refuse the next."""
+DAMAGE_LOOKS: Final = 3
+"""So often the same damage has to be read before it is held to lie on flash, and not to have come on the
+way."""
+DAMAGE_LOOK_SECONDS: Final = 0.5
+"""Between two such reads, at least."""
+FILES_DAMAGE_LOOK_SECONDS: Final = 5.0
+"""The same where a lost entry is a block of a file, and not a hit. Their puts can go elsewhere meanwhile, and
+their deletions wait."""
+
+
+def damage_look_seconds(of_files: bool) -> float:
+    """Between two reads that weigh in, of the directories of a volume."""
+    return FILES_DAMAGE_LOOK_SECONDS if of_files else DAMAGE_LOOK_SECONDS
+
+
+APPROXIMATE_BYTES: Final = 4096 + 1024
+"""What one cached set takes: the block, the object round it and its place in the table."""
+LOOKS: Final = 8
+"""Sets that are looked at for one to be forgotten."""
+
+
+@dataclass(slots=True, eq=False)
+class CachedSet:
+    """One set's directory as this agent last saw it; `directory` is None until it was read once."""
+
+    namespace: int
+    offset: int
+    occupancy: Occupancy | None = None
+    """Where the taken slots of its directory are counted for as long as it is remembered."""
+    directory: Directory | None = None
+    loaded_at: float = float("-inf")
+    fault: str | None = None
+    reserved: set[int] = field(default_factory=set)
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    writer: threading.Lock = field(default_factory=threading.Lock)
+    writes: int = 0
+    """Writes of this directory that ended."""
+    users: int = 0
+    disproven: dict[int, int] = field(default_factory=dict)
+    """Slots whose entry, of this generation, the slot itself did not bear out: a get may try again, but
+    for a put the key is not there. Without it, an entry that a crash left without its value would keep
+    its key from being stored ever again."""
+    shunned: dict[int, float] = field(default_factory=dict)
+    """Slots that a write failed on, and until when: it may yet land, or the medium be bad there."""
+    damage: dict[int, bytes] = field(default_factory=dict)
+    """Entries with a wrong CRC in the block that was read last."""
+    damage_looks: int = 0
+    """Reads that had this damage, each at least some time after the one before."""
+    damage_seen_at: float = float("-inf")
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether what is remembered may be less than what flash has: nothing is written by it."""
+        return self.directory is not None and self.directory.in_doubt
+
+    def accept(
+        self,
+        block: memoryview,
+        now: float,
+        writes: int,
+        *,
+        holds_writer: bool = False,
+        look_seconds: float = DAMAGE_LOOK_SECONDS,
+    ) -> int:
+        """Take over what was read from flash; how many damaged entries it had.
+
+        `writes` is what `self.writes` was when the read went out. A block that crossed a write of ours
+        may be either image, so ours stays then. Slots that are reserved stay as we have them: on flash
+        is the entry that went, or the one that is not acknowledged yet. `look_seconds` lie between two reads
+        that speak for damage of flash's own.
+        """
+        with self.guard:
+            ours = self.directory
+            if ours is None:
+                fresh = Directory(block)
+                if self.occupancy is not None:
+                    self.occupancy.note_forgotten((self.namespace, self.offset), 0)
+            elif self.writes != writes or (self.writer.locked() and not holds_writer):
+                return 0
+            else:
+                # Mostly flash says what we know. What is the same was checked when we first read it.
+                differing = ours.unlike(block)
+                fresh = Directory(block, differing)
+                fresh.merge_uses(ours, differing)
+                fresh.keep_in_doubt(ours)
+                for slot in self.reserved:
+                    fresh.take_over(slot, ours)
+                ours.count_in(None)
+            self._weigh(fresh, now, look_seconds)
+            fresh.count_in(self.occupancy)
+            self.directory = fresh
+            # Of a damaged directory it is not believed that what it does not name is absent.
+            self.loaded_at = now if not fresh.corrupt_keys else float("-inf")
+            if self.disproven:
+                standing = (
+                    (slot, generation, fresh.entry(slot)) for slot, generation in self.disproven.items()
+                )
+                self.disproven = {
+                    slot: generation
+                    for slot, generation, entry in standing
+                    if entry is not None and entry.generation == generation
+                }
+        return len(fresh.corrupt_keys)
+
+    def _weigh(self, fresh: Directory, now: float, look_seconds: float) -> None:
+        """What a read says of the damage that it came with."""
+        if not fresh.in_doubt:
+            if self.damage_looks:
+                self.damage, self.damage_looks = {}, 0
+            return
+        if fresh.doubted != self.damage:
+            self.damage, self.damage_looks, self.damage_seen_at = dict(fresh.doubted), 1, now
+        elif now - self.damage_seen_at >= look_seconds and self.damage_looks < DAMAGE_LOOKS:
+            self.damage_looks, self.damage_seen_at = self.damage_looks + 1, now
+        if self.damage_looks >= DAMAGE_LOOKS:
+            fresh.believe()
+
+    def end_write(self) -> None:
+        """Give `writer` back."""
+        self.writes += 1
+        self.writer.release()
+
+    def disprove(self, slot: int, generation: int) -> None:
+        """The slot does not hold what its entry of this generation says."""
+        with self.guard:
+            self.disproven[slot] = generation
+
+    def bear_out(self, slot: int) -> None:
+        """The slot holds what its entry says."""
+        if self.disproven:
+            with self.guard:
+                self.disproven.pop(slot, None)
+
+    def shun(self, slot: int, now: float) -> None:
+        """A write of the slot failed, and may land yet."""
+        with self.guard:
+            self.shunned[slot] = now + SHUN_SECONDS
+
+    def unavailable(self, now: float) -> set[int]:
+        """Slots that no new value may take at the moment. Called with `guard` held."""
+        if not self.shunned:
+            return self.reserved
+        self.shunned = {slot: until for slot, until in self.shunned.items() if until > now}
+        return self.reserved.union(self.shunned)
+
+
+class DirectoryCache:
+    """Cached sets by place, the least recently used dropped first."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.capacity = max(16, budget_bytes // APPROXIMATE_BYTES)
+        self._sets: OrderedDict[tuple[int, int], CachedSet] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+    def borrow(self, namespace: int, offset: int, occupancy: Occupancy | None = None) -> CachedSet:
+        """The set at a byte offset of a namespace, read or not; give it back with `give_back`.
+
+        `occupancy` is its volume's.
+        """
+        place = (namespace, offset)
+        with self._lock:
+            cached = self._sets.get(place)
+            if cached is None:
+                cached = self._sets[place] = CachedSet(namespace, offset, occupancy)
+                cached.users = 1
+                while len(self._sets) > self.capacity and self._drop_one():
+                    pass
+                return cached
+            self._sets.move_to_end(place)
+            cached.users += 1
+            return cached
+
+    def give_back(self, cached: CachedSet) -> None:
+        with self._lock:
+            cached.users -= 1
+            while len(self._sets) > self.capacity and self._drop_one():
+                pass
+
+    def _drop_one(self) -> bool:
+        # A set in use counts as used just now. Where all are, it is left at a few looks: what is beyond the
+        # bound is forgotten when they are given back.
+        for _ in range(min(LOOKS, len(self._sets))):
+            place, cached = next(iter(self._sets.items()))
+            if cached.users:
+                self._sets.move_to_end(place)
+            else:
+                del self._sets[place]
+                if cached.directory is not None:
+                    if cached.occupancy is not None:
+                        cached.occupancy.note_forgotten(place, cached.directory.taken)
+                    cached.directory.count_in(None)
+                return True
+        return False
+
+    def remembers(self, place: SetPlace) -> bool:
+        """Whether a set is remembered that is not empty."""
+        cached = self._sets.get(place)
+        return cached is not None and cached.directory is not None and cached.directory.taken > 0
+
+    def borrow_remembered(self, place: SetPlace) -> CachedSet | None:
+        """The set, to be given back, where it is remembered; it is not more recently used for that."""
+        with self._lock:
+            cached = self._sets.get(place)
+            if cached is not None:
+                cached.users += 1
+            return cached
+
+    def note_forgotten(self, place: SetPlace, taken: int, occupancy: Occupancy) -> None:
+        """A look at flash found so many slots taken in a set; it counts unless the set is remembered now."""
+        with self._lock:
+            if place not in self._sets:
+                occupancy.note_forgotten(place, taken)
+
+    def snapshot(self) -> list[CachedSet]:
+        """All that is remembered now."""
+        with self._lock:
+            return list(self._sets.values())

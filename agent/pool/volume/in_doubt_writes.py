@@ -1,0 +1,52 @@
+"""Keys of which an entry was written that nobody answered for: it may still appear on flash.
+
+A put whose write was given up has failed, and its slot and entry may land all the same, after a delete of
+the key that found nothing. The key would then be back for good. So a delete of such a key is refused until
+what was sent can no longer land; by then it is on flash, where the delete finds it, or never will be. Only
+the agent that sent it knows.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from agent.pool.volume.directory_cache import SHUN_SECONDS, CachedSet
+
+if TYPE_CHECKING:
+    from agent.pool.format.directory import Entry
+
+KEYS_MAX: Final = 4096
+"""Of one volume. With more, no key of it is deleted until the last of them is settled."""
+
+
+class Unsettled:
+    """Keys of one volume, by pseudonym. Safe from any thread; `now` in the seconds of the lanes' clock."""
+
+    def __init__(self) -> None:
+        self._until: dict[bytes, float] = {}
+        self._all_until = float("-inf")
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def note(self, pseudonym: bytes, now: float) -> None:
+        """A write of the key was sent, and its fate is unknown."""
+        until = now + SHUN_SECONDS
+        with self._lock:
+            if len(self._until) >= KEYS_MAX and pseudonym not in self._until:
+                self._until = {each: end for each, end in self._until.items() if end > now}
+            if len(self._until) < KEYS_MAX or pseudonym in self._until:
+                self._until[pseudonym] = until
+            else:
+                self._all_until = until
+
+    def write_failed(self, cached: CachedSet, slot: int, entry: Entry, now: float) -> None:
+        """An entry may be on flash, or come there. A put that is tried again must not believe it."""
+        cached.disprove(slot, entry.generation)
+        self.note(entry.pseudonym, now)
+
+    def stands(self, pseudonym: bytes, now: float) -> bool:
+        """Whether a write of the key may still land."""
+        return now < self._all_until or now < self._until.get(pseudonym, now)

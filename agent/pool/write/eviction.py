@@ -1,0 +1,156 @@
+"""A tenant at its quota: which of its own values goes for a new one, or because the quota was lowered.
+
+The value that goes is of that cache of the tenant's which holds most, so it is never another tenant's, and
+none of his caches keeps another empty. Where that is the new key's own volume, it is of the key's two sets,
+if they have one. Otherwise it is the one that seems least wanted of a few sets, which are chosen by chance
+among those that are known to hold values; that one goes from its directory with a write of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Sequence
+
+from agent.pool.format.directory import Choice, choose_slot
+from agent.pool.format.occupancy import SetPlace
+from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.writable_directory import load_writable
+
+SAMPLE = 4
+"""Sets that are compared. Each may have to be read."""
+PROBES = 64
+"""Sets drawn by chance before all that are known are looked through."""
+
+_dice = random.Random()
+
+
+class Room(enum.Enum):
+    """What a put at the quota may do."""
+
+    SET_ASIDE = "take any slot"
+    EXCHANGE = "take the slot of another value of its two sets"
+    NONE = "be refused"
+
+
+def room_for(
+    volume: Volume, lanes: Lanes, sets: Sequence[CachedSet], *, may_evict: bool, deadline: float
+) -> Steps[Room]:
+    """Set room aside for one slot more in one of `sets`, if need be by an eviction. The tenant has a quota.
+
+    Unless it is NONE, the caller owes `Quota.give_back`.
+    """
+    quota, slot_bytes = volume.quota, volume.settings.slot_bytes
+    assert quota is not None
+    if quota.set_aside(slot_bytes):
+        return Room.SET_ASIDE
+    owners = volume.siblings if volume in volume.siblings else (*volume.siblings, volume)
+    idle = [volume.begun.make_way(each.settings.volume_id, lanes) for each in owners]
+    if any(idle) and quota.set_aside(slot_bytes):
+        return Room.SET_ASIDE
+    if may_evict:
+        # Before the other goes: what it leaves must not be taken by a put beside this one.
+        quota.exchange(slot_bytes)
+        caches = fullest_first(owners)
+        is_fullest = not caches or _holds(caches[0]) <= _holds(volume)
+        if is_fullest and any(_victim(cached, lanes) is not None for cached in sets):
+            quota.count(evicted=1)
+            return Room.EXCHANGE
+        freed = 0
+        for cache in caches:
+            # Smaller slots than the one that is needed: several.
+            while freed < slot_bytes and (yield from evict_one(cache, lanes, deadline)):
+                quota.count(evicted=1)
+                freed += cache.settings.slot_bytes
+        if freed:
+            return Room.SET_ASIDE
+        quota.give_back(slot_bytes)
+    quota.count(refused=1)
+    return Room.NONE
+
+
+def fullest_first(volumes: Sequence[Volume]) -> list[Volume]:
+    """Those that may lose values and hold some: /fs keeps what it has."""
+    caches = [
+        each for each in volumes if each.settings.kind == "kv" and not each.erased and each.occupancy.known
+    ]
+    return sorted(caches, key=_holds, reverse=True)
+
+
+def _holds(volume: Volume) -> int:
+    return volume.occupancy.known * volume.settings.slot_bytes
+
+
+def evict_one(volume: Volume, lanes: Lanes, deadline: float) -> Steps[bool]:
+    """Take one value of the volume from its directory, on flash as well. False where none was found."""
+    borrowed = [volume.cache.borrow(*place, volume.occupancy) for place in _some_that_hold(volume)]
+    try:
+        unread = [cached for cached in borrowed if cached.directory is None]
+        if unread:
+            yield from volume.load(lanes, unread, deadline)
+        best: tuple[float, CachedSet] | None = None
+        for cached in borrowed:
+            victim = _victim(cached, lanes)
+            if victim is not None and (best is None or victim.cost > best[0]):
+                best = (victim.cost, cached)
+        if best is None:
+            return False
+        return (yield from _evict_from(volume, lanes, best[1], deadline))
+    finally:
+        volume.give_back_sets(borrowed)
+
+
+def _victim(cached: CachedSet, lanes: Lanes) -> Choice | None:
+    with cached.guard:
+        directory = cached.directory
+        if directory is None or cached.fault is not None:
+            return None
+        return choose_slot(directory, cached.unavailable(lanes.now()) | directory.free_slots(), lanes.wall())
+
+
+def _evict_from(volume: Volume, lanes: Lanes, cached: CachedSet, deadline: float) -> Steps[bool]:
+    if not (yield Acquire(cached.writer, deadline)):
+        return False
+    try:
+        # An image of an old directory would lose what other agents have named in it since.
+        if (yield from load_writable(volume, lanes, [cached], deadline)) is not None:
+            return False
+        victim = _victim(cached, lanes)
+        if victim is None or victim.victim is None:
+            return False
+        with cached.guard:
+            directory = cached.directory
+            if directory is None or directory.entry(victim.slot) != victim.victim:
+                return False
+            expired = victim.cost == float("inf")
+            directory.clear(victim.slot, ghost=None if expired else victim.victim.pseudonym)
+            image = directory.image()
+        tally = lanes.tally(volume.settings.name)
+        tally.evictions += not expired
+        tally.evictions_expired += expired
+        pending = lanes.write(cached.namespace, cached.offset, [image])
+        return (yield from wait_for(lanes, pending, deadline)) is None
+    finally:
+        cached.end_write()
+
+
+def _some_that_hold(volume: Volume) -> list[SetPlace]:
+    """Up to SAMPLE sets that are known to hold values."""
+    places: dict[SetPlace, None] = {}
+    extents, occupancy, set_bytes = volume.settings.extents, volume.occupancy, volume.settings.set_bytes
+    weights = [extent.sets for extent in extents]
+    for extent in _dice.choices(extents, weights, k=PROBES):
+        place = extent.namespace, extent.offset + _dice.randrange(extent.sets) * set_bytes
+        if volume.cache.remembers(place) or occupancy.is_forgotten(place):
+            places[place] = None
+        if len(places) == SAMPLE:
+            return list(places)
+    remembered = [
+        (cached.namespace, cached.offset)
+        for cached in volume.cache.snapshot()
+        if cached.occupancy is occupancy and cached.directory is not None and cached.directory.taken
+    ]
+    known = [*remembered, *occupancy.forgotten()]
+    return _dice.sample(known, min(SAMPLE, len(known)))

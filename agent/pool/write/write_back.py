@@ -1,0 +1,449 @@
+"""Write-back: a put is acknowledged once the agent has it in memory, and stored right after by a thread.
+
+What this costs when the agent dies, or its enclosures stay away: the values that were not stored yet are
+gone, and getting them is a miss (`never_stored`), as of any value that was evicted. It is never a wrong byte,
+for what is stored later is sealed as any other. It is for volumes whose values can be computed again, and off
+by default: `[[policies]] write = "back"`.
+
+Bounded in bytes, with those that readers still have: a put for which there is no room goes through to flash.
+Bounded in time: values are stored in the order in which they came, as fast as flash takes them, and one that
+cannot be stored for KEEP_SECONDS is given up. While a value waits, this agent serves it, and names it to
+`exists`; other agents do not see it, and the first of two writes is the first once it is on flash.
+
+Values wait as they came, in clear, like a value that an engine has half written; a put that is not a whole
+value of a known length (a file written through /kv) goes through.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from agent.pool.counters import MissCause
+from agent.pool.errors import BadPut, PutRefused, TooLong
+from agent.pool.steps import Acquire, Lanes, Runner, Steps
+from agent.pool.volume.volume import Volume
+from agent.pool.write.delete_and_pin import delete, pin
+from agent.pool.write.put import TIME_MAX, Writing
+
+log = logging.getLogger(__name__)
+
+KEEP_SECONDS: Final = 30.0
+VALUE_COST: Final = 1024
+"""Memory of a value that waits, beside its bytes."""
+PIECE_BYTES: Final = 1 << 20
+"""A value is sealed and sent in pieces of this size; a worker's buffer holds no more."""
+RETRY_SECONDS: Final = 0.2
+LOOK_SECONDS: Final = 1.0
+TELL_SECONDS: Final = 10.0
+"""How often the log tells of values that were lost, at the most."""
+
+
+class Waiting:
+    """One value that is acknowledged and not on flash. `lock` is held by whoever stores or removes it."""
+
+    __slots__ = ("data", "expires", "key", "lock", "over", "pinned_until", "pseudonym", "readers", "since")
+
+    def __init__(self, key: bytes, pseudonym: bytes, data: memoryview, expires: int, since: float) -> None:
+        self.key = key
+        self.pseudonym = pseudonym
+        self.data = data
+        self.expires = expires
+        """In seconds since the epoch, counted from the put; 0: never."""
+        self.since = since
+        self.pinned_until = 0
+        """The pin that it gets on flash; what waits is not evicted."""
+        self.lock = threading.Lock()
+        self.over = False
+        """It is on flash, was removed, or was given up."""
+        self.readers = 0
+        """Those who have it open: its memory is held for as long. Changed by `WriteBack`."""
+
+    def has_expired(self, wall: float) -> bool:
+        return bool(self.expires) and self.expires <= wall
+
+
+class _Storing(Writing):
+    """The put to flash of a value that waited: its time to live began when it was acknowledged."""
+
+    def __init__(self, volume: Volume, value: Waiting) -> None:
+        super().__init__(volume, value.key, length=len(value.data))
+        self._expires = value.expires
+
+    def _expiry(self, wall: float) -> int:
+        return self._expires
+
+
+class WriteBack:
+    """The values of one volume that wait. Safe from any thread."""
+
+    def __init__(
+        self,
+        volume: Volume,
+        bytes_max: int,
+        came: threading.Event | None = None,
+        keep_seconds: float = KEEP_SECONDS,
+    ) -> None:
+        """`came` is set when there is something to store."""
+        self.volume = volume
+        self.bytes_max = bytes_max
+        self.keep_seconds = keep_seconds
+        self.bytes_held = 0
+        """Of values that wait, of those that are on their way in, and of those that readers still have."""
+        self._held = 0
+        """How many they are."""
+        self.lost = 0
+        self.last_refusal = "they waited too long"
+        """Values that were given up. Written by the thread that stores."""
+        self._values: OrderedDict[bytes, Waiting] = OrderedDict()
+        self._lock = threading.Lock()
+        self._came = came or threading.Event()
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def set_aside(self, size: int) -> bool:
+        """Room for a value that is coming; False where there is none."""
+        with self._lock:
+            if self.bytes_held + size + (self._held + 1) * VALUE_COST > self.bytes_max:
+                return False
+            self._change(1, size)
+            return True
+
+    def give_back(self, size: int) -> None:
+        """That room, of a value that did not come."""
+        with self._lock:
+            self._change(-1, -size)
+
+    def _change(self, values: int, size: int) -> None:
+        """Called with the lock held."""
+        self._held += values
+        self.bytes_held += size
+
+    def forget_expired(self, pseudonym: bytes, wall: float) -> None:
+        """Make way for a new put of a key, unless the old value is being stored just now."""
+        value = self._values.get(pseudonym)
+        if value is not None and value.has_expired(wall) and value.lock.acquire(blocking=False):
+            try:
+                self._remove(value)
+            finally:
+                value.lock.release()
+
+    def add(self, value: Waiting) -> bool:
+        """Take a value, for which room was set aside. False where one of its key waits already."""
+        with self._lock:
+            if value.pseudonym in self._values:
+                self._change(-1, -len(value.data))
+                return False
+            self._values[value.pseudonym] = value
+        self._came.set()
+        return True
+
+    def find(self, pseudonym: bytes) -> Waiting | None:
+        return self._values.get(pseudonym)
+
+    def find_to_read(self, pseudonym: bytes) -> Waiting | None:
+        """As `find`; the value's memory is the reader's until `let_go`."""
+        with self._lock:
+            value = self._values.get(pseudonym)
+            if value is not None:
+                value.readers += 1
+            return value
+
+    def let_go(self, value: Waiting) -> None:
+        """A reader is done."""
+        with self._lock:
+            value.readers -= 1
+            self._count_out(value)
+
+    def _count_out(self, value: Waiting) -> None:
+        """Its memory is free, once it neither waits nor is read. Called with the lock held."""
+        if not value.readers and self._values.get(value.pseudonym) is not value:
+            self._change(-1, -len(value.data))
+
+    def oldest(self) -> Waiting | None:
+        """The value whose turn it is."""
+        with self._lock:
+            return next(iter(self._values.values()), None)
+
+    def postpone(self, value: Waiting) -> None:
+        """Flash did not take it; the others come first."""
+        with self._lock:
+            if self._values.get(value.pseudonym) is value:
+                self._values.move_to_end(value.pseudonym)
+
+    def store(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[bool]:
+        """Bring a value to flash, if that is still to be done. False where it could not be and waits on."""
+        if not (yield Acquire(value.lock, deadline)):
+            return False
+        try:
+            if value.over:
+                return True
+            if value.has_expired(lanes.wall()):
+                self._remove(value)
+                return True
+            tally = lanes.tally(self.volume.settings.name)
+            refused_before = tally.puts_refused
+            try:
+                yield from self._write(lanes, value, deadline)
+            except (PutRefused, BadPut) as refused:
+                # The put was acknowledged; if it comes to nothing it is one that was lost.
+                tally.puts_refused = refused_before
+                # No slot, no room, an erased volume: that will not be otherwise later. It will be where an
+                # enclosure is away, for nothing is evicted meanwhile, and where a key was rotated away: the
+                # next try seals with the new one.
+                may_pass = not isinstance(refused, BadPut) and (refused.cause is not None or refused.passes)
+                in_time = lanes.now() - value.since < self.keep_seconds
+                if may_pass and in_time and not self.volume.erased:
+                    return False
+                self.last_refusal = str(refused)
+                self.give_up(value, lanes)
+                return True
+            if value.pinned_until:
+                yield from pin(self.volume, lanes, value.key, value.pinned_until, deadline)
+            self._remove(value)
+            return True
+        finally:
+            value.lock.release()
+
+    def _write(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[None]:
+        length = len(value.data)
+        writing = _Storing(self.volume, value)
+        try:
+            for at in range(0, length, PIECE_BYTES):
+                yield from writing.write(lanes, at, value.data[at : at + PIECE_BYTES], deadline)
+        finally:
+            if not writing.finished:
+                yield from writing.drop(lanes)
+
+    def delete(self, lanes: Lanes, value: Waiting, deadline: float) -> Steps[bool]:
+        """Delete a key whose value waits, here and on flash, where a try to store it may have left it.
+
+        Raises PutRefused where that cannot be done; then the value waits on, for its key is not gone.
+        """
+        if not (yield Acquire(value.lock, deadline)):
+            raise PutRefused("the value is being stored", MissCause.LATE)
+        try:
+            was_there = not value.over and not value.has_expired(lanes.wall())
+            there = yield from delete(self.volume, lanes, value.key, deadline)
+            self._remove(value)
+            return was_there or there
+        finally:
+            value.lock.release()
+
+    def pin(self, value: Waiting, until: int, deadline: float) -> Steps[bool]:
+        """Have a value pinned when it is stored. False where it does not wait any more."""
+        if not (yield Acquire(value.lock, deadline)):
+            raise PutRefused("the value is being stored", MissCause.LATE)
+        try:
+            if not value.over:
+                value.pinned_until = until
+            return not value.over
+        finally:
+            value.lock.release()
+
+    def give_up(self, value: Waiting, lanes: Lanes) -> None:
+        """It was acknowledged, and will not be stored. Whoever calls holds its lock."""
+        if not value.over:
+            lanes.tally(self.volume.settings.name).puts_lost += 1
+            self.lost += 1
+            self._remove(value)
+
+    def give_up_idle(self, value: Waiting, lanes: Lanes) -> bool:
+        """As `give_up`; False where somebody is storing or removing it just now."""
+        if not value.lock.acquire(blocking=False):
+            return False
+        try:
+            self.give_up(value, lanes)
+            return True
+        finally:
+            value.lock.release()
+
+    def _remove(self, value: Waiting) -> None:
+        value.over = True
+        with self._lock:
+            # By now another value of the key may be waiting, which was put after this one was deleted.
+            if self._values.get(value.pseudonym) is value:
+                del self._values[value.pseudonym]
+                self._count_out(value)
+
+
+class BackWriting:
+    """One put into memory. It looks as a `Writing` does; `begin` makes one where there is room."""
+
+    def __init__(self, back: WriteBack, key: bytes, length: int, ttl_seconds: int) -> None:
+        self.volume = back.volume
+        self.key = key
+        self.pseudonym = back.volume.placement.pseudonym(key)
+        self.already_there = False
+        self.finished = False
+        self.stored = False
+        self.received = 0
+        self._back = back
+        self._length = length
+        self._ttl_seconds = ttl_seconds or back.volume.settings.ttl_seconds
+        self._holds_room = True
+        self._data: memoryview | None = None
+
+    @classmethod
+    def begin(cls, back: WriteBack, key: bytes, length: int, ttl_seconds: int) -> BackWriting | None:
+        """None where there is no room for the value: it has to go through."""
+        if not back.set_aside(length):
+            return None
+        return cls(back, key, length, ttl_seconds)
+
+    def write(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[bool]:
+        """Take bytes of the value, in their order. True when that completed it: it waits for its storing."""
+        if offset + len(data) > self._length:
+            raise TooLong(f"bytes up to {offset + len(data)} of a value that ends at {self._length}")
+        if self.finished or not len(data):
+            return self.finished
+        if refusal := self.volume.refusal:
+            yield from self.drop(lanes)
+            lanes.tally(self.volume.settings.name).puts_refused += 1
+            raise PutRefused(refusal, MissCause.WRONG_KEY)
+        if offset != self.received:
+            yield from self.drop(lanes)
+            raise BadPut("a value is written from its start on")
+        if self._data is None:
+            self._data = memoryview(bytearray(self._length))
+        self._data[offset : offset + len(data)] = data
+        self.received += len(data)
+        if self.received < self._length:
+            return False
+        waiting, self._data, self._holds_room = self._data, None, False
+        wall = lanes.wall()
+        expires = min(int(wall) + self._ttl_seconds, TIME_MAX) if self._ttl_seconds else 0
+        value = Waiting(self.key, self.pseudonym, waiting, expires, lanes.now())
+        self._back.forget_expired(self.pseudonym, wall)
+        tally = lanes.tally(self.volume.settings.name)
+        if self._back.add(value):
+            tally.puts_written_back += 1
+            self.stored = True
+        else:
+            tally.puts_already_there += 1
+            self.already_there = True
+        self.finished = True
+        return True
+
+    def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        """What is not complete by now is not stored."""
+        if not self.finished:
+            yield from self.drop(lanes)
+            raise BadPut(f"{self.received} bytes of a value of {self._length}")
+
+    def drop(self, lanes: Lanes) -> Steps[None]:
+        """Give up what came so far."""
+        yield from ()  # steps, of which there are none
+        self.finished = True
+        self._data = None
+        if self._holds_room:
+            self._holds_room = False
+            self._back.give_back(self._length)
+
+
+class AlreadyWaiting:
+    """A put that cannot wait, of a key whose value does. It is taken and forgotten: the first put stays."""
+
+    stored = False
+
+    def __init__(self, volume: Volume, key: bytes, length: int | None) -> None:
+        self.volume = volume
+        self.key = key
+        self.already_there = True
+        self.finished = False
+        self.received = 0
+        self._length = length
+
+    def write(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[bool]:
+        """Count bytes of the value. True when it is complete."""
+        end = offset + len(data)
+        limit = self._length if self._length is not None else self.volume.settings.value_bytes
+        if end > limit:
+            raise TooLong(f"bytes up to {end} of a value that ends at {limit}")
+        self.received = max(self.received, end)
+        if not self.finished and self.received == self._length:
+            yield from self.finish(lanes, deadline)
+        return self.finished
+
+    def finish(self, lanes: Lanes, deadline: float) -> Steps[None]:
+        yield from ()  # steps, of which there are none
+        if not self.finished:
+            self.finished = True
+            lanes.tally(self.volume.settings.name).puts_already_there += 1
+
+    def drop(self, lanes: Lanes) -> Steps[None]:
+        """Nothing is kept for it."""
+        yield from ()  # steps, of which there are none
+        self.finished = True
+
+
+class Storing:
+    """The thread that brings what waits to flash. `came` is set by every `WriteBack` of `backs`."""
+
+    def __init__(self, backs: Sequence[WriteBack], came: threading.Event) -> None:
+        self._backs = list(backs)
+        self._came = came
+        self._stopping = threading.Event()
+        self._next_try = [0.0] * len(self._backs)
+        """After a try that failed its volume rests for as long as that took, and the others have a turn."""
+        self._lost_told = 0
+        self._lost_told_at = float("-inf")
+
+    def work(self, lanes: Lanes, runner: Runner) -> None:
+        """Until `stop` was called and nothing waits any more: it was stored, or it was given up."""
+        while True:
+            self._came.clear()
+            stored = [self._oldest(number, lanes, runner) for number in range(len(self._backs))]
+            if time.monotonic() - self._lost_told_at >= TELL_SECONDS:
+                self._tell_lost()
+            if any(stored):
+                continue
+            if any(len(back) for back in self._backs):
+                time.sleep(RETRY_SECONDS)  # flash does not take it; nobody can say when it will
+            elif self._stopping.is_set():
+                self._tell_lost()
+                return
+            else:
+                self._came.wait(LOOK_SECONDS)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._came.set()
+
+    def _tell_lost(self) -> None:
+        lost = {back.volume.settings.name: back.lost for back in self._backs if back.lost}
+        total = sum(lost.values())
+        if total > self._lost_told:
+            log.warning(
+                "%d acknowledged values could not be stored and are lost (by volume, in all: %s): %s",
+                total - self._lost_told,
+                lost,
+                {back.volume.settings.name: back.last_refusal for back in self._backs if back.lost},
+            )
+            self._lost_told, self._lost_told_at = total, time.monotonic()
+
+    def _oldest(self, number: int, lanes: Lanes, runner: Runner) -> bool:
+        back = self._backs[number]
+        value, began = back.oldest(), time.monotonic()
+        if value is None or began < self._next_try[number]:
+            return False
+        bandwidth = back.volume.bandwidth
+        if bandwidth is not None and not bandwidth.is_ready(lanes):
+            # The thread is everybody's: it does not wait for what one tenant may move.
+            if lanes.now() - value.since < back.keep_seconds:
+                return False
+            return back.give_up_idle(value, lanes)
+        try:
+            if runner.run(back.store(lanes, value, lanes.now() + back.volume.timing.write_deadline)):
+                return True
+        except Exception:
+            log.exception("a value of volume %s could not be stored", back.volume.settings.name)
+            return back.give_up_idle(value, lanes)
+        back.postpone(value)
+        self._next_try[number] = 2 * time.monotonic() - began
+        return False

@@ -1,0 +1,193 @@
+"""The enclosures that discovery controllers list: which there are, and when one is no longer one of ours.
+
+An entry of a discovery log is a way to a subsystem (address, port, transport, NQN). Each becomes an enclosure
+as if it stood in the configuration, with the digests and secrets of the `[[discovery]]` that found it; one
+that does stand there, or that another discovery controller has listed, is not taken twice. Referrals to
+other discovery controllers are not followed: name those in the configuration. A discovery controller is not
+believed further than that: an entry that gives no IP address, or names with characters that do not print, is
+left out and said once.
+
+An entry that disappears takes nothing away that works. A discovery controller that starts again may list
+nothing for a moment, and no session is ended for that; only an enclosure that is neither listed nor connected
+is forgotten. Its namespaces are then away, as those of any enclosure that does not answer, and what they hold
+is found again when it comes back, under whatever address. Without I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeAlias, TypeVar
+
+from pydantic import ValidationError
+
+from agent.config.configuration import DiscoverySection, EnclosureSection
+from nvmeof.wire.fabrics import DISCOVERY_NQN
+from nvmeof.wire.log_page import AddressFamily, DiscoveryEntry, SubsystemType, TransportType
+
+log = logging.getLogger(__name__)
+
+DISCOVERED_MAX = 4096
+"""Enclosures by discovery; what is listed beyond is not connected to, and the log says so."""
+
+REFUSED_MAX = 16
+"""Entries of one log that are said to be no way to an enclosure."""
+
+_TRANSPORTS = {TransportType.TCP: "tcp", TransportType.RDMA: "rdma"}
+_FAMILIES = (AddressFamily.IPV4, AddressFamily.IPV6)
+
+Way: TypeAlias = tuple[str, str, int, str]
+"""Transport, address, port, NQN."""
+E = TypeVar("E")
+
+
+def way_to(section: EnclosureSection) -> Way:
+    return section.transport, section.address, section.port, section.nqn
+
+
+def enclosures_in(
+    discovery: DiscoverySection,
+    entries: Iterable[DiscoveryEntry],
+    refused: Callable[[str], None] = lambda _: None,
+) -> dict[Way, EnclosureSection]:
+    """The enclosures of a log, those left out that this host has no transport for.
+
+    A target that listens at any address lists that one; it is then where the discovery controller is.
+    `refused` is told of entries that are no way to an enclosure, in printable ASCII.
+    """
+    found: dict[Way, EnclosureSection] = {}
+    for entry in entries:
+        transport = _TRANSPORTS.get(TransportType(entry.transport_type)) if _known(entry) else None
+        if transport is None:
+            continue
+        address = discovery.address if _is_wildcard(entry.address) else entry.address
+        named = f"{transport} {address} {entry.service} {entry.subsystem_nqn}"
+        try:
+            _check(entry)
+            section = EnclosureSection.model_validate(
+                {
+                    "name": f"{discovery.name}.{hashlib.sha256(named.encode()).hexdigest()[:8]}",
+                    "transport": transport,
+                    "address": address,
+                    "port": int(entry.service),
+                    "nqn": entry.subsystem_nqn,
+                    "header_digest": discovery.header_digest,
+                    "data_digest": discovery.data_digest,
+                    "host_secret_file": discovery.host_secret_file,
+                    "controller_secret_file": discovery.controller_secret_file,
+                }
+            )
+        except (ValidationError, ValueError):
+            refused(ascii(named))
+            continue
+        found[way_to(section)] = section
+    return found
+
+
+def itself(discovery: DiscoverySection) -> EnclosureSection:
+    """The discovery controller as something to connect to."""
+    values = discovery.model_dump() | {"nqn": DISCOVERY_NQN}
+    return EnclosureSection.model_validate(values)
+
+
+def _known(entry: DiscoveryEntry) -> bool:
+    return (
+        entry.transport_type in _TRANSPORTS
+        and entry.address_family in _FAMILIES
+        and entry.subsystem_type == SubsystemType.NVM
+    )
+
+
+def _check(entry: DiscoveryEntry) -> None:
+    """ValueError for what has no place in a log or a name: the peer chose it.
+
+    TRADDR of these address families is an IP address in text; its scope is as free as a name, though. A host
+    name would have this host ask its name server for what a stranger wrote.
+    """
+    ipaddress.ip_address(entry.address)
+    for text in (entry.address, entry.subsystem_nqn):
+        if not text.isprintable() or " " in text:
+            raise ValueError("it does not print")
+    if not (entry.service.isascii() and entry.service.isdecimal()):
+        raise ValueError("no port number")
+
+
+def _is_wildcard(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_unspecified
+    except ValueError:
+        return False
+
+
+@dataclass(slots=True)
+class _Known(Generic[E]):
+    enclosure: E
+    listed_by: set[str] = field(default_factory=set)
+
+
+class Discovered(Generic[E]):
+    """Enclosures by discovery. `begin` starts with one, `end` lets go of it."""
+
+    def __init__(
+        self,
+        configured: Sequence[EnclosureSection],
+        begin: Callable[[EnclosureSection], E],
+        end: Callable[[E], None],
+    ) -> None:
+        self._configured = {way_to(section) for section in configured}
+        self._begin, self._end = begin, end
+        self._known: dict[Way, _Known[E]] = {}
+        self._full = False
+        self._refused: dict[str, set[str]] = {}
+        """What each discovery controller lists that is no way to an enclosure."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def listed(self, discovery: DiscoverySection, entries: Iterable[DiscoveryEntry]) -> None:
+        """What one discovery controller lists now, instead of what it listed before."""
+        refused: set[str] = set()
+
+        def refuse(named: str) -> None:
+            if len(refused) < REFUSED_MAX:
+                refused.add(named)
+
+        wanted = enclosures_in(discovery, entries, refuse)
+        for named in sorted(refused - self._refused.get(discovery.name, set())):
+            log.warning("discovery %s lists what is no way to an enclosure: %s", discovery.name, named)
+        self._refused[discovery.name] = refused
+        for way, known in self._known.items():
+            if way not in wanted:
+                known.listed_by.discard(discovery.name)
+        for way, section in wanted.items():
+            if way in self._configured:
+                continue
+            if way not in self._known:
+                if len(self._known) >= DISCOVERED_MAX:
+                    if not self._full:
+                        log.warning("discovery lists over %d enclosures; the rest is left", DISCOVERED_MAX)
+                    self._full = True
+                    continue
+                transport, address, port, nqn = way
+                log.info(
+                    "enclosure %s: found, %s at %s port %d: %s", section.name, transport, address, port, nqn
+                )
+                self._known[way] = _Known(self._begin(section))
+            self._known[way].listed_by.add(discovery.name)
+
+    def forget_gone(self, is_connected: Callable[[E], bool]) -> None:
+        """Let go of what nobody lists and what is not connected."""
+        gone = [
+            way
+            for way, known in self._known.items()
+            if not known.listed_by and not is_connected(known.enclosure)
+        ]
+        for way in gone:
+            known = self._known.pop(way)
+            log.info(
+                "the enclosure %s at %s port %d is listed no longer, and is gone", way[3], way[1], way[2]
+            )
+            self._end(known.enclosure)

@@ -1,0 +1,200 @@
+"""Showing that two paths lead to one medium: what is written by the one is read by the other
+(verified_paths.py).
+
+A block of random bytes goes to a place that nothing else uses: on a namespace of blocks the last block before
+the first set (`PROOF_OFFSET`), on one of keys a key of its own. It is written by the path in use, and only
+where a superblock of g35's lies there; by the path in question one block is read, and nothing is written.
+
+Other agents write theirs to the same place. So a path that reads something else is another medium only where
+the path in use reads our block still: each is written once, so on one medium what was read in between would
+have been ours. Otherwise somebody wrote after us, which says nothing, and it is tried again after a pause
+that is random and grows, TRIES times at the most.
+
+At a start and in the verbs it is done by the look round (agent/attach/connect.py), in an agent that serves by
+a thread of its own: one that answers slowly must hold nobody up. What cannot be found out, because one of the
+two does not serve just now or others write all the time, is tried again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+
+from agent.errors import G35Error
+from agent.host_os.worker_thread import OwnThread
+from agent.pool.kv.commands import kv_lanes
+from agent.pool.kv.eviction import PROOF_KEY
+from agent.pool.kv.volume import wait_for_key
+from agent.pool.map.inspect import Content
+from agent.pool.map.kv_superblock import inspect_kv
+from agent.pool.map.superblock import BLOCK_BYTES, MAGIC, PROOF_OFFSET
+from agent.pool.steps import Lanes, Steps
+from agent.pool.volume.volume import wait_for
+from agent.remote.channel import WorkerLanes
+from agent.remote.fabric import Enclosure, Fabric, Route
+from agent.remote.verified_paths import Unproven
+
+log = logging.getLogger(__name__)
+
+SECONDS = 1.0
+"""For one read or write."""
+TRIES = 14
+PAUSE_SECONDS, PAUSE_MOST_SECONDS = 0.01, 0.64
+"""Before the second try at the most, twice as long before each one after it; and the longest of them."""
+AGAIN_SECONDS = 5.0
+"""Until what could not be found out is tried again."""
+TURN_SECONDS, START_SECONDS = 1.0, 30.0
+"""When no other proof is begun in a turn: in an agent that serves; before it does, and in a verb."""
+EVERY_SECONDS = 0.5
+"""Between two turns of an agent that serves."""
+STOP_SECONDS = 5.0
+"""For the proof that is under way. A try is three reads and writes."""
+PROOF_MAGIC = b"g35path1"
+
+
+class Prover:
+    """Looks into what a fabric has unproven. One thread."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._not_before: dict[tuple[Enclosure, bytes], float] = {}
+        """By path and namespace; without a namespace for all of them."""
+
+    def turn(
+        self,
+        lanes: WorkerLanes,
+        seconds: float = TURN_SECONDS,
+        pause: Callable[[float], bool | None] = time.sleep,
+    ) -> None:
+        """Do what is due, on the lanes of the thread, in which no steps are under way; the rest next time.
+
+        `pause` waits for so many seconds, and says whether to leave off.
+        """
+        unproven = self._fabric.unproven()
+        began = time.monotonic()
+        end = began + seconds
+        self._not_before = {which: until for which, until in self._not_before.items() if until > began}
+        # In no order: a discovery controller that lists very many must not keep the others waiting for ever,
+        # and agents that start together should not meet at each namespace.
+        for each in random.sample(unproven, len(unproven)):
+            path, now = each.path.enclosure, time.monotonic()
+            if now >= end or pause(0):
+                break
+            if any(self._not_before.get((path, which), now) > now for which in (b"", each.nguid)):
+                continue
+            try:
+                is_one = shows(lanes, each, pause)
+            except G35Error:
+                self._not_before[path, b""] = time.monotonic() + AGAIN_SECONDS
+                continue
+            if is_one is None:
+                self._not_before[path, each.nguid] = time.monotonic() + AGAIN_SECONDS
+            else:
+                self._fabric.found(each, is_one)
+
+
+class ProvingThread:
+    """Proves what an agent that serves has unproven, until it is stopped."""
+
+    def __init__(self, fabric: Fabric, take_lanes: Callable[[], WorkerLanes]) -> None:
+        """`take_lanes` gives the thread its lanes, which nobody else uses."""
+        self._prover = Prover(fabric)
+        self._take_lanes = take_lanes
+        self._thread = OwnThread(
+            "prover", STOP_SECONDS, "the prover of paths, which still waits for an answer,"
+        )
+
+    def start(self) -> None:
+        self._thread.start(self._work)
+
+    def stop(self) -> None:
+        self._thread.stop()
+
+    def _work(self) -> None:
+        lanes, stopping = self._take_lanes(), self._thread.stopping
+        while not stopping.wait(EVERY_SECONDS):
+            try:
+                self._prover.turn(lanes, pause=stopping.wait)
+            except Exception:
+                log.exception("looking into the paths that discovery lists failed; it is tried again")
+                stopping.wait(AGAIN_SECONDS)
+
+
+def shows(
+    lanes: WorkerLanes, unproven: Unproven, pause: Callable[[float], bool | None] = time.sleep
+) -> bool | None:
+    """Whether the path reads what is written by the other. None: nothing of g35's lies there, or others wrote
+    there each time, or `pause` said to leave off.
+
+    Raises G35Error where one of the two does not answer, or refuses.
+    """
+    is_kv = unproven.by.kv is not None
+    if is_kv is not (unproven.path.kv is not None):
+        return False
+    by, path = _only(unproven.by, unproven.nguid), _only(unproven.path, unproven.nguid)
+    before = lanes.go_by(by)
+    try:
+        if not lanes.run(_is_of_a_pool(lanes, unproven.nguid, is_kv)):
+            return None
+        for attempt in range(TRIES):
+            longest = min(PAUSE_MOST_SECONDS, PAUSE_SECONDS * 2 ** (attempt - 1))
+            if attempt and pause(random.uniform(0, longest)):
+                break
+            block = (PROOF_MAGIC + os.urandom(32)).ljust(BLOCK_BYTES, b"\0")
+            lanes.go_by(by)
+            lanes.run(_write(lanes, block, is_kv))
+            lanes.go_by(path)
+            if lanes.run(_read(lanes, is_kv)) == block:
+                return True
+            lanes.go_by(by)
+            if lanes.run(_read(lanes, is_kv)) == block:
+                return False
+        return None
+    finally:
+        lanes.go_by(before)
+
+
+def _only(way: Route, nguid: bytes) -> Fabric:
+    """A fabric of one path and one namespace, which has number 0."""
+    fabric = Fabric([way.enclosure])
+    fabric.adopt([nguid])
+    return fabric
+
+
+def _is_of_a_pool(lanes: Lanes, nguid: bytes, is_kv: bool) -> Steps[bool]:
+    if is_kv:
+        found = yield from inspect_kv(lanes, 0, nguid, SECONDS)
+        return found.content is Content.POOL
+    head = memoryview(bytearray(BLOCK_BYTES))
+    cause = yield from wait_for(lanes, lanes.read(0, 0, head), lanes.now() + SECONDS)
+    if cause is not None:
+        raise G35Error("the path in use does not answer")
+    return head[: len(MAGIC)] == MAGIC
+
+
+def _write(lanes: Lanes, block: bytes, is_kv: bool) -> Steps[None]:
+    until = lanes.now() + SECONDS
+    if is_kv:
+        cause = yield from wait_for_key(lanes, kv_lanes(lanes).kv_store(0, PROOF_KEY, [block]), until)
+    else:
+        cause = yield from wait_for(lanes, lanes.write(0, PROOF_OFFSET, [block]), until)
+    if cause is not None:
+        raise G35Error("the path in use does not take the block")
+
+
+def _read(lanes: Lanes, is_kv: bool) -> Steps[bytes]:
+    block = memoryview(bytearray(BLOCK_BYTES))
+    until = lanes.now() + SECONDS
+    if is_kv:
+        pending = kv_lanes(lanes).kv_retrieve(0, PROOF_KEY, block)
+        cause = yield from wait_for_key(lanes, pending, until)
+        if pending.missing:
+            return b""
+    else:
+        cause = yield from wait_for(lanes, lanes.read(0, PROOF_OFFSET, block), until)
+    if cause is not None:
+        raise G35Error("the path does not answer")
+    return bytes(block)

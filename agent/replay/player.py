@@ -1,0 +1,192 @@
+"""Playing requests as an inference engine would, several at a time.
+
+For each request: look up the prefix in one round trip, prestage and read the leading blocks that are
+there, stop at the first hole (attention needs a prefix without one), and store what is not there.
+Every byte read is judged. A call that finds no agent is made again once there is one (absence.py). Read
+tally.py for what is counted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from agent.cli.hung_agent import HUNG_SECONDS, CallClock
+from agent.replay.absence import ANSWERED_MAX, Absence
+from agent.replay.content import BlockContent
+from agent.replay.lru import LruBaseline
+from agent.replay.tally import Cause, Tally, cause_of
+from agent.replay.trace_lines import TraceRequest
+from host_shim.control_wire import Outcome
+from host_shim.pool import Fetched
+
+T = TypeVar("T")
+
+
+class BlockStore(Protocol):
+    """What a player needs of a `host_shim.pool.Volume`."""
+
+    def lookup(self, keys: Sequence[bytes]) -> list[Outcome | None]: ...
+
+    def prestage(self, keys: Sequence[bytes]) -> list[bool]: ...
+
+    def fetch(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[Fetched]: ...
+
+    def put(self, key: bytes, data: memoryview) -> bool: ...
+
+
+class Schedule:
+    """Hands out the trace's requests in order, each when its time has come.
+
+    `time_scale` 0 is as fast as possible, 1 the trace's own pace, 10 ten times that.
+    """
+
+    def __init__(
+        self, requests: Iterator[TraceRequest], time_scale: float = 0.0, baseline: LruBaseline | None = None
+    ) -> None:
+        self._requests = requests
+        self._time_scale = time_scale
+        self._baseline = baseline
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._first_ms = 0.0
+        self.stopping = threading.Event()
+        self.failure: Exception | None = None
+
+    def next_request(self) -> TraceRequest | None:
+        """The next request, or None at the end and after `stopping` was set."""
+        with self._lock:
+            if self.stopping.is_set():
+                return None
+            request = next(self._requests, None)
+            if request is None:
+                return None
+            if self._baseline is not None:
+                self._baseline.play(request.hash_ids)
+            if self._began is None:
+                self._began, self._first_ms = time.monotonic(), request.timestamp_ms
+        if self._time_scale:
+            due = self._began + (request.timestamp_ms - self._first_ms) / 1000 / self._time_scale
+            if self.stopping.wait(max(0.0, due - time.monotonic())):
+                return None
+        return request
+
+
+class Player:
+    """One thread's worth of playing: a buffer, a tally, one request at a time."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        content: BlockContent,
+        schedule: Schedule,
+        *,
+        prestage: bool = True,
+        absence: Absence | None = None,
+        hung_seconds: float = HUNG_SECONDS,
+    ) -> None:
+        self.tally = Tally()
+        self.clock = CallClock(hung_seconds)
+        self._absence = absence
+        self._store = store
+        self._content = content
+        self._schedule = schedule
+        self._prestage = prestage
+        self._words = np.zeros(content.value_bytes // 8, np.uint64)
+        self._bytes = memoryview(self._words.data).cast("B")
+
+    def run(self) -> None:
+        """Play until the trace is at its end. What goes wrong ends all players, by `Schedule.failure`."""
+        try:
+            while (request := self._schedule.next_request()) is not None:
+                self.play(request)
+        except Exception as error:
+            self._schedule.failure = error
+            self._schedule.stopping.set()
+
+    def play(self, request: TraceRequest) -> None:
+        """Play one request to its end."""
+        tally = self.tally
+        keys = [self._content.key(hash_id) for hash_id in request.hash_ids]
+        there, _ = self._asked(
+            lambda: self._store.lookup(keys), lambda seen: bool(seen) and set(seen) == {None}
+        )
+        promised = next((at for at, seen in enumerate(there) if seen is not Outcome.HIT), len(keys))
+        if self._prestage and promised > 1:
+            self._store.prestage(keys[1:promised])
+        read = 0
+        while read < promised and self._read(request.hash_ids[read], keys[read], there, read):
+            read += 1
+        for at in range(read, len(keys)):
+            seen = there[at]
+            if seen is Outcome.HIT:
+                tally.misses[Cause.BEHIND_A_HOLE] += 1
+                continue
+            if at != read or promised <= read:  # the block that broke the promise was counted by _read
+                tally.misses[cause_of(seen)] += 1
+            self._write(request.hash_ids[at], keys[at])
+        tally.requests += 1
+        tally.blocks += len(keys)
+        tally.hits += read
+        tally.tokens += request.input_length
+        tally.tokens_saved += request.tokens_of(read)
+
+    def _read(self, hash_id: int, key: bytes, there: list[Outcome | None], at: int) -> bool:
+        """Read and judge one block. False: it is a hole after all, counted, and `there` knows."""
+        tally = self.tally
+        found, took = self._asked(
+            lambda: self._store.fetch([key], [self._bytes])[0],
+            lambda one: one.length is None and one.outcome is None,
+        )
+        if found.length is None:
+            tally.misses[cause_of(found.outcome)] += 1
+            there[at] = found.outcome if found.outcome is not Outcome.HIT else None
+            return False
+        tally.get_latencies.add(took)
+        tally.bytes_read += found.length
+        wrong = self._content.wrong_bytes(hash_id, self._words)
+        if found.length != self._content.value_bytes:
+            wrong = max(wrong, 1)
+        if wrong:
+            tally.wrong_bytes += wrong
+            tally.wrong_blocks += 1
+            tally.misses[Cause.WRONG_BYTES] += 1
+            there[at] = None
+            return False
+        return True
+
+    def _write(self, hash_id: int, key: bytes) -> None:
+        tally = self.tally
+        self._content.fill(hash_id, self._words)
+        stored, took = self._asked(
+            lambda: self._store.put(key, self._bytes), lambda one: not one and not self._is_there()
+        )
+        tally.puts += 1
+        if stored:
+            tally.put_latencies.add(took)
+            tally.bytes_written += len(self._bytes)
+        else:
+            tally.puts_refused += 1
+
+    def _asked(self, call: Callable[[], T], found_nobody: Callable[[T], bool]) -> tuple[T, float]:
+        """What a call returned, and how long that took: made again for as long as it found no agent and one
+        comes back. The time is that of the last try, and the waiting is counted by `Absence`."""
+        answered = 0
+        while True:
+            began = self.clock.begin()
+            try:
+                result = call()
+            finally:
+                took = self.clock.end() - began
+            if self._absence is None or not found_nobody(result) or answered == ANSWERED_MAX:
+                return result, took
+            if not self._absence.is_back():
+                return result, took
+            answered += 1
+
+    def _is_there(self) -> bool:
+        return self._absence is None or self._absence.answers()

@@ -1,0 +1,133 @@
+"""How this agent keeps what is stored good: scrub, second copies, and slots whose medium is bad.
+
+What gets and puts have met is looked into by the upkeep thread, always. A thread of its own, `keeper`, with
+lanes of its own, is there where it has something to do: a scrub that the configuration asks for, or a
+volume that keeps two copies, whose second ones it makes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from agent.config.scrub_section import ScrubSection
+from agent.host_os.worker_thread import OwnThread
+from agent.pool.access import AnyVolume
+from agent.pool.counters import Tally
+from agent.pool.maintenance.replication import work_off
+from agent.pool.maintenance.scrub import Pace, Scrubber, ScrubCounters, look_into_reports
+from agent.pool.steps import Lanes, Steps
+from agent.pool.volume.volume import Volume
+from agent.remote.channel import WorkerLanes
+
+log = logging.getLogger(__name__)
+
+COPY_SECONDS = 0.002
+"""How long the keeper sleeps when no copy is owed: a second copy follows its put after about that."""
+STOP_SECONDS = 10.0
+
+
+class Keeping:
+    """Made once for an agent. `take_lanes` gives the keeper its lanes, which nobody else uses."""
+
+    def __init__(
+        self,
+        scrub: ScrubSection,
+        volumes: Sequence[AnyVolume],
+        take_lanes: Callable[[], WorkerLanes],
+        tallies: Callable[[], Iterable[Mapping[str, Tally]]],
+        has_files: Callable[[Volume], bool],
+    ) -> None:
+        """`has_files` tells whether this agent has files in a volume of blocks: then that is its own."""
+        self._section = scrub
+        self._has_files = has_files
+        self._volumes = [volume for volume in volumes if isinstance(volume, Volume)]
+        self._take_lanes = take_lanes
+        self._tallies = tallies
+        self._reported = ScrubCounters()
+        """Of what gets and puts have met; the upkeep thread's."""
+        self._scrubber = Scrubber(self._volumes)
+        self._next_pass = 0.0
+        for volume in self._volumes:
+            volume.left_to_others = volume.settings.kind == "files"
+        self._thread = OwnThread("keeper", STOP_SECONDS, "the keeper, which is still reading,")
+
+    def look(self, lanes: Lanes) -> Steps[None]:
+        """Look into what gets and puts have met. For the upkeep thread."""
+        self._leave_files_to_others()
+        yield from look_into_reports(self._volumes, lanes, self._reported)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Counts since the start, and how far the pass under way is."""
+        counts, reported = asdict(self._scrubber.counters), asdict(self._reported)
+        summed = {name: count + reported[name] for name, count in counts.items()}
+        return {
+            "bandwidth": self._section.bandwidth,
+            **summed,
+            "sets_done": self._scrubber.sets_done,
+            "sets": self._scrubber.sets,
+            "copies_owed": sum(len(volume.owed) for volume in self._volumes),
+            "copies_not_noted": sum(volume.owed.dropped for volume in self._volumes),
+            "copies_not_made": sum(volume.owed.not_made for volume in self._volumes),
+            "copies_in_doubt": sum(volume.owed.doubtful for volume in self._volumes),
+        }
+
+    def _leave_files_to_others(self) -> None:
+        """One agent of a pool uses a volume of blocks; where that is not this one, it takes nothing out there
+        and seals nothing anew."""
+        for volume in self._volumes:
+            if volume.left_to_others and self._has_files(volume):
+                volume.left_to_others = False
+
+    def start(self) -> None:
+        if self._section.bandwidth or any(volume.settings.copies > 1 for volume in self._volumes):
+            self._thread.start(self._work)
+
+    def stop(self) -> None:
+        """End the keeper after the read or the copy in hand; the copies that are owed are left to a scrub."""
+        self._thread.stop()
+
+    def _work(self) -> None:
+        lanes, stopping = self._take_lanes(), self._thread.stopping
+        pace = Pace(self._section.bandwidth, lambda: self._moved_by_others(lanes))
+        copies = [volume for volume in self._volumes if volume.settings.copies > 1]
+        free_at = 0.0
+        while not stopping.is_set():
+            try:
+                if lanes.run(work_off(copies, lanes)):
+                    continue
+                now = time.monotonic()
+                if self._section.bandwidth and now >= max(free_at, self._next_pass):
+                    free_at = now + self._scrub_on(lanes, pace)
+                    continue
+                waits = max(free_at, self._next_pass) - now if self._section.bandwidth else COPY_SECONDS
+                stopping.wait(max(0.0, min(waits, COPY_SECONDS if copies else 0.5)))
+            except Exception:
+                log.exception("keeping what is stored good failed; it is tried again")
+                stopping.wait(1.0)
+
+    def _scrub_on(self, lanes: WorkerLanes, pace: Pace) -> float:
+        """One step of the scrub; how many seconds to wait before the next."""
+        if self._scrubber.is_between_passes:
+            self._next_pass = 0.0
+        began = self._scrubber.counters.passes
+        read = lanes.run(self._scrubber.advance(lanes))
+        now = time.monotonic()
+        if self._scrubber.counters.passes != began:
+            self._next_pass = now + self._section.every_hours * 3600
+            counters = self._scrubber.counters
+            log.info(
+                "scrub has read all: %d bad slots so far, %d set aside",
+                counters.slots_bad, counters.slots_quarantined,
+            )  # fmt: skip
+        return pace.spend(read, now)
+
+    def _moved_by_others(self, own: WorkerLanes) -> int:
+        moved = sum(
+            each[""].flash_bytes_read + each[""].flash_bytes_written for each in self._tallies() if "" in each
+        )
+        mine = own.tallies[""]
+        return moved - mine.flash_bytes_read - mine.flash_bytes_written

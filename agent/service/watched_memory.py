@@ -1,0 +1,162 @@
+"""Tables that requests fill and that keep their bounds by themselves, as they are shown among the bounds.
+
+Each lets go of its oldest, or refuses. Nothing is counted here: what a table holds is read when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from agent.bounds import ALL, Bounds, Limit
+from agent.fs.control.registered_memory import RegisteredMemory
+from agent.fs.files.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
+from agent.fs.files.unsynced import BLOCKS_MAX
+from agent.pool.access import AnyVolume
+from agent.pool.format.header_cache import KEPT_MAX
+from agent.pool.kv.volume import REMEMBERED_KEYS, KvVolume
+from agent.pool.prestage.predictor import ENTRIES_MAX
+from agent.pool.prestage.prefetcher import GUESSES_MAX, WAITING_MAX, Prestager
+from agent.pool.prestage.readahead import Continuer
+from agent.pool.read.prestage_cache import PrestageCache
+from agent.pool.volume.directory_cache import DirectoryCache
+from agent.pool.volume.in_doubt_writes import KEYS_MAX
+from agent.pool.volume.media_errors import REPORTS_MAX, SUSPECTS_MAX
+from agent.pool.volume.partial_puts import BEGUN_BYTES
+from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, OWED_MAX
+from agent.pool.volume.unit_buffers import SPARE_MAX
+from agent.pool.volume.unit_cache import KEPT_UNITS_MAX
+from agent.pool.write.admission import SEEN_MAX
+from agent.remote.fence import MOST_PLACES, Fence
+
+OLDEST: Final = "the oldest goes"
+
+
+def _limit(name: str, counts: str, most: int, refused: str, bytes_each: int, by: str = "everybody") -> Limit:
+    return Limit(name, counts, most, by=by, share=ALL, refused=refused, bytes_each=bytes_each)
+
+
+# fmt: off
+DIRECTORIES: Final = _limit(
+    "directories", "remembered directories (`directory_cache` / 5 KiB)", 13_107,
+    "the oldest that nobody uses goes", 8192,
+)
+PRESTAGED: Final = _limit(
+    "prestaged-bytes", "bytes of values that were prestaged (`[prestage] memory`)", 256 << 20, OLDEST, 0,
+)
+ANNOUNCED: Final = _limit(
+    "prestage-keys", "keys that are to be prestaged, guesses among them", WAITING_MAX + GUESSES_MAX,
+    "refused, or the oldest guess goes", 1024,
+)
+LEARNED: Final = _limit("learned-keys", "keys whose successors are known", ENTRIES_MAX, OLDEST, 2048)
+REGISTERED: Final = _limit(
+    "registered-bytes", "bytes of clients' memory that are mapped (`registered_memory`)", 64 << 30,
+    "ENOSPC", 0, "session",
+)
+FENCED: Final = _limit(
+    "fenced-places", "places where a write without an answer may land", MOST_PLACES,
+    "the whole namespace is fenced", 2048,
+)
+BEGUN: Final = _limit(
+    "begun-bytes", "bytes of values that came in part and wait for their next piece", BEGUN_BYTES,
+    "the one that has waited for 1 s goes, or EIO", 0,
+)
+BACK: Final = _limit(
+    "write-back-bytes", "bytes of values that wait to be stored (`write_back_memory`)", 64 << 20,
+    "stored before the answer", 0, "volume",
+)
+SECOND_USE: Final = _limit(
+    "second-use-keys", "keys that were put before", SEEN_MAX, "the older half goes", 256,
+)
+FILE_BLOCKS: Final = _limit(
+    "file-blocks", "blocks of files that were read lately, or that no flush has proven",
+    OPEN_BLOCKS_MAX + 2 * BLOCKS_MAX, "a put flushes; the oldest goes", 16384,
+)
+OF_VOLUMES: Final = {
+    "kept-units": _limit(
+        "kept-units", "opened units whose rest is not read yet", KEPT_UNITS_MAX, OLDEST, 2 << 20, "volume"
+    ),
+    "spare-units": _limit(
+        "spare-units", "buffers that wait for their next use", SPARE_MAX, "it is freed", 2 << 20, "volume"
+    ),
+    "proven-headers": _limit(
+        "proven-headers", "headers of slots that need no second proof", KEPT_MAX, OLDEST, 16384, "volume"
+    ),
+    "unsettled-keys": _limit(
+        "unsettled-keys", "keys of which a write may still land", KEYS_MAX,
+        "none of its keys is deleted for 60 s", 256, "volume",
+    ),
+    "kv-keys": _limit(
+        "kv-keys", "keys on KV namespaces that were used, evicted or disproven", 3 * REMEMBERED_KEYS,
+        OLDEST, 512, "volume",
+    ),
+    "damaged-slots": _limit(
+        "damaged-slots", "slots with strikes, and reports that wait", SUSPECTS_MAX + REPORTS_MAX,
+        OLDEST, 512, "volume",
+    ),
+    "owed-copies": _limit(
+        "owed-copies", "second copies that are to be made, or taken back", OWED_MAX + DOUBTFUL_MAX,
+        "left to a scrub; none is made", 512, "volume",
+    ),
+}
+# fmt: on
+
+
+def of_volume(volume: AnyVolume) -> dict[str, int]:
+    """What the tables of a volume hold, by the names of their limits."""
+    held = {
+        "kept-units": len(volume.kept_units),
+        "spare-units": len(volume.unit_buffers),
+        "proven-headers": len(volume.codec.proven_headers),
+        "unsettled-keys": len(volume.unsettled),
+    }
+    if isinstance(volume, KvVolume):
+        return held | {"kv-keys": len(volume.uses) + len(volume.evicted) + len(volume.disproven)}
+    return held | {
+        "damaged-slots": len(volume.damage),
+        "owed-copies": len(volume.owed) + volume.owed.doubtful,
+    }
+
+
+def watch_memory(
+    bounds: Bounds,
+    volumes: Sequence[AnyVolume],
+    directories: DirectoryCache,
+    prestage: PrestageCache,
+    prestager: Prestager,
+    continuer: Continuer,
+    registered: RegisteredMemory,
+    registered_max: int,
+    fence: Fence,
+) -> None:
+    """Show what they hold. `registered_max`: bytes."""
+    bounds.watch(DIRECTORIES, lambda: {"all": len(directories)}, most=directories.capacity)
+    bounds.watch(PRESTAGED, lambda: {"all": prestage.bytes_held}, most=prestage.budget_bytes)
+    bounds.watch(ANNOUNCED, lambda: {"all": len(prestager)})
+    bounds.watch(LEARNED, lambda: {"all": len(continuer)})
+    bounds.watch(REGISTERED, lambda: {"all": registered.mapped_bytes()}, most=registered_max)
+    bounds.watch(FENCED, lambda: {"all": len(fence)})
+    if volumes:
+        begun = volumes[0].begun
+        bounds.watch(BEGUN, lambda: {"all": begun.bytes_held}, most=begun.bytes_max)
+    for name, limit in OF_VOLUMES.items():
+        having = [each for each in volumes if name in of_volume(each)]
+        if having:
+            bounds.watch(limit, _counted(having, name), most=limit.most * len(having))
+    blocks = [each for each in volumes if not isinstance(each, KvVolume)]
+    backs = [each.back for each in blocks if each.back is not None]
+    if backs:
+        most = sum(back.bytes_max for back in backs)
+        bounds.watch(BACK, lambda: {str(each): back.bytes_held for each, back in enumerate(backs)}, most=most)
+    seen = [each.admission for each in blocks if each.admission is not None]
+    if seen:
+        bounds.watch(SECOND_USE, lambda: {"all": sum(map(len, seen))})
+
+
+def _counted(volumes: Sequence[AnyVolume], table: str) -> Callable[[], dict[str, int]]:
+    return lambda: {str(number): of_volume(volume)[table] for number, volume in enumerate(volumes)}
+
+
+def watch_blocks(bounds: Bounds, store: PoolBlockStore) -> None:
+    """Show what is remembered of the blocks of /fs."""
+    bounds.watch(FILE_BLOCKS, lambda: {"all": store.remembered})

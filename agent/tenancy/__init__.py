@@ -1,0 +1,1 @@
+"""Tenants: what each may see, its limits, its keys."""

@@ -1,0 +1,132 @@
+"""The tenants of a serving agent: their quotas and keys on its volumes, kept to what the pool map says.
+
+Upkeep counts what tenants with a quota have in use, and where that is more than they may have (the quota was
+lowered, or several agents stored at once) takes the values that seem least wanted, some at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.inline.key_use import KeyUseBook
+from agent.inline.root_keys import RootKey
+from agent.pool.access import AnyVolume
+from agent.pool.maintenance.usage_survey import Census
+from agent.pool.map.document import MapTenant, PoolMap
+from agent.pool.steps import Lanes, Steps
+from agent.pool.volume.bandwidth import Bandwidth, WaitingRoom
+from agent.pool.volume.quota import Limits, Measured, Quota
+from agent.pool.volume.volume import Volume
+from agent.pool.write.eviction import evict_one, fullest_first
+from agent.tenancy.key_rotation import KeyRotation
+
+EVICTIONS_PER_LOOK = 64
+"""Values that go in one round of upkeep because a tenant has more than it may have."""
+EVICTION_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Tenant:
+    name: str
+    tenant_id: bytes
+    volumes: list[AnyVolume]
+    quota: Quota
+    bandwidth: Bandwidth
+
+    @property
+    def in_sets(self) -> list[Volume]:
+        return [each for each in self.volumes if isinstance(each, Volume) and not each.erased]
+
+
+def limits_of(tenant: MapTenant) -> Limits:
+    return Limits(tenant.quota_slots, tenant.quota_bytes)
+
+
+class TenantUpkeep:
+    """Quotas by tenant. `follow` and `look` are for one thread, `snapshot` for any."""
+
+    def __init__(
+        self, pool_map: PoolMap, volumes: Sequence[AnyVolume], workers: int, root: RootKey, state: Path
+    ) -> None:
+        """No more than half of the `workers` wait for bandwidth at once. `state`: the agent's folder."""
+        book = KeyUseBook(state)
+        self.rotation = KeyRotation(pool_map, volumes, root, book, time.monotonic)
+        waiting = WaitingRoom(workers // 2)
+        self._census = Census()
+        self._tenants: list[_Tenant] = []
+        for tenant in pool_map.tenants:
+            identity = bytes.fromhex(tenant.tenant_id)
+            own = [volume for volume in volumes if volume.settings.tenant == identity]
+            measured = [
+                Measured(volume.occupancy, volume.settings.slot_bytes)
+                for volume in own
+                if isinstance(volume, Volume)
+            ]
+            found = _Tenant(tenant.name, identity, own, Quota(measured), Bandwidth(waiting))
+            caches = [each for each in found.in_sets if each.settings.kind == "kv"]
+            for volume in own:
+                if isinstance(volume, Volume):
+                    volume.quota, volume.siblings = found.quota, caches
+                if volume.settings.kind == "kv":
+                    volume.bandwidth = found.bandwidth
+            self._tenants.append(found)
+        self.follow(pool_map)
+
+    def follow(self, pool_map: PoolMap) -> None:
+        """Keep to the limits of another map. Tenants that are new in it wait for the agent's next start."""
+        self.rotation.follow(pool_map)
+        named = {tenant.name: tenant for tenant in pool_map.tenants}
+        for tenant in self._tenants:
+            entry = named.get(tenant.name)
+            if entry is not None:
+                tenant.quota.limit(limits_of(entry))
+                tenant.bandwidth.limit(entry.bandwidth)
+
+    def look(self, lanes: Lanes) -> Steps[None]:
+        """Go on with rotations, count the next sets, and take what is too much. A bounded piece of work."""
+        yield from self.rotation.look(lanes)
+        limited = [tenant for tenant in self._tenants if tenant.quota.limits.of_room]
+        if not limited:
+            return
+        yield from self._census.look(lanes, [volume for tenant in limited for volume in tenant.in_sets])
+        for tenant in limited:
+            for _ in range(EVICTIONS_PER_LOOK):
+                if not tenant.quota.is_over() or not (yield from _shed(tenant, lanes)):
+                    break
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """For each tenant: its volumes by name, what it has, what it may have, what its limits did."""
+        rows = []
+        for tenant in self._tenants:
+            slots, size = tenant.quota.in_use()
+            limits, counts = tenant.quota.limits, tenant.quota.counts
+            rows.append(
+                {
+                    "name": tenant.name,
+                    "volumes": [each.settings.name for each in tenant.volumes if not each.erased],
+                    "room_is_counted": all(isinstance(each, Volume) for each in tenant.volumes),
+                    "slots_known_taken": slots,
+                    "slots_max": limits.slots,
+                    "bytes_known_taken": size,
+                    "bytes_max": limits.bytes,
+                    "bandwidth_max": tenant.bandwidth.rate,
+                    "quota_puts_refused": counts.puts_refused,
+                    "quota_evictions": counts.evictions,
+                    "bandwidth_waits": tenant.bandwidth.waits,
+                    "bandwidth_late": tenant.bandwidth.late,
+                }
+            )
+        return rows
+
+
+def _shed(tenant: _Tenant, lanes: Lanes) -> Steps[bool]:
+    """Evict a value of the tenant's fullest volume that may lose some: /fs keeps what it has."""
+    for volume in fullest_first(tenant.in_sets):
+        if (yield from evict_one(volume, lanes, lanes.now() + EVICTION_SECONDS)):
+            tenant.quota.count(evicted=1)
+            return True
+    return False

@@ -1,0 +1,91 @@
+"""Which volumes stand behind a door: those of the tenants that it is for.
+
+Tenants are kept apart by what a door's faces were made with. A face knows its own volumes and no others, so
+what it answers about a volume of somebody else is what it answers about one that there is not, by the same
+steps; there is no check that could be forgotten or timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.errors import ConfigError
+from agent.pool.access import AnyVolume
+from agent.pool.map.document import PoolMap, tenant_id
+from agent.telemetry import snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What the pool map names, whether it can still be opened or was erased."""
+
+    tenants: frozenset[bytes]
+    """By id."""
+    key_value: frozenset[str]
+    """Volumes of the kind `kv`, by name."""
+
+    @classmethod
+    def of(cls, pool_map: PoolMap) -> Members:
+        ids = {each.tenant for each in pool_map.volumes} | {each.tenant_id for each in pool_map.tenants}
+        return cls(
+            frozenset(bytes.fromhex(each) for each in ids),
+            frozenset(each.name for each in pool_map.volumes if each.kind == "kv"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """Whom a door is for. Without `tenants` it is for all of them, without `volumes` for all of theirs."""
+
+    where: str
+    """The table of the configuration, for messages."""
+    tenants: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
+
+    @property
+    def is_for_all(self) -> bool:
+        return not self.tenants and not self.volumes
+
+    def _is_for(self, volume: AnyVolume) -> bool:
+        return not self.tenants or volume.settings.tenant in map(_id_of, self.tenants)
+
+    def check(self, members: Members) -> None:
+        """Raises ConfigError where the door names what the pool has not. What was erased is not missed."""
+        missing = set(self.volumes) - members.key_value
+        if missing:
+            raise ConfigError(
+                f"{self.where}.volumes names {', '.join(sorted(missing))}, no key-value volume of this pool",
+                f"it has {', '.join(sorted(members.key_value)) or 'none'}",
+            )
+        strangers = [name for name in self.tenants if _id_of(name) not in members.tenants]
+        if strangers:
+            raise ConfigError(
+                f"{self.where}.tenants names {', '.join(sorted(strangers))}, no tenant of this pool",
+                "see g35 tenant list",
+            )
+
+    def key_value(self, volumes: Sequence[AnyVolume]) -> list[AnyVolume]:
+        """The key-value volumes that it shows."""
+        return [
+            volume
+            for volume in volumes
+            if volume.settings.kind == "kv"
+            and self._is_for(volume)
+            and (not self.volumes or volume.settings.name in self.volumes)
+        ]
+
+    def shows_files(self, volumes: Sequence[AnyVolume]) -> bool:
+        """Whether it may show /fs: there is one for all volumes of blocks, and so for all whose they are."""
+        return all(self._is_for(volume) for volume in volumes if volume.settings.kind == "files")
+
+    def sources(self, whole: snapshot.Sources, own: Sequence[AnyVolume]) -> snapshot.Sources:
+        """What a status behind this door is made from: nothing that other tenants have a part in."""
+        if self.is_for_all:
+            return whole
+        return dataclasses.replace(whole, volumes=own, files=lambda: None, doors=dict, whole=False)
+
+
+def _id_of(name: str) -> bytes:
+    return bytes.fromhex(tenant_id(name))
