@@ -30,9 +30,9 @@ from agent.pool.map.replicas import name_in, name_of
 from agent.pool.map.seal import WITHOUT_SEAL, MapSeal
 from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, map_version_of, pool_id_of
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import Lanes, Steps, wait_for
 from agent.pool.volume.key_transition import slept_seconds
-from agent.pool.volume.volume import Course, Volume, wait_for
+from agent.pool.volume.volume import Course, Volume
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from agent.errors import did_you_mean
 if TYPE_CHECKING:
     from agent.bench.running import Results, Said
 
-SECONDS = 4.0
+MEASURE_SECONDS = 4.0
 REQUESTS = 3000
 
 
@@ -33,7 +33,7 @@ def bench(
     ] = None,
     seconds: Annotated[
         float, typer.Option(min=0.05, max=600.0, help="Time for each speed, over all its rounds.")
-    ] = SECONDS,
+    ] = MEASURE_SECONDS,
     trace: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Trace of the hit ratio.")
     ] = None,

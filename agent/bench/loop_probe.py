@@ -26,7 +26,7 @@ from agent.errors import G35Error
 VALUE_BYTES = 1 << 20
 DRIVE_BYTES = 288 << 20
 """Room for 256 values, of which 20 are stored."""
-SECONDS = 4.0
+MEASURE_SECONDS = 4.0
 PATIENCE = 60.0
 PROCESSORS_MAX = 2
 LATE_MS = 1.0
@@ -91,7 +91,7 @@ def _watched(mount: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     processors = sorted(os.sched_getaffinity(0))[:PROCESSORS_MAX]
     watching = [_started(WATCH, str(processor)) for processor in processors]
     try:
-        words = (str(mount), str(VALUE_BYTES), str(SECONDS), ",".join(map(str, processors)))
+        words = (str(mount), str(VALUE_BYTES), str(MEASURE_SECONDS), ",".join(map(str, processors)))
         calling = _heard(_started(CALLS, *words))
         return calling, [_heard(each) for each in watching]
     finally:

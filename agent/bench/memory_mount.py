@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent.bench.contents import Contents
 from agent.bench.one_file import OneFile
-from agent.fs.doors.door import make_door
+from agent.fs.doors.make_door import make_door
 from agent.pool.steps import Steps, T
 
 WORKERS = 4

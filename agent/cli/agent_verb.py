@@ -20,8 +20,8 @@ from agent.errors import ConfigError
 from agent.host_os import systemd_notify
 from agent.host_os.private_memory import keep_memory_private
 from agent.pool.volume.partial_puts import BEGUN_BYTES
-from agent.service.agent import serve
-from agent.service.queue_plan import guest_queues, own_queues, s3_queues
+from agent.service.queue_plan import QueuePlan
+from agent.service.run import serve
 from nvmeof.linux_limits import RESERVE_BYTES, Need, check_limits
 
 PROGRAM_BYTES: Final = 384 << 20
@@ -104,8 +104,7 @@ def agent_need(configuration: Configuration) -> Need:
     staging = configuration.files.staging + (s3.staging if s3.listen else 0)
     waiting = sum(each.write_back_memory for each in configuration.policies if each.write == "back")
     promised = BEGUN_BYTES + settings.directory_cache + configuration.prestage.memory + staging + waiting
-    queues = settings.worker_count + own_queues(configuration)
-    queues += guest_queues(configuration) + s3_queues(configuration)
+    queues = QueuePlan.of(configuration).total
     paths = sum(len(each.each_path()) for each in configuration.enclosures)
     return Need(
         "its configuration",

@@ -22,9 +22,9 @@ from rich.console import Console
 
 from agent.cli.doctor_engines import Engine, engine_findings
 from agent.cli.doctor_findings import Finding, Verdict
-from agent.cli.hung_agent import LOOK_SECONDS, AgentHangs, asked
 from agent.cli.tables import folding_table
 from agent.fs.doors.mounting import dead_mount_advice, may_mount, mounts_of_agents
+from agent.host_os.hung_agent import LOOK_SECONDS, AgentHangs, asked
 from nvmeof import compiled
 from nvmeof.transport.verbs_provider import ROCE_PORT, load_verbs, why_unavailable
 

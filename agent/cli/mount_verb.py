@@ -11,15 +11,15 @@ from typing import Annotated
 
 import typer
 
-from agent.cli.hung_agent import AgentHangs
-from agent.cli.status_verb import read_status
+from agent.cli.status_document import read_status
 from agent.cli.up.children import detach, told_by
 from agent.cli.up.layout import is_alive
 from agent.config.configuration import load_configuration
 from agent.errors import G35Error
 from agent.fs.doors.mounting import is_mounted
+from agent.host_os.hung_agent import AgentHangs
 
-SECONDS = 30.0
+READY_SECONDS = 30.0
 
 
 def mount(
@@ -55,7 +55,7 @@ def unmount(
     """End the agent behind a mount, which seals what open files have staged and unmounts."""
     pid = int(read_status(where)["pid"])
     os.kill(pid, signal.SIGTERM)
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + READY_SECONDS
     while is_alive(pid):
         if time.monotonic() > end:
             raise G35Error(f"the agent, process {pid}, does not end", "look at its log")

@@ -15,13 +15,12 @@ import typer
 from pydantic import TypeAdapter
 from rich.progress import Progress
 
-from agent.attach.connect import look_round
+from agent.attach.inspect_namespaces import look_round
 from agent.attach.map_history import map_seal
 from agent.attach.open_volumes import open_volumes
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.tables import folding_table, table_console
 from agent.config.configuration import load_configuration
-from agent.config.sizes import Size
 from agent.errors import G35Error, UserError
 from agent.inline.root_keys import root_key_in
 from agent.pool.maintenance.bad_slots import Quarantined, release, survey
@@ -33,6 +32,7 @@ from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import Volume
 from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
+from agent.sizes import Size
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from agent.attach.connect import WITH_ALL, look_round, unreached
+from agent.attach.inspect_namespaces import WITH_ALL, look_round, unreached
 from agent.attach.map_history import map_seal
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.served_pools import refuse_served

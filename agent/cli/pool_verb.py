@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
-from agent.attach.connect import look_round, unreached
+from agent.attach.inspect_namespaces import look_round, unreached
 from agent.attach.map_history import SeenMaps
 from agent.cli import pool_care, pool_members
 from agent.cli.pool_lanes import with_lanes
@@ -21,7 +21,7 @@ from agent.config.configuration import load_configuration
 from agent.errors import G35Error, UserError
 from agent.fs.files.home import names_another
 from agent.inline.root_keys import root_key_in
-from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.format.directory import KEY_BYTES, SLOTS_PER_SET
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.maintenance.bad_slots import Quarantined
 from agent.pool.map.claims import heads_of, want_unchanged
@@ -36,7 +36,6 @@ from agent.pool.map.inspect import (
 )
 from agent.pool.map.kv_superblock import clear_keys, write_kv_superblock
 from agent.pool.map.seal import MapSeal
-from agent.pool.volume.placement import KEY_BYTES
 from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
 

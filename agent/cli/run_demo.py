@@ -21,7 +21,7 @@ from agent.cli.temporary_folder import temporary_folder
 from agent.cli.up.up_arguments import Media, TransportName, check_captures, drive_size_option
 from agent.errors import G35Error, UserError
 
-SAMPLE = Path(__file__).parent / "replay" / "sample_trace.jsonl"
+SAMPLE = Path(__file__).parents[1] / "replay" / "sample_trace.jsonl"
 _DOWN_SECONDS = 60.0
 _WAYS = {
     TransportName.RDMA: "NVMe/RDMA (RoCEv2 by emulated NICs, on loopback)",

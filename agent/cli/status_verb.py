@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import time
 from contextlib import nullcontext
@@ -17,12 +16,11 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from agent.cli.hung_agent import LOOK_SECONDS, asked
+from agent.cli.status_document import read_status
 from agent.cli.tables import folding_table, print_tables
 from agent.cli.up.layout import Layout, default_state
-from agent.config.sizes import readable_bytes, readable_seconds
 from agent.errors import G35Error
-from agent.fs.doors.mounting import dead_mount_advice
+from agent.sizes import readable_bytes, readable_seconds
 
 NAMED_MAX = 8
 """Namespaces of a kind that are shown; all are in the JSON."""
@@ -96,21 +94,6 @@ def _mount(state: Path | None, mount: Path | None) -> Path:
             return left[0]  # reading there tells of a dead mount, and of its cure
         raise G35Error(f"no pool is up in {layout.state}", "bring one up (g35 up), or give --mount")
     return Path(running.mount)
-
-
-def read_status(mount: Path) -> dict[str, Any]:
-    """The agent's snapshot, read through its mount. Raises G35Error where nobody answers there."""
-    try:
-        text = asked(mount, (mount / ".g35/status.json").read_text, LOOK_SECONDS)
-        found: dict[str, Any] = json.loads(text)
-    except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOTCONN:
-            raise G35Error(f"{mount} is dead: its agent has ended", dead_mount_advice([mount])) from None
-        why = error.strerror if isinstance(error, OSError) else "no JSON"
-        raise G35Error(
-            f"no agent answers at {mount}: {why}", "is it a g35 mount, and is its agent up?"
-        ) from None
-    return found
 
 
 def tables(found: dict[str, Any], earlier: dict[str, Any] | None) -> Group:

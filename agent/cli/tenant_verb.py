@@ -11,13 +11,12 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from agent.attach.connect import WITH_ALL, look_round, unreached
+from agent.attach.inspect_namespaces import WITH_ALL, look_round, unreached
 from agent.attach.map_history import map_seal
 from agent.attach.map_watch import EVERY_SECONDS
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.tables import folding_table, print_tables
 from agent.config.configuration import Configuration, load_configuration
-from agent.config.sizes import parse_size, size_text, unit_of
 from agent.errors import G35Error, UserError, did_you_mean
 from agent.inline.root_keys import RootKey, root_key_in
 from agent.pool.map.commit import Change, Guard, change_map, simply
@@ -37,6 +36,7 @@ from agent.pool.steps import Steps
 from agent.pool.volume.key_transition import QUIET_SECONDS
 from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
+from agent.sizes import parse_size, size_text, unit_of
 
 Config = Annotated[Path, typer.Option("--config", help="The TOML file with the enclosures.")]
 Name = Annotated[str, typer.Argument(help="The tenant.")]

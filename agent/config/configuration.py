@@ -28,8 +28,6 @@ from agent.config.policy_sections import PolicySection, PrestageSection
 from agent.config.pool_section import PoolSection
 from agent.config.s3_section import S3Section, S3TenantSection
 from agent.config.scrub_section import ScrubSection
-from agent.config.sizes import Size as Size
-from agent.config.sizes import parse_size as parse_size
 from agent.errors import ConfigError
 from agent.host_os.cpu_idle import StayAwake
 from agent.inline.suites import UNIT_BYTES_MAX
@@ -42,7 +40,9 @@ from agent.pool.map.document import (
     VolumeWish,
 )
 from agent.pool.map.names import TenantName, VolumeName
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
+from agent.sizes import Size as Size
+from agent.sizes import parse_size as parse_size
 from nvmeof.transport.base import VerbsChoice
 
 FILES_UNIT_BYTES = 256 << 10

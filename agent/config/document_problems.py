@@ -9,8 +9,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from agent.config.sizes import size_text, unit_of
 from agent.errors import did_you_mean
+from agent.sizes import size_text, unit_of
 
 SHOWN_MAX = 8
 _Location = tuple[int | str, ...]

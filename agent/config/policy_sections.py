@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from agent.config.sizes import Size
 from agent.pool.map.names import VolumeName
 from agent.pool.prestage.readahead import DEPTH
+from agent.sizes import Size
 
 
 class PrestageSection(BaseModel):

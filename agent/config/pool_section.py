@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.config.sizes import Size
+from agent.sizes import Size
 
 
 class PoolSection(BaseModel):

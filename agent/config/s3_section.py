@@ -9,8 +9,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from agent.config.sizes import Size
 from agent.pool.map.names import TenantName
+from agent.sizes import Size
 
 _LABEL: Final = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 BUCKET: Final = re.compile(rf"(?=.{{3,63}}\Z)(?!\d+(?:\.\d+){{3}}\Z){_LABEL}(?:\.{_LABEL})*")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.config.sizes import Size
+from agent.sizes import Size
 
 
 class ScrubSection(BaseModel):

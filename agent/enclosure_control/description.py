@@ -25,9 +25,9 @@ from pydantic import (
 )
 
 from agent.config.document_problems import problems_in
-from agent.config.sizes import Size
 from agent.enclosure_control import records
 from agent.errors import ConfigError
+from agent.sizes import Size
 
 DESCRIPTION_BYTES_MAX = 4 << 20
 MIB = 1 << 20

@@ -47,14 +47,7 @@ from agent.fs.interface import (
     StatFs,
 )
 from agent.fs.value_writer import Judge, ValueWriter
-from agent.pool.access import (
-    AnyReading,
-    AnyVolume,
-    delete_value,
-    find_length,
-    new_reading,
-    new_writing,
-)
+from agent.pool.access import AnyReading, ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.prestage.readahead import INACTIVE, Continuer, Trail
@@ -92,7 +85,7 @@ READ_BYTES_HINT: Final = 1 << 20
 class _Value:
     """An inode: a value of one length that the kernel holds a reference to."""
 
-    volume: AnyVolume
+    volume: ServedVolume
     key: bytes
     holder: Holder
     """Who was told of it first."""
@@ -125,7 +118,7 @@ class KvFace(RefusesAll):
 
     def __init__(
         self,
-        volumes: Sequence[AnyVolume],
+        volumes: Sequence[ServedVolume],
         lanes: Callable[[], Lanes],
         prestage: PrestageCache | None = None,
         owner: tuple[int, int] = (0, 0),
@@ -167,16 +160,16 @@ class KvFace(RefusesAll):
             return Entry(self._folder(ino), 60.0, 60.0)
         return self._lookup_value(caller.holder, self._volume(parent), name)
 
-    def _lookup_value(self, holder: Holder, volume: AnyVolume, name: bytes) -> Steps[Entry]:
+    def _lookup_value(self, holder: Holder, volume: ServedVolume, name: bytes) -> Steps[Entry]:
         key = _key(name)
-        length = yield from find_length(volume, self._lanes(), key)
+        length = yield from volume.find_length(self._lanes(), key)
         if length is None:
             raise FsError(errno.ENOENT)
         ino = self._remember(holder, volume, key, length)
         # The kernel may not remember the name: another agent may remove or evict it.
         return Entry(self._file(ino, length), 0.0, 1.0)
 
-    def _remember(self, holder: Holder, volume: AnyVolume, key: bytes, length: int) -> int:
+    def _remember(self, holder: Holder, volume: ServedVolume, key: bytes, length: int) -> int:
         place = (volume.settings.volume_id, key, length)
         with self._lock:
             ino = self._inode_of.get(place)
@@ -192,7 +185,7 @@ class KvFace(RefusesAll):
             self._values.move_to_end(ino)
             return ino
 
-    def _new_node(self, holder: Holder, volume: AnyVolume, key: bytes, length: int) -> int:
+    def _new_node(self, holder: Holder, volume: ServedVolume, key: bytes, length: int) -> int:
         """With the lock held. Raises FsError where there is no room for it."""
         if not self._nodes.take(holder) and not self._took_anothers_place(holder):
             raise FsError(errno.ENFILE, "too many values are held open")
@@ -244,12 +237,12 @@ class KvFace(RefusesAll):
     def unlink(self, caller: Caller, parent: int, name: bytes) -> Outcome[None]:
         return self._unlink(self._volume(parent), _key(name))
 
-    def _unlink(self, volume: AnyVolume, key: bytes) -> Steps[None]:
+    def _unlink(self, volume: ServedVolume, key: bytes) -> Steps[None]:
         lanes = self._lanes()
         if self._prestage is not None:
-            self._prestage.discard(volume.settings.volume_id, volume.placement.pseudonym(key))
+            self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
         try:
-            there = yield from delete_value(volume, lanes, key, lanes.now() + volume.timing.write_deadline)
+            there = yield from volume.delete(lanes, key, lanes.now() + volume.timing.write_deadline)
         except PutRefused as refused:
             raise FsError(errno.EIO, str(refused)) from None
         if not there:
@@ -287,7 +280,7 @@ class KvFace(RefusesAll):
         for volume in volumes:
             if volume.erased:
                 continue
-            slots, taken = volume.usage()
+            slots, taken = volume.volume.usage()
             blocks = volume.settings.value_bytes // 4096
             total += slots * blocks
             free += (slots - taken) * blocks
@@ -310,7 +303,7 @@ class KvFace(RefusesAll):
             raise FsError(errno.ENOENT)
         return value
 
-    def _volume(self, ino: int) -> AnyVolume:
+    def _volume(self, ino: int) -> ServedVolume:
         volume = self._volumes.get(ino)
         if volume is None:
             raise FsError(errno.EPERM if ino == KV_ROOT else errno.ENOTDIR)
@@ -347,12 +340,12 @@ class KvFace(RefusesAll):
                 raise FsError(errno.ENFILE)
             self._opened_by[handle] = caller.holder
             self._note_open(ino, 1)
-            reading = new_reading(value.volume, value.key, self._prestage)
+            reading = value.volume.reading(value.key, self._prestage)
             self._readers[handle] = _Reader(reading, value.length)
             trail = self._trail(caller.pid) if self._continuer.active else None
         if trail is not None:
-            self._continuer.chain(value.volume, (value.key,), trail)
-            self._continuer.reads(value.volume, value.key)
+            self._continuer.chain(value.volume.volume, (value.key,), trail)
+            self._continuer.reads(value.volume.volume, value.key)
         return Opened(handle, direct_io=True, no_flush=True)
 
     def _trail(self, process: int) -> Trail:
@@ -377,8 +370,8 @@ class KvFace(RefusesAll):
             if is_room:
                 self._opened_by[handle] = caller.holder
                 self._note_open(ino, 1)
-                writing = new_writing(volume, key)
-                self._writers[handle] = ValueWriter(writing, name, ino, caller.pid, self._judge)
+                writing = volume.writing(key)
+                self._writers[handle] = ValueWriter(volume, writing, name, ino, caller.pid, self._judge)
         if not is_room:
             self.forget(ino, 1)
             raise FsError(errno.ENFILE)

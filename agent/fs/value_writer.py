@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 from agent.fs.close_cause import Closing, how_closed, same_process
 from agent.fs.interface import FsError, LockOwner
-from agent.pool.access import AnyWriting, delete_value, new_writing
+from agent.pool.access import AnyWriting, ServedVolume
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.steps import Acquire, Lanes, Steps
 
@@ -52,9 +52,16 @@ class ValueWriter:
     """One value on its way in through a file. Safe from any thread."""
 
     def __init__(
-        self, writing: AnyWriting, name: bytes, ino: int, maker: int, judge: Judge = how_closed
+        self,
+        volume: ServedVolume,
+        writing: AnyWriting,
+        name: bytes,
+        ino: int,
+        maker: int,
+        judge: Judge = how_closed,
     ) -> None:
-        """`maker`: the thread that created the file."""
+        """`writing` is to the volume. `maker`: the thread that created the file."""
+        self._volume = volume
         self._name = name
         self._ino = ino
         self.writing = writing
@@ -86,7 +93,7 @@ class ValueWriter:
             raise FsError(errno.EPERM, "a value is immutable")
         before = self.writing
         try:
-            self.writing = new_writing(before.volume, before.key, length=length)
+            self.writing = self._volume.writing(before.key, length=length)
         except BadPut as bad:
             raise FsError(_errno_of_either(bad), str(bad)) from None
         self._declared = length
@@ -198,7 +205,7 @@ class ValueWriter:
         if self.writing.stored and not self._spoilt:
             self._spoilt = True
             try:
-                yield from delete_value(self.writing.volume, lanes, self.writing.key, deadline)
+                yield from self._volume.delete(lanes, self.writing.key, deadline)
             except PutRefused:
                 # It may stay for as long as its enclosure is away; the writer is told EIO either way.
                 self._spoilt = False

@@ -12,7 +12,7 @@ from typing import Final, cast
 
 import crcmod
 
-from agent.pool.steps import Buffer
+from agent.inline.scatter import Buffer
 
 _POLYNOMIAL: Final = 0x1_AD93_D235_94C9_3659
 _reference = crcmod.mkCrcFun(_POLYNOMIAL, initCrc=0, rev=True, xorOut=0xFFFF_FFFF_FFFF_FFFF)

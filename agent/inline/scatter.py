@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
 
 class Scatter:
     """Runs of memory in their order, as one range of `len` bytes. They stay where they are."""

@@ -38,9 +38,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from agent.inline.block_cipher import BlockCipher
 from agent.inline.crc64 import crc64
-from agent.inline.scatter import Target
+from agent.inline.scatter import Buffer, Target
 from agent.inline.secrets import SecretKey
-from agent.pool.steps import Buffer
 
 PROOF_BYTES: Final = 16
 SALT_BYTES: Final = 24

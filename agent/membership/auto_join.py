@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Set
 from typing import Any
 
-from agent.attach.connect import WITH_ALL, look_round
+from agent.attach.inspect_namespaces import WITH_ALL, look_round
 from agent.config.pool_section import PoolSection
 from agent.errors import G35Error
 from agent.host_os.worker_thread import OwnThread

@@ -27,8 +27,7 @@ from functools import partial
 
 from agent.errors import ConfigError, G35Error
 from agent.inline.secrets import SecretKey
-from agent.pool.format.directory import DIRECTORY_BYTES, Directory
-from agent.pool.maintenance.bad_slots import is_quarantined
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory, is_quarantined
 from agent.pool.map.claims import claim_namespaces, want_claimed
 from agent.pool.map.commit import Guard, change_map, simply
 from agent.pool.map.document import (
@@ -43,13 +42,12 @@ from agent.pool.map.document import (
 from agent.pool.map.inspect import NOT_BLANK, Content, Inspection, clear_directories
 from agent.pool.map.next_map import next_map
 from agent.pool.map.seal import MapSeal
-from agent.pool.steps import Lanes, Steps
+from agent.pool.map.superblock import MAP_IO_SECONDS
+from agent.pool.steps import Lanes, Steps, wait_for
 from agent.pool.volume.placement import Extent, Placement
-from agent.pool.volume.volume import wait_for
 from agent.pool.volume.writable_directory import is_certain
 
 READS_IN_FLIGHT = 32
-SECONDS = 10.0
 
 
 def unsettled(pool_map: PoolMap) -> list[MapVolume]:
@@ -248,7 +246,7 @@ def misplaced_values(
                 offset = extent.offset + each * settings.set_bytes
                 batch.append((each, block, lanes.read(number, offset, block)))
             for each, block, pending in batch:
-                if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+                if (yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
                     raise G35Error(
                         f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
                         "look at the enclosure, and try again",

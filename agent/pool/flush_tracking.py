@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from agent.pool.steps import Lanes, Pending, Steps
-from agent.pool.volume.volume import wait_for
+from agent.pool.steps import Lanes, Pending, Steps, wait_for
 
 FLUSH_SECONDS: Final = 5.0
 """For all the namespaces together."""

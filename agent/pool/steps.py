@@ -18,12 +18,13 @@ import threading
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, TypeVar, cast
 
+from agent.inline.scatter import Buffer
+from agent.pool.counters import MissCause
+
 if TYPE_CHECKING:
     from agent.pool.counters import Tally
 
 T = TypeVar("T")
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Pending(Protocol):
@@ -149,3 +150,46 @@ def is_steps(outcome: object) -> bool:
     if known is None:
         known = _KNOWN[kind] = isinstance(outcome, Generator)
     return known
+
+
+def wait_for(
+    lanes: Lanes, pending: Pending, deadline: float, at_least: int | None = None
+) -> Steps[MissCause | None]:
+    """Wait for a read or write; None once it (or `at_least` bytes of it) is there, else why it is not.
+
+    Whatever did not come in time is abandoned, so its buffer is the caller's own again.
+    """
+    came = has_come(pending, at_least) or (yield Wait(pending, deadline, at_least))
+    return what_came(lanes, pending, came)
+
+
+def has_come(pending: Pending, at_least: int | None = None) -> bool:
+    """Whether it is over, or `at_least` bytes of it are there: then there is nothing to wait for."""
+    return pending.done or (at_least is not None and pending.received >= at_least)
+
+
+def what_came(lanes: Lanes, pending: Pending, came: bool) -> MissCause | None:
+    """What a wait for it came to: None where what was waited for is there, else why it is not."""
+    if not came:
+        lanes.abandon(pending)
+        return MissCause.LATE
+    if pending.fault is None:
+        return None
+    return fault_cause(pending)
+
+
+def write_and_flush(
+    lanes: Lanes, namespace: int, offset: int, data: bytes, seconds: float
+) -> Steps[str | None]:
+    """Write, and wait until it is on flash, so many seconds for each of the two; else why it may not be."""
+    pending = lanes.write(namespace, offset, [data])
+    cause = yield from wait_for(lanes, pending, lanes.now() + seconds)
+    if cause is None:
+        pending = lanes.flush(namespace)
+        cause = yield from wait_for(lanes, pending, lanes.now() + seconds)
+    return None if cause is None else pending.fault or "no answer"
+
+
+def fault_cause(pending: Pending) -> MissCause:
+    """A fault as a miss cause: no way there is the enclosure's absence, a media error is damage."""
+    return MissCause.ENCLOSURE_DOWN if pending.unreachable else MissCause.CORRUPT

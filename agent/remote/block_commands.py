@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.pool.steps import Buffer
+from agent.inline.scatter import Buffer
 from nvmeof.host import commands
 from nvmeof.host.command import Command
 

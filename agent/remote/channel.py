@@ -17,12 +17,14 @@ from functools import partial
 from typing import Final, TypeVar
 
 from agent.host_os.payload_memory import payload_memory
+from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.steps import Acquire, Buffer, Pending, Steps, Wait
+from agent.pool.steps import Acquire, Pending, Steps, Wait
 from agent.remote.block_commands import block_commands
 from agent.remote.connect_attempt import Connecting
-from agent.remote.fabric import Enclosure, Fabric, Route
+from agent.remote.enclosure import Enclosure, Route
+from agent.remote.fabric import Fabric
 from agent.remote.fence import COMMAND_SECONDS
 from agent.remote.kv_channel import KvCommands, KvLanePending
 from agent.remote.outstanding import CLOCK_SLACK, NOT_ANSWERING, Asked
@@ -49,7 +51,6 @@ WARM_SECONDS: Final = 0.25
 CLOSE_WAIT_SECONDS: Final = 0.1
 """How long the end of a worker waits for another thread's look at its queues."""
 FENCED: Final = "a write that was not answered may still land there"
-
 
 _CURRENT: Final = threading.local()
 

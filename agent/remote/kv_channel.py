@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
-from agent.pool.steps import Buffer
 from agent.remote.fabric import Fabric
 from agent.remote.pending_request import LanePending
 from nvmeof.host import kv_commands

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from agent.remote.fabric import Enclosure, Route
+    from agent.remote.enclosure import Enclosure, Route
 
 Claims: TypeAlias = Mapping[str, Sequence["Route"]]
 """By subsystem, the ways by which it shows one namespace."""

@@ -25,21 +25,20 @@ from collections.abc import Callable
 
 from agent.errors import G35Error
 from agent.host_os.worker_thread import OwnThread
-from agent.pool.kv.commands import kv_lanes
-from agent.pool.kv.eviction import PROOF_KEY
+from agent.pool.kv.commands import PROOF_KEY, kv_lanes
 from agent.pool.kv.volume import wait_for_key
 from agent.pool.map.inspect import Content
 from agent.pool.map.kv_superblock import inspect_kv
 from agent.pool.map.superblock import BLOCK_BYTES, MAGIC, PROOF_OFFSET
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.volume import wait_for
+from agent.pool.steps import Lanes, Steps, wait_for
 from agent.remote.channel import WorkerLanes
-from agent.remote.fabric import Enclosure, Fabric, Route
+from agent.remote.enclosure import Enclosure, Route
+from agent.remote.fabric import Fabric
 from agent.remote.verified_paths import Unproven
 
 log = logging.getLogger(__name__)
 
-SECONDS = 1.0
+IO_SECONDS = 1.0
 """For one read or write."""
 TRIES = 14
 PAUSE_SECONDS, PAUSE_MOST_SECONDS = 0.01, 0.64
@@ -166,17 +165,17 @@ def _only(way: Route, nguid: bytes) -> Fabric:
 
 def _is_of_a_pool(lanes: Lanes, nguid: bytes, is_kv: bool) -> Steps[bool]:
     if is_kv:
-        found = yield from inspect_kv(lanes, 0, nguid, SECONDS)
+        found = yield from inspect_kv(lanes, 0, nguid, IO_SECONDS)
         return found.content is Content.POOL
     head = memoryview(bytearray(BLOCK_BYTES))
-    cause = yield from wait_for(lanes, lanes.read(0, 0, head), lanes.now() + SECONDS)
+    cause = yield from wait_for(lanes, lanes.read(0, 0, head), lanes.now() + IO_SECONDS)
     if cause is not None:
         raise G35Error("the path in use does not answer")
     return head[: len(MAGIC)] == MAGIC
 
 
 def _write(lanes: Lanes, block: bytes, is_kv: bool) -> Steps[None]:
-    until = lanes.now() + SECONDS
+    until = lanes.now() + IO_SECONDS
     if is_kv:
         cause = yield from wait_for_key(lanes, kv_lanes(lanes).kv_store(0, PROOF_KEY, [block]), until)
     else:
@@ -187,7 +186,7 @@ def _write(lanes: Lanes, block: bytes, is_kv: bool) -> Steps[None]:
 
 def _read(lanes: Lanes, is_kv: bool) -> Steps[bytes]:
     block = memoryview(bytearray(BLOCK_BYTES))
-    until = lanes.now() + SECONDS
+    until = lanes.now() + IO_SECONDS
     if is_kv:
         pending = kv_lanes(lanes).kv_retrieve(0, PROOF_KEY, block)
         cause = yield from wait_for_key(lanes, pending, until)

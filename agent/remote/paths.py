@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from agent.remote.fabric import Enclosure, Route
+from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fence import GIVEN_UP_SECONDS, LOST_SECONDS, Fence, GivenUp, Owner
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue

@@ -25,7 +25,8 @@ import trio
 from agent.config.configuration import DiscoverySection, EnclosureSection
 from agent.remote.credentials import SecretFinder, no_secrets
 from agent.remote.discovery import Discovered, itself
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from agent.remote.outlier_detection import LOOK_SECONDS, Verdict
 from nvmeof.authentication.secret_files import SecretFileError
 from nvmeof.errors import AuthenticationFailed, ConnectionLost, ConnectRefused, NvmeofError

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agent.remote.fabric import Enclosure, Route
+    from agent.remote.enclosure import Enclosure, Route
 
 
 @dataclass(frozen=True, slots=True)

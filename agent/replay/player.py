@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from agent.cli.hung_agent import HUNG_SECONDS, CallClock
+from agent.host_os.hung_agent import HUNG_SECONDS, CallClock
 from agent.replay.absence import ANSWERED_MAX, Absence
 from agent.replay.content import BlockContent
 from agent.replay.lru import LruBaseline

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent.config.sizes import readable_bytes
 from agent.replay.course import Sample
 from agent.replay.latencies import Latencies
 from agent.replay.tally import Cause, Tally
+from agent.sizes import readable_bytes
 
 
 @dataclass(frozen=True, slots=True)

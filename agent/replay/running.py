@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent.cli.hung_agent import HUNG_SECONDS, AgentHangs, answers, asked
-from agent.config.sizes import readable_bytes
 from agent.errors import UserError, did_you_mean
 from agent.fs.doors.mounting import dead_mount_advice, is_mounted
+from agent.host_os.hung_agent import HUNG_SECONDS, AgentHangs, answers, asked
 from agent.replay.absence import Absence
 from agent.replay.content import BlockContent
 from agent.replay.course import Course
@@ -23,6 +22,7 @@ from agent.replay.player import Player, Schedule
 from agent.replay.report import FromMemory, Report
 from agent.replay.tally import Tally, total
 from agent.replay.trace_lines import BLOCK_TOKENS, TraceFile
+from agent.sizes import readable_bytes
 from host_shim.control_wire import VALUE_BYTES_MAX
 from host_shim.pool import Pool, UnknownVolume, ValueTooLong
 

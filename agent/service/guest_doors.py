@@ -26,7 +26,7 @@ from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
 from agent.fs.virtiofs.guest_view import HANDLES, HANDLES_MAX, NODES, NODES_MAX
-from agent.pool.access import AnyVolume
+from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import Continuer
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Runner, settle
@@ -49,7 +49,7 @@ class Pool(Protocol):
     bounds: Bounds
 
     @property
-    def volumes(self) -> Sequence[AnyVolume]: ...
+    def served(self) -> Sequence[ServedVolume]: ...
 
     @property
     def start_prestage(self) -> StartPrestage: ...
@@ -58,23 +58,20 @@ class Pool(Protocol):
 def make_guest_doors(
     pool: Pool,
     wishes: tuple[VirtioFsSection, ...],
-    workers: int,
-    first_queue: int,
+    queues: Sequence[range],
     take_lanes: Callable[[int], WorkerLanes],
     state: Path,
 ) -> list[VirtioFsDoor]:
     """A door for each wish; the books of their guests lie in `state`.
 
-    Queue ids of the enclosures are taken from `first_queue` on, one for each request queue. Raises
+    `queues`: for each wish the I/O queue ids of its request queues (agent/service/queue_plan.py). Raises
     ConfigError where a wish names what is not there.
     """
     doors = []
-    for number, wish in enumerate(wishes):
-        queues = wish.queue_count(workers)
-        start = first_queue
+    for number, (wish, ids) in enumerate(zip(wishes, queues, strict=True)):
 
-        def lanes_of(index: int, start: int = start) -> WorkerLanes:
-            return take_lanes(start + index)
+        def lanes_of(index: int, ids: range = ids) -> WorkerLanes:
+            return take_lanes(ids[index])
 
         shown = f"{pool.sources.pool_id}\0{wish.subtree}\0{','.join(wish.volumes)}".encode()
         if wish.tenants:
@@ -85,14 +82,13 @@ def make_guest_doors(
             VirtioFsDoor(
                 guest_tree(pool, wish, lanes_of(0), books.epoch),
                 wish.socket,
-                queues,
+                len(ids),
                 lanes_of,
                 sealed_memory=wish.sealed_memory,
                 books=books,
                 name=f"virtiofs-{number}",
             )
         )
-        first_queue += queues
     views = {f"virtiofs-{number}": door.device.view for number, door in enumerate(doors)}
     if views:
         most = len(views)
@@ -116,21 +112,21 @@ def guest_tree(pool: Pool, wish: VirtioFsSection, runner: Runner, epoch: int = 0
     owner = (os.geteuid(), os.getegid())
     audience = Audience("virtiofs", wish.tenants, wish.volumes)
     audience.check(pool.members)
-    own = audience.key_value(pool.volumes)
+    own = audience.key_value(pool.served)
     faces: dict[bytes, tuple[int, FileSystem]] = {
         b"kv": (
             KV_ROOT,
             KvFace(own, current_lanes, pool.prestage, owner, epoch, pool.continuer, bounds=pool.bounds),
         )
     }
-    if wish.subtree and pool.files is not None and audience.shows_files(pool.volumes):
+    if wish.subtree and pool.files is not None and audience.shows_files(pool.served):
         faces[b"fs"] = (folder_of(pool.files, wish.subtree, owner, runner), pool.files)
     # Also a guest that sees every volume sees nothing of the machine that serves it, nor of other guests.
     sources = dataclasses.replace(
         audience.sources(pool.sources, own),
         mount="",
         door="virtiofs",
-        volumes=own,
+        volumes=[each.volume for each in own],
         files=lambda: None,
         doors=dict,
         whole=False,

@@ -1,41 +1,84 @@
-"""Which queue ids an agent has on every enclosure: 1 to `workers` are the door's, then come the others'."""
+"""Which I/O queue id every thread of an agent has on every enclosure."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from agent.config.configuration import Configuration
 from agent.errors import G35Error
 from agent.pool.prestage.prefetcher import THREADS as PRESTAGE_THREADS
 from agent.remote.fabric import Fabric
-from agent.service.volume_policies import storing_queues
 
 log = logging.getLogger(__name__)
 
 EXTRA_QUEUES: Final = PRESTAGE_THREADS + 2
-"""Queues beside the workers': the prestagers', upkeep's, and the keeper's, which not every agent has."""
-UPKEEP_AFTER: Final = 1 + PRESTAGE_THREADS
-"""So many after the workers' comes that of upkeep."""
+"""Queues that every agent has beside its workers': those of prestaging, of upkeep and of repair."""
 
 
-def own_queues(configuration: Configuration) -> int:
-    """Queues of the agent's own threads beside its workers. The last is that of
-    agent/membership/auto_join.py, and before it comes that of agent/remote/path_prober.py, where there are
-    such."""
-    proving, members = bool(configuration.discovery), configuration.pool.membership == "auto"
-    return EXTRA_QUEUES + storing_queues(configuration.policies) + proving + members
+@dataclass(frozen=True, slots=True)
+class QueuePlan:
+    """The I/O queue ids of each thread that talks to enclosures; an enclosure takes one Connect for an id.
 
+    Ids run from 1 without a gap: workers, prestaging, upkeep, repair, write-back, path prober, members,
+    guests, S3. None, or an empty range: this agent has no such thread.
+    """
 
-def s3_queues(configuration: Configuration) -> int:
-    """Queues of the S3 door's threads."""
-    return configuration.s3.workers if configuration.s3.listen else 0
+    workers: range
+    prestage: range
+    upkeep: int
+    repair: int
+    write_back: int | None
+    path_prober: int | None
+    members: int | None
+    """Of agent/membership/auto_join.py."""
+    guests: tuple[range, ...]
+    """By virtio-fs device; one id for each of its request queues."""
+    s3: range
 
+    def __post_init__(self) -> None:
+        one = (self.upkeep, self.repair, self.write_back, self.path_prober, self.members)
+        ids = [each for each in one if each is not None]
+        for several in (self.workers, self.prestage, *self.guests, self.s3):
+            ids += several
+        if sorted(ids) != list(range(1, len(ids) + 1)):
+            raise AssertionError(f"queue ids are not each there once: {sorted(ids)}")
 
-def guest_queues(configuration: Configuration) -> int:
-    """Request queues of all guests: each has a queue of its own on every enclosure."""
-    workers = configuration.agent.worker_count
-    return sum(device.queue_count(workers) for device in configuration.virtiofs)
+    @property
+    def total(self) -> int:
+        return self.s3.stop - 1
+
+    @property
+    def extra(self) -> int:
+        """Queues beside the workers'."""
+        return self.total - len(self.workers)
+
+    @classmethod
+    def of(cls, configuration: Configuration, workers: int | None = None) -> QueuePlan:
+        """`workers`: as many as the enclosures grant; None: as many as are configured."""
+        wanted, following = configuration.agent.worker_count, 1
+
+        def take(count: int) -> range:
+            nonlocal following
+            taken = range(following, following + count)
+            following += count
+            return taken
+
+        def take_if(has_thread: bool) -> int | None:
+            return take(1).start if has_thread else None
+
+        return cls(
+            take(wanted if workers is None else workers),
+            take(PRESTAGE_THREADS),
+            take(1).start,
+            take(1).start,
+            take_if(any(policy.write == "back" for policy in configuration.policies)),
+            take_if(bool(configuration.discovery)),
+            take_if(configuration.pool.membership == "auto"),
+            tuple(take(device.queue_count(wanted)) for device in configuration.virtiofs),
+            take(configuration.s3.workers if configuration.s3.listen else 0),
+        )
 
 
 def granted_workers(fabric: Fabric, wanted: int, extra: int = EXTRA_QUEUES) -> int:

@@ -12,7 +12,7 @@ from agent.bounds import ALL, Bounds, Limit
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.files.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
 from agent.fs.files.unsynced import BLOCKS_MAX
-from agent.pool.access import AnyVolume
+from agent.pool.access import AnyVolume, ServedVolume
 from agent.pool.format.header_cache import KEPT_MAX
 from agent.pool.kv.volume import REMEMBERED_KEYS, KvVolume
 from agent.pool.prestage.predictor import ENTRIES_MAX
@@ -120,7 +120,7 @@ def of_volume(volume: AnyVolume) -> dict[str, int]:
 
 def watch_memory(
     bounds: Bounds,
-    volumes: Sequence[AnyVolume],
+    served: Sequence[ServedVolume],
     directories: DirectoryCache,
     prestage: PrestageCache,
     prestager: Prestager,
@@ -136,6 +136,7 @@ def watch_memory(
     bounds.watch(LEARNED, lambda: {"all": len(continuer)})
     bounds.watch(REGISTERED, lambda: {"all": registered.mapped_bytes()}, most=registered_max)
     bounds.watch(FENCED, lambda: {"all": len(fence)})
+    volumes = [each.volume for each in served]
     if volumes:
         begun = volumes[0].begun
         bounds.watch(BEGUN, lambda: {"all": begun.bytes_held}, most=begun.bytes_max)
@@ -143,12 +144,11 @@ def watch_memory(
         having = [each for each in volumes if name in of_volume(each)]
         if having:
             bounds.watch(limit, _counted(having, name), most=limit.most * len(having))
-    blocks = [each for each in volumes if not isinstance(each, KvVolume)]
-    backs = [each.back for each in blocks if each.back is not None]
+    backs = [each.back for each in served if each.back is not None]
     if backs:
         most = sum(back.bytes_max for back in backs)
         bounds.watch(BACK, lambda: {str(each): back.bytes_held for each, back in enumerate(backs)}, most=most)
-    seen = [each.admission for each in blocks if each.admission is not None]
+    seen = [each.admission for each in served if each.admission is not None]
     if seen:
         bounds.watch(SECOND_USE, lambda: {"all": sum(map(len, seen))})
 

@@ -2,9 +2,9 @@
 
 Any user of the machine may connect, and most of what can be held up in a server is a thread that waits for
 somebody who says nothing. Here nobody is waited for: a request that has come whole is answered at once, in
-the one thread that there is, for scrapes are few. A connection has SECONDS for all of it. There are
-CONNECTIONS_MAX of them, and where one more comes the oldest goes, so that a scrape, which asks as soon as it
-is connected, gets through between any number of idle ones.
+the one thread that there is, for scrapes are few. A connection has CONNECTION_SECONDS for all of it. There
+are CONNECTIONS_MAX of them, and where one more comes the oldest goes, so that a scrape, which asks as soon as
+it is connected, gets through between any number of idle ones.
 
 HTTP is h11's, one request for each connection; what is answered is a WSGI application's. Whatever goes wrong
 with one request ends that one, and the log says so now and then, however many there are.
@@ -34,7 +34,7 @@ CONNECTIONS = Limit(
 )  # fmt: skip
 BACKLOG = 128
 """Connections that the kernel holds and we have not taken yet. Beyond them a client waits for a second."""
-SECONDS = 5.0
+CONNECTION_SECONDS = 5.0
 """For a connection, from its beginning to its end."""
 HEAD_BYTES_MAX = 8 << 10
 RECEIVE_BYTES = 4096
@@ -105,7 +105,7 @@ class Listener:
         self._stopping.set()
         with contextlib.suppress(OSError):
             self._wake.send(b"\0")
-        self._thread.join(SECONDS)
+        self._thread.join(CONNECTION_SECONDS)
 
     def _serve(self) -> None:
         try:
@@ -144,7 +144,7 @@ class Listener:
             stream.setblocking(False)
             if len(self._connections) >= CONNECTIONS_MAX:
                 self._close(next(iter(self._connections.values())))
-            connection = _Connection(stream, time.monotonic() + SECONDS)
+            connection = _Connection(stream, time.monotonic() + CONNECTION_SECONDS)
             self._connections[stream] = connection
             self._selector.register(stream, selectors.EVENT_READ)
             self._go_on(connection)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.errors import ConfigError
-from agent.pool.access import AnyVolume
+from agent.pool.access import ServedVolume
 from agent.pool.map.document import PoolMap, tenant_id
 from agent.telemetry import snapshot
 
@@ -48,7 +48,7 @@ class Audience:
     def is_for_all(self) -> bool:
         return not self.tenants and not self.volumes
 
-    def _is_for(self, volume: AnyVolume) -> bool:
+    def _is_for(self, volume: ServedVolume) -> bool:
         return not self.tenants or volume.settings.tenant in map(_id_of, self.tenants)
 
     def check(self, members: Members) -> None:
@@ -66,7 +66,7 @@ class Audience:
                 "see g35 tenant list",
             )
 
-    def key_value(self, volumes: Sequence[AnyVolume]) -> list[AnyVolume]:
+    def key_value(self, volumes: Sequence[ServedVolume]) -> list[ServedVolume]:
         """The key-value volumes that it shows."""
         return [
             volume
@@ -76,15 +76,17 @@ class Audience:
             and (not self.volumes or volume.settings.name in self.volumes)
         ]
 
-    def shows_files(self, volumes: Sequence[AnyVolume]) -> bool:
+    def shows_files(self, volumes: Sequence[ServedVolume]) -> bool:
         """Whether it may show /fs: there is one for all volumes of blocks, and so for all whose they are."""
         return all(self._is_for(volume) for volume in volumes if volume.settings.kind == "files")
 
-    def sources(self, whole: snapshot.Sources, own: Sequence[AnyVolume]) -> snapshot.Sources:
+    def sources(self, whole: snapshot.Sources, own: Sequence[ServedVolume]) -> snapshot.Sources:
         """What a status behind this door is made from: nothing that other tenants have a part in."""
         if self.is_for_all:
             return whole
-        return dataclasses.replace(whole, volumes=own, files=lambda: None, doors=dict, whole=False)
+        return dataclasses.replace(
+            whole, volumes=[each.volume for each in own], files=lambda: None, doors=dict, whole=False
+        )
 
 
 def _id_of(name: str) -> bytes:

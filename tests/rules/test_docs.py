@@ -14,7 +14,8 @@ from typer.exceptions import TyperException
 
 from agent.pool.counters import MissCause
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from agent.telemetry import metrics, snapshot
 from tests.support import cli_reference
 from tests.support.memory_pool import MemoryPool

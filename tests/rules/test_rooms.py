@@ -18,7 +18,7 @@ TOP_LEVEL = {
 }  # fmt: skip
 
 WIRE_FORMATS = ("host_shim.control_wire", "host_shim.transfer_wire")
-CLIENTS = ("agent/cli/",)
+CLIENTS = ("agent/bench/", "agent/cli/", "agent/replay/")
 """Programs that play the GPU host's side; everything else of the agent knows only the wire format."""
 
 CONNECTORS = {

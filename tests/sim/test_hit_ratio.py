@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
 from agent.replay.lru import LruBaseline
 from tests.support.memory_pool import MemoryPool, PoolAgent
 

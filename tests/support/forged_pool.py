@@ -25,7 +25,7 @@ from agent.attach.map_history import SeenMaps, map_seal, opens
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.membership.join import join, settle, unsettled
-from agent.pool.access import AnyVolume, new_reading, new_writing
+from agent.pool.access import AnyVolume, ServedVolume
 from agent.pool.errors import PutRefused
 from agent.pool.kv.volume import KvVolume
 from agent.pool.map.commit import Change, change_map, simply
@@ -143,11 +143,11 @@ class AgentOfPool:
 
     def put(self, volume: AnyVolume, key: bytes, value: bytes) -> None:
         """Raises PutRefused."""
-        writing = new_writing(volume, key, length=len(value))
+        writing = ServedVolume(volume).writing(key, length=len(value))
         assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 5))
 
     def get(self, volume: AnyVolume, key: bytes) -> bytes | None:
-        into, reading = bytearray(1 << 16), new_reading(volume, key)
+        into, reading = bytearray(1 << 16), ServedVolume(volume).reading(key)
         count = self.lanes.run(reading.read(self.lanes, 0, memoryview(into), self.lanes.now() + 5))
         return bytes(into[:count]) if count else None
 

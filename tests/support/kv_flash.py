@@ -12,9 +12,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from agent.inline.scatter import Buffer
 from agent.pool.kv.volume import KvVolume, room_of
-from agent.pool.steps import Buffer, Pending
-from agent.pool.volume.volume import KvShare, Timing, VolumeSettings
+from agent.pool.steps import Pending
+from agent.pool.volume.settings import KvShare, Timing, VolumeSettings
 from nvmeof.wire.kv import encode_key_list
 from tests.support.memory_pool import TENANT, VOLUME_ID, fixed_secret, nguid_of
 from tests.support.step_scheduler import StepScheduler

@@ -21,11 +21,11 @@ from typing import Any
 from agent.pool.counters import Tally, total
 from agent.pool.errors import PutRefused
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.kv.get import KvReading
 from agent.pool.kv.put import KvWriting, delete_key
 from agent.pool.kv.volume import KvVolume, room_of
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace, kv_volume
 from tests.support.memory_pool import SUITES, key_of
 from tests.support.pool_simulation import Wrong

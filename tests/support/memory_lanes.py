@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.pool.flush_tracking import Unflushed
-from agent.pool.steps import Acquire, Buffer, Pending, Steps
+from agent.pool.steps import Acquire, Pending, Steps
 
 T = TypeVar("T")
 

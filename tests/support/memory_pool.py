@@ -10,13 +10,15 @@ import random
 from collections.abc import Sequence
 
 from agent.inline.secrets import VOLUME_SECRET_BYTES, SecretKey
+from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause, Tally
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.read.get import Reading
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume, VolumeExtent, VolumeSettings
+from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import PUT_FRESH_SECONDS, Writing
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
@@ -75,6 +77,7 @@ class PoolAgent:
         self.cache = DirectoryCache(cache_bytes)
         self.prestage = PrestageCache(prestage_bytes) if prestage_bytes else None
         self.volume = Volume(settings, secret or fixed_secret(), self.cache, timing or Timing())
+        self.served = ServedVolume(self.volume)
 
     @property
     def tally(self) -> Tally:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent.fs.doors.door import Door, DoorKind, make_door
+from agent.fs.doors.door import Door
+from agent.fs.doors.make_door import DoorKind, make_door
 from agent.fs.doors.mounting import is_mounted
 from tests.support.inline_runner import inline_runner
 from tests.support.memory_filesystem import MemoryFileSystem

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from agent.inline.scatter import Buffer
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory
-from agent.pool.steps import Buffer
-from agent.pool.volume.volume import VolumeExtent, VolumeSettings
+from agent.pool.volume.settings import VolumeExtent, VolumeSettings
 from tests.support.memory_pool import EXTENT_AT, nguid_of
 from tests.support.sim_flash import SimNamespace
 from tests.support.step_scheduler import StepScheduler

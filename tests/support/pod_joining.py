@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from agent.pool.maintenance.rebalance import Mover
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from tests.support.memory_pool import fixed_secret
 from tests.support.pod_flash import PodMap
 from tests.support.sim_flash import SimLanes

@@ -1,9 +1,10 @@
 """A pod in virtual time from one seed: agents on DPUs, enclosures full of drives, and what goes wrong.
 
 Where tests/support/pool_simulation.py turns over every stone of one small volume, this looks at the whole:
-two tenants' volumes over all drives, agents that judge the drives as the real one does (asked.py, health.py
-and suspicion.py of agent/remote), enclosures that are stopped, slow, erring or killed, drives that are lost,
-agents that are killed, and a pool map that drives join and leave while agents still go by the old one.
+two tenants' volumes over all drives, agents that judge the drives as the real one does (outstanding.py,
+health.py and outlier_detection.py of agent/remote), enclosures that are stopped, slow, erring or killed,
+drives that are lost, agents that are killed, and a pool map that drives join and leave while agents still go
+by the old one.
 
 What must hold (DESIGN, "What must hold, always") is checked with every operation, every write on flash and
 after every step:
@@ -36,7 +37,8 @@ from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.read.get import Reading
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import Writing
 from agent.remote.health import Health

@@ -27,7 +27,8 @@ from agent.pool.prestage.prefetcher import stage
 from agent.pool.read.get import Reading
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS, DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import Writing
 from tests.support.memory_pool import SUITES, fixed_secret, key_of, volume_settings

@@ -10,7 +10,7 @@ from typing import Any
 from agent.fs.control.face import CONTROL_ROOT, ControlFace, StartPrestage
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.interface import Caller, FsError
-from agent.pool.access import AnyVolume
+from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import INACTIVE, Continuer
 from agent.pool.steps import settle
 from host_shim.control_wire import Outcome
@@ -19,7 +19,7 @@ from tests.support.memory_pool import PoolAgent
 _SESSION = CONTROL_ROOT + 1
 
 
-def refuse_prestage(_volume: AnyVolume, _key: bytes, _milliseconds: int = 0) -> Outcome:
+def refuse_prestage(_volume: ServedVolume, _key: bytes, _milliseconds: int = 0) -> Outcome:
     return Outcome.REFUSED
 
 
@@ -42,7 +42,7 @@ class SessionDoor:
             return {"volumes": [{"name": settings.name, "value_bytes": settings.value_bytes}]}
 
         self.face = ControlFace(
-            [agent.volume],
+            [agent.served],
             lambda: agent.lanes,
             status,
             start_prestage,

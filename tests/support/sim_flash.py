@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agent.pool.steps import Buffer, Pending
+from agent.inline.scatter import Buffer
+from agent.pool.steps import Pending
 from agent.remote.health import Health
 from agent.remote.outstanding import NOT_ANSWERING, Asked
 from tests.support.memory_lanes import MemoryNamespace

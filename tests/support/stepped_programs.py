@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from agent.errors import G35Error
-from agent.pool.steps import Buffer, Steps, Wait
+from agent.inline.scatter import Buffer
+from agent.pool.steps import Steps, Wait
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
 
 

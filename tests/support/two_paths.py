@@ -16,7 +16,8 @@ import pytest
 
 from agent.remote import channel as lanes_module
 from agent.remote.channel import WorkerLanes
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from nvmeof.host.command import Command
 from nvmeof.transport.base import ControllerInfo, HostQueue, NamespaceInfo
 from nvmeof.wire.sqe import IoOpcode

@@ -15,7 +15,7 @@ from agent.cli.up.layout import Layout, default_state, is_alive
 from agent.errors import G35Error
 from agent.fs.doors.mounting import clear_dead_mount
 
-SECONDS = 45.0
+DOWN_SECONDS = 45.0
 CHILDREN_SECONDS = 5.0
 
 
@@ -45,7 +45,7 @@ def _end_who_holds_it(layout: Layout) -> tuple[int, bool]:
     and go down, and by nobody after a kill.
     """
     asked: set[int] = set()
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + DOWN_SECONDS
     was_held = False
     while (lock := layout.try_lock()) is None:
         was_held = True

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent.cli.up.layout import Layout
-from agent.config.sizes import parse_size, typed_size
 from agent.errors import G35Error, UserError
+from agent.sizes import parse_size, typed_size
 
 _SIZES = ("drive_size", "value_size")
 _COUNTS = ("enclosures", "drives")

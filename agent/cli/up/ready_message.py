@@ -9,7 +9,7 @@ from shlex import quote
 
 from agent.cli.up.layout import S3_BUCKET, AgentOptions, Layout, default_state
 
-_SAMPLE = Path(__file__).parents[1] / "replay" / "sample_trace.jsonl"
+_SAMPLE = Path(__file__).parents[2] / "replay" / "sample_trace.jsonl"
 
 
 def ready_message(layout: Layout, mount: Path, options: AgentOptions, s3_was: str = "") -> str:

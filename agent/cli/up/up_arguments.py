@@ -16,12 +16,12 @@ import typer
 
 from agent.cli.up.layout import AgentOptions, Layout, agent_toml
 from agent.config.configuration import parse_configuration, parse_size
-from agent.config.sizes import typed_size
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.pool.map.document import VALUE_BYTES_MAX, VALUE_BYTES_MIN, PoolMap, plan_pool
 from agent.pool.map.superblock import MAP_BYTES_MAX
+from agent.sizes import typed_size
 from agent.telemetry.listen_address import parse_listen_address
 
 NAMESPACES_MAX = 4096

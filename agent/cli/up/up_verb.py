@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from agent.cli.status_verb import read_status
+from agent.cli.status_document import read_status
 from agent.cli.up.agent_cpus import agent_cpus
 from agent.cli.up.children import Child, detach, told_by
 from agent.cli.up.layout import (

@@ -37,21 +37,14 @@ from agent.fs.interface import (
     StatFs,
     Xattr,
 )
-from agent.pool.access import (
-    AnyReading,
-    AnyVolume,
-    delete_value,
-    lookup,
-    new_reading,
-    pin_value,
-)
+from agent.pool.access import AnyReading, ServedVolume
 from agent.pool.errors import PutRefused
+from agent.pool.format.directory import TIME_MAX
 from agent.pool.prestage.readahead import INACTIVE, Continuer
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Lanes, Steps
 from agent.pool.steps import Outcome as Settled
 from agent.pool.volume.volume import LOADS_IN_FLIGHT
-from agent.pool.write.put import TIME_MAX
 from host_shim.control_wire import (
     ANSWERS_MAX,
     FLAG_NO_ANSWER,
@@ -99,7 +92,7 @@ STATUS_FILE_BYTES: Final = 64 << 10
 class StartPrestage(Protocol):
     """Sets out to bring a key into memory. `milliseconds`: of no use any more after that; 0: no such end."""
 
-    def __call__(self, volume: AnyVolume, key: bytes, milliseconds: int = 0) -> Outcome: ...
+    def __call__(self, volume: ServedVolume, key: bytes, milliseconds: int = 0) -> Outcome: ...
 
 
 class ControlFace(RefusesAll):
@@ -107,7 +100,7 @@ class ControlFace(RefusesAll):
 
     def __init__(
         self,
-        volumes: Sequence[AnyVolume],
+        volumes: Sequence[ServedVolume],
         lanes: Callable[[], Lanes],
         stats: Callable[[], Mapping[str, Any]],
         start_prestage: StartPrestage,
@@ -306,8 +299,8 @@ class ControlFace(RefusesAll):
             raise FsError(errno.EOPNOTSUPP, str(other)) from None
         return self._value(self._volume(volume_name), key, room)
 
-    def _value(self, volume: AnyVolume, key: bytes, room: memoryview) -> Steps[Xattr]:
-        reading, lanes = new_reading(volume, key, self._prestage), self._lanes()
+    def _value(self, volume: ServedVolume, key: bytes, room: memoryview) -> Steps[Xattr]:
+        reading, lanes = volume.reading(key, self._prestage), self._lanes()
         deadline = lanes.now() + volume.timing.read_deadline
         try:
             got = yield from reading.read(lanes, 0, room, deadline)
@@ -320,7 +313,7 @@ class ControlFace(RefusesAll):
             reading.close()
         raise FsError(errno.ENODATA)
 
-    def _volume(self, name: str) -> AnyVolume:
+    def _volume(self, name: str) -> ServedVolume:
         volume = self._volumes.get(name)
         if volume is None or volume.erased:
             raise FsError(errno.ENOENT, f"there is no volume {name}")
@@ -378,10 +371,10 @@ class ControlFace(RefusesAll):
             # A long batch reads its directories a few at a time, and each few has the deadline of one read.
             turns = 1 + 2 * len(request.keys) // LOADS_IN_FLIGHT
             deadline = lanes.now() + turns * volume.timing.read_deadline
-            causes = yield from lookup(volume, lanes, request.keys, deadline)
+            causes = yield from volume.lookup(lanes, request.keys, deadline)
             if self._continuer.active:
                 there = next((at for at, cause in enumerate(causes) if cause is not None), len(causes))
-                self._continuer.chain(volume, request.keys[:there])
+                self._continuer.chain(volume.volume, request.keys[:there])
             return bytes(Outcome.HIT if cause is None else Outcome(int(cause)) for cause in causes)
         if operation is Operation.PRESTAGE:
             return bytes(self._start_prestage(volume, key, request.ttl_seconds) for key in request.keys)
@@ -394,11 +387,11 @@ class ControlFace(RefusesAll):
                 outcomes.append((yield from self._delete(volume, lanes, key, deadline)))
         return bytes(outcomes)
 
-    def _bind(self, session: ControlSession, volume: AnyVolume, request: Request) -> Steps[bytes]:
+    def _bind(self, session: ControlSession, volume: ServedVolume, request: Request) -> Steps[bytes]:
         """Bind tickets. What an earlier binding had under way is given up: its number means another now."""
         ahead = None
         if self._continuer.active and request.keys:
-            self._continuer.chain(volume, request.keys, session.trail)
+            self._continuer.chain(volume.volume, request.keys, session.trail)
             ahead = Ahead(request.keys[-1]) if request.operation is Operation.GET else None
         lengths = request.lengths if request.operation is Operation.PUT else [0] * len(request.keys)
         tickets = [
@@ -439,23 +432,23 @@ class ControlFace(RefusesAll):
                 found += taken
         return found
 
-    def _pin(self, volume: AnyVolume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
+    def _pin(self, volume: ServedVolume, lanes: Lanes, key: bytes, ttl: int, deadline: float) -> Steps[int]:
         # Without a time of its own, for as long as the volume keeps values: at the most, until it is deleted.
         seconds = ttl or volume.settings.ttl_seconds
         until = int(lanes.wall()) + seconds if seconds else TIME_MAX
         try:
-            pinned = yield from pin_value(volume, lanes, key, until, deadline)
+            pinned = yield from volume.pin(lanes, key, until, deadline)
         except PutRefused as refused:
             return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
         if pinned is None:
             return Outcome.NEVER_STORED
         return Outcome.HIT if pinned else Outcome.REFUSED
 
-    def _delete(self, volume: AnyVolume, lanes: Lanes, key: bytes, deadline: float) -> Steps[int]:
+    def _delete(self, volume: ServedVolume, lanes: Lanes, key: bytes, deadline: float) -> Steps[int]:
         if self._prestage is not None:
-            self._prestage.discard(volume.settings.volume_id, volume.placement.pseudonym(key))
+            self._prestage.discard(volume.settings.volume_id, volume.pseudonym(key))
         try:
-            there = yield from delete_value(volume, lanes, key, deadline)
+            there = yield from volume.delete(lanes, key, deadline)
         except PutRefused as refused:
             return Outcome.REFUSED if refused.cause is None else Outcome(int(refused.cause))
         return Outcome.HIT if there else Outcome.NEVER_STORED

@@ -16,7 +16,7 @@ from agent.bounds import Holder
 from agent.fs.control.registered_memory import Region
 from agent.fs.interface import FsError
 from agent.fs.value_writer import errno_of
-from agent.pool.access import AnyReading, AnyVolume, AnyWriting, new_reading, new_writing
+from agent.pool.access import AnyReading, AnyWriting, ServedVolume
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.prestage.readahead import Continuer, Trail
 from agent.pool.read.prestage_cache import PrestageCache
@@ -35,11 +35,11 @@ class Ahead:
     def __init__(self, key: bytes) -> None:
         self.key: bytes | None = key
 
-    def read(self, continuer: Continuer, volume: AnyVolume) -> None:
+    def read(self, continuer: Continuer, volume: ServedVolume) -> None:
         """One of the tickets is read: set out for what follows, the first time."""
         key, self.key = self.key, None
         if key is not None:
-            continuer.reads(volume, key)
+            continuer.reads(volume.volume, key)
 
 
 class Ticket:
@@ -48,7 +48,7 @@ class Ticket:
     __slots__ = ("ahead", "key", "length", "lock", "reading", "refused", "ttl_seconds", "volume", "writing")
 
     def __init__(
-        self, volume: AnyVolume, key: bytes, ahead: Ahead | None, length: int = 0, ttl_seconds: int = 0
+        self, volume: ServedVolume, key: bytes, ahead: Ahead | None, length: int = 0, ttl_seconds: int = 0
     ) -> None:
         """`length`: of a value to be written; 0 for one to be read. Raises FsError where it is too long."""
         if length > volume.settings.value_bytes:
@@ -75,7 +75,7 @@ class Ticket:
 
     def _begun(self, prestage: PrestageCache | None) -> AnyReading:
         if self.reading is None:
-            self.reading = new_reading(self.volume, self.key, prestage)
+            self.reading = self.volume.reading(self.key, prestage)
         return self.reading
 
     def put(self, lanes: Lanes, within: int, data: memoryview) -> Steps[None]:
@@ -101,8 +101,8 @@ class Ticket:
     def _begun_writing(self) -> AnyWriting:
         writing = self.writing
         if writing is None:
-            writing = self.writing = new_writing(
-                self.volume, self.key, length=self.length, ttl_seconds=self.ttl_seconds
+            writing = self.writing = self.volume.writing(
+                self.key, length=self.length, ttl_seconds=self.ttl_seconds
             )
         return writing
 

@@ -15,7 +15,7 @@ from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
 from agent.fs.control.session import ControlSession, Ticket
 from agent.fs.interface import FsError
 from agent.inline.scatter import Scatter, Target
-from agent.pool.access import AnyReading, AnyVolume, new_reading
+from agent.pool.access import AnyReading, ServedVolume
 from agent.pool.prestage.readahead import Continuer
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Lanes, Steps
@@ -43,7 +43,7 @@ class Transfers:
         self,
         memory: RegisteredMemory,
         lanes: Callable[[], Lanes],
-        volume_of: Callable[[str], AnyVolume],
+        volume_of: Callable[[str], ServedVolume],
         prestage: PrestageCache | None,
         continuer: Continuer,
     ) -> None:
@@ -113,9 +113,9 @@ class Transfers:
             return (yield from self._fill(reading, into))
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
-            self._continuer.chain(volume, (transfer.key,), session.trail)
-            self._continuer.reads(volume, transfer.key)
-        reading = new_reading(volume, transfer.key, self._prestage)
+            self._continuer.chain(volume.volume, (transfer.key,), session.trail)
+            self._continuer.reads(volume.volume, transfer.key)
+        reading = volume.reading(transfer.key, self._prestage)
         try:
             return (yield from self._fill(reading, into))
         finally:
@@ -149,7 +149,7 @@ class Transfers:
             return encode_done(Outcome.HIT.value, 0)
         volume = self._volume_of(transfer.volume)
         if self._continuer.active:
-            self._continuer.chain(volume, (transfer.key,), session.trail)
+            self._continuer.chain(volume.volume, (transfer.key,), session.trail)
         ticket = Ticket(volume, transfer.key, None, sum(map(len, pieces)), transfer.ttl_seconds)
         try:
             yield from self._take(ticket, pieces)
@@ -159,7 +159,7 @@ class Transfers:
 
     def _take(self, ticket: Ticket, pieces: list[memoryview]) -> Steps[None]:
         lanes, at = self._lanes(), 0
-        aside = ticket.volume.codec.suite.reads_text_again
+        aside = ticket.volume.volume.codec.suite.reads_text_again
         for piece in pieces:
             for start in range(0, len(piece), PIECE_BYTES):
                 part = piece[start : start + PIECE_BYTES]

@@ -11,15 +11,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from agent.fs.doors.mounting import MountOptions
-from agent.fs.interface import FileSystem
 from agent.pool.steps import Runner
 
 MakeRunner: TypeAlias = Callable[[int], Runner]
-DoorKind: TypeAlias = Literal["dev_fuse", "pyfuse3"]
 
 START_SECONDS = 10.0
 """How long the kernel may take from mount to INIT."""
@@ -38,23 +34,3 @@ class Door(Protocol):
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> None:
         """Unmount and end the threads. Who still has files open after the grace loses them (ENOTCONN)."""
-
-
-def make_door(
-    kind: DoorKind,
-    filesystem: FileSystem,
-    mountpoint: Path,
-    worker_count: int,
-    make_runner: MakeRunner,
-    options: MountOptions | None = None,
-) -> Door:
-    """A door over `filesystem`, not yet mounted."""
-    # Imported here: pyfuse3 brings libfuse and trio along, which the hot door does without.
-    if kind == "pyfuse3":
-        from agent.fs.doors.pyfuse3_door import Pyfuse3Door
-
-        return Pyfuse3Door(filesystem, mountpoint, worker_count, make_runner, options)
-    from agent.fs.doors.dev_fuse import DevFuseDoor
-    from agent.fs.fuse.session import FuseSession
-
-    return DevFuseDoor(FuseSession(filesystem), mountpoint, worker_count, make_runner, options)

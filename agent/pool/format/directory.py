@@ -36,8 +36,8 @@ from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from agent.pool.format.occupancy import Occupancy
-from agent.pool.volume.placement import KEY_BYTES
 
+KEY_BYTES: Final = 16
 ENTRY: Final = struct.Struct("<16sQQIIIHH8sII")
 ENTRY_BYTES: Final = 64
 SLOTS_PER_SET: Final = 64
@@ -45,9 +45,22 @@ DIRECTORY_BYTES: Final = 4096
 assert ENTRY.size == ENTRY_BYTES
 assert ENTRY_BYTES * SLOTS_PER_SET == DIRECTORY_BYTES
 
+TIME_MAX: Final = (1 << 32) - 1
+"""Seconds since the epoch, in the 32 bits that header and entry have for it."""
+EPOCH_SHIFT: Final = 8
+"""The upper half of an entry's flags."""
+QUARANTINE_NAME: Final = b"g35 quarantined!"
+QUARANTINE_FLAG: Final = 1
+"""Of `Entry.flags`, whose upper half has the epoch of the key."""
+QUARANTINED_MAX: Final = SLOTS_PER_SET // 4
+"""Of one set: bad ranges must not be able to stop a volume from taking values. What has more is a bad
+drive."""
+assert len(QUARANTINE_NAME) == KEY_BYTES
+
 _CHECKED_BYTES: Final = 60
 _HITS_MAX: Final = 0xFFFF
-_FREE: Final = bytes(KEY_BYTES)
+FREE: Final = bytes(KEY_BYTES)
+"""The pseudonym of a slot that is free."""
 _GHOST_AT: Final = 48
 _GHOST_BYTES: Final = 8
 _LAST_USE_AT: Final = 24
@@ -125,7 +138,7 @@ class Directory:
         """Slots whose pin was changed here, and which flash may not know of yet."""
         if block is not None and any(self.raw):
             self._forget_damaged(range(SLOTS_PER_SET) if suspects is None else suspects)
-            self.taken = SLOTS_PER_SET - _PSEUDONYMS.unpack(self.raw).count(_FREE)
+            self.taken = SLOTS_PER_SET - _PSEUDONYMS.unpack(self.raw).count(FREE)
 
     def _forget_damaged(self, slots: Iterable[int]) -> None:
         damaged = []
@@ -150,9 +163,9 @@ class Directory:
     def _store(self, slot: int, entry: bytes | bytearray) -> None:
         """Replace the bytes of an entry."""
         start = slot * ENTRY_BYTES
-        was_free = self.raw.startswith(_FREE, start)
+        was_free = self.raw.startswith(FREE, start)
         self.raw[start : start + ENTRY_BYTES] = entry
-        more = was_free - entry.startswith(_FREE)
+        more = was_free - entry.startswith(FREE)
         if more:
             self.taken += more
             if self._occupancy is not None:
@@ -189,7 +202,7 @@ class Directory:
     def entry(self, slot: int) -> Entry | None:
         """The entry of a slot; None where it is free."""
         fields = ENTRY.unpack_from(self.raw, slot * ENTRY_BYTES)
-        if fields[0] == _FREE:
+        if fields[0] == FREE:
             return None
         # Every request makes one, and a named tuple's own way to be made is interpreted.
         return tuple.__new__(Entry, fields[:10])
@@ -197,7 +210,7 @@ class Directory:
     def __iter__(self) -> Iterator[tuple[int, Entry]]:
         """The slots that are taken, with their entries."""
         for slot, fields in enumerate(ENTRY.iter_unpack(bytes(self.raw))):
-            if fields[0] != _FREE:
+            if fields[0] != FREE:
                 yield slot, Entry(*fields[:10])
 
     def install(self, slot: int, entry: Entry) -> None:
@@ -241,7 +254,7 @@ class Directory:
     def free_slots(self) -> set[int]:
         """Slots that no entry takes; those in doubt are not among them."""
         keys = _PSEUDONYMS.unpack(self.raw)
-        free = {slot for slot in _EVERY_SLOT if keys[slot] == _FREE}
+        free = {slot for slot in _EVERY_SLOT if keys[slot] == FREE}
         return free.difference(self.doubted) if self.doubted else free
 
     def ghost(self, slot: int) -> bytes:
@@ -314,7 +327,7 @@ _EVERY_SLOT: Final = tuple(range(SLOTS_PER_SET))
 
 def taken_in(block: bytes | bytearray | memoryview) -> int:
     """How many slots are not free in a directory as it lies on flash, damaged entries among them."""
-    return SLOTS_PER_SET - _PSEUDONYMS.unpack(block).count(_FREE)
+    return SLOTS_PER_SET - _PSEUDONYMS.unpack(block).count(FREE)
 
 
 class Choice(NamedTuple):
@@ -348,17 +361,17 @@ def choose_slot(
     raw = directory.raw
     free = SLOTS_PER_SET - directory.taken
     for slot in taken:
-        free -= raw.startswith(_FREE, slot * ENTRY_BYTES)
+        free -= raw.startswith(FREE, slot * ENTRY_BYTES)
     expired = 0
     expiries = _EXPIRIES.unpack(raw)
     if any(expiries):
         expired = sum(
-            0 < expiry <= now and slot not in taken and not raw.startswith(_FREE, slot * ENTRY_BYTES)
+            0 < expiry <= now and slot not in taken and not raw.startswith(FREE, slot * ENTRY_BYTES)
             for slot, expiry in enumerate(expiries)
         )
     if free:
         for slot in _EVERY_SLOT[start:] + _EVERY_SLOT[:start]:
-            if slot not in taken and raw.startswith(_FREE, slot * ENTRY_BYTES):
+            if slot not in taken and raw.startswith(FREE, slot * ENTRY_BYTES):
                 return _choice(slot, None, math.inf, free + expired)
     best: tuple[float, int] | None = None
     now_us = int(now * 1e6)
@@ -377,3 +390,48 @@ def choose_slot(
     if best is None:
         return None
     return _choice(best[1], directory.entry(best[1]), best[0] / 1e6, expired)
+
+
+def flags_of(epoch: int) -> int:
+    """What an entry's flags say of its slot's key."""
+    return (epoch & 0xFF) << EPOCH_SHIFT
+
+
+def is_under(entry: Entry, epoch: int) -> bool:
+    """Whether an entry says that its slot is sealed under the key of this epoch.
+
+    Only neighbouring epochs are ever on flash together, so that eight bits tell them apart.
+    """
+    return entry.flags & flags_of(0xFF) == flags_of(epoch)
+
+
+def is_under_dropped(entry: Entry, oldest: int) -> bool:
+    """Whether an entry says that its slot is under a key from before `oldest`, the first epoch that opens.
+
+    Of the two halves of the numbers the one behind it: an agent that is behind the map meets newer ones.
+    """
+    return 0 < (oldest - (entry.flags >> EPOCH_SHIFT)) & 0xFF < 0x80
+
+
+def left_in(block: bytes | bytearray | memoryview, epoch: int) -> int:
+    """Of a directory as it lies on flash: values that are not sealed under the key of `epoch`."""
+    entries = (Entry(*fields[:10]) for fields in ENTRY.iter_unpack(block[:DIRECTORY_BYTES]))
+    return sum(
+        entry.pseudonym != FREE and entry.length > 0 and not is_under(entry, epoch) for entry in entries
+    )
+
+
+def quarantine_entry(wall: float) -> Entry:
+    """What stands for a slot that was set aside at `wall`, seconds since the epoch."""
+    now_us = int(wall * 1e6)
+    return Entry(
+        QUARANTINE_NAME, now_us << 8, now_us, 0, pinned_until=TIME_MAX, hits=_HITS_MAX, flags=QUARANTINE_FLAG
+    )
+
+
+def is_quarantined(entry: Entry) -> bool:
+    return entry.pseudonym == QUARANTINE_NAME and bool(entry.flags & QUARANTINE_FLAG)
+
+
+def count_quarantined(directory: Directory) -> int:
+    return len(directory.find_all(QUARANTINE_NAME))

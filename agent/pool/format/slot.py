@@ -31,8 +31,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.inline.key_use import KeyUse
+from agent.inline.random_bytes import random_bytes
 from agent.inline.salts import new_salt
-from agent.inline.scatter import Target
+from agent.inline.scatter import Buffer, Target
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import (
     PROOF_BYTES,
@@ -43,9 +44,8 @@ from agent.inline.suites import (
     SlotCipher,
 )
 from agent.pool.counters import MissCause
+from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.header_cache import ProvenHeaders
-from agent.pool.steps import Buffer
-from agent.pool.volume.placement import KEY_BYTES
 
 HEADER_BYTES: Final = 4096
 MAGIC: Final = b"g35slot1"
@@ -357,3 +357,9 @@ class OpenSlot:
 
 assert len(MAGIC) == 8
 assert KEY_BYTES == 16
+
+
+def new_generation(wall: float) -> int:
+    """A number that no other write has: microseconds since the epoch and a random byte."""
+    # Its order only breaks ties between two entries of one key; a clock that jumps costs a hit at most.
+    return int(wall * 1e6) << 8 | random_bytes(1)[0]

@@ -7,9 +7,15 @@ does not know the commands fails them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
-from agent.pool.steps import Buffer, Lanes, Pending
+from agent.inline.scatter import Buffer
+from agent.pool.steps import Lanes, Pending
+
+RESERVED_KEY: Final = b"g35 pool's super"
+"""Where a KV namespace keeps its superblock. A pseudonym is this with a chance of 2^-128."""
+PROOF_KEY: Final = b"g35 path's proof"
+"""Under which paths show that they lead to one medium (agent/remote/path_prober.py)."""
 
 
 class KvPending(Pending, Protocol):

@@ -15,18 +15,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from agent.pool.counters import MissCause
+from agent.pool.format.directory import KEY_BYTES
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.kv.commands import KvLanes
+from agent.pool.kv.commands import PROOF_KEY, RESERVED_KEY, KvLanes
 from agent.pool.kv.volume import LIVE_FULL, KvVolume, room_of, wait_for_key
 from agent.pool.steps import Steps
-from agent.pool.volume.placement import KEY_BYTES
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.kv import decode_key_list_untrusted
 
-RESERVED_KEY = b"g35 pool's super"
-"""Where a KV namespace keeps its superblock. A pseudonym is this with a chance of 2^-128."""
-PROOF_KEY = b"g35 path's proof"
-"""Under which paths show that they lead to one medium (agent/remote/path_prober.py)."""
 SAMPLE = 8
 LIST_BYTES = 4 + 20 * (SAMPLE + 1)
 

@@ -1,6 +1,6 @@
 """Reading values of a volume on KV namespaces: one Retrieve brings header and units, a miss is one too.
 
-Read reading.py first; a `KvReading` serves the same calls. The Retrieve asks for the header and for as many
+Read read/get.py first; a `KvReading` serves the same calls. The Retrieve asks for the header and for as many
 bytes as the range needs, and since a value has no offsets on the wire, a range further back brings what lies
 before it as well. That costs nothing where the host reads a value in one request, as engines do; a program
 that reads in small pieces is served from the last unit that was opened, which is kept for it.

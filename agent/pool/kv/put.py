@@ -1,6 +1,6 @@
 """Writing values of a volume on KV namespaces: the whole slot is one Store, and acknowledged is stored.
 
-Read writing.py first; a `KvWriting` serves the same calls. A Store is all or nothing, so that there is no
+Read write/put.py first; a `KvWriting` serves the same calls. A Store is all or nothing, so that there is no
 order to keep, nothing to reserve and nothing that a crash could leave half done. The price is that a value
 which comes in pieces waits in memory until its last one; partial_puts.py bounds what waits.
 
@@ -15,14 +15,13 @@ from typing import Final
 from agent.inline.suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
-from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.format.directory import TIME_MAX
+from agent.pool.format.slot import HEADER_BYTES, new_generation
 from agent.pool.kv.commands import KvPending, kv_lanes
 from agent.pool.kv.eviction import make_room
 from agent.pool.kv.volume import KvVolume, room_of, wait_for_key
 from agent.pool.steps import Lanes, Steps
 from agent.pool.volume.partial_puts import GIVEN_UP, TOO_MANY, BegunPut
-from agent.pool.write.put import TIME_MAX
-from agent.pool.write.slot_allocation import new_generation
 
 STORE_TRIES: Final = 4
 """With room made before each but the first; between the two others may take it."""

@@ -24,15 +24,16 @@ from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES, SlotCodec
 from agent.pool.kv.commands import KvLanes, KvPending, kv_lanes
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import Lanes, Steps, fault_cause, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.in_doubt_writes import Unsettled
 from agent.pool.volume.key_locks import Turns
 from agent.pool.volume.partial_puts import BegunPuts
 from agent.pool.volume.placement import Extent, Placement
+from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.unit_buffers import UnitBuffers
 from agent.pool.volume.unit_cache import KeptUnits
-from agent.pool.volume.volume import LOADS_IN_FLIGHT, Timing, VolumeSettings, fault_cause, wait_for
+from agent.pool.volume.volume import LOADS_IN_FLIGHT
 
 REMEMBERED_KEYS: Final = 1 << 16
 """Keys of a volume of which this agent remembers the last use, or that it evicted them. 100 bytes each."""

@@ -13,38 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory, Entry
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory, is_quarantined
 from agent.pool.map.document import MapVolume, set_size
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.volume import wait_for
+from agent.pool.map.superblock import MAP_IO_SECONDS
+from agent.pool.steps import Lanes, Steps, wait_for
 from agent.pool.volume.writable_directory import is_certain
 
-NAME = b"g35 quarantined!"
-FLAG = 1
-"""Of `Entry.flags`, whose upper half has the epoch of the key."""
-QUARANTINED_MAX = SLOTS_PER_SET // 4
-"""Of one set: bad ranges must not be able to stop a volume from taking values. What has more is a bad
-drive."""
-_FOR_EVER = (1 << 32) - 1
-_HITS_MAX = 0xFFFF
 READS_IN_FLIGHT = 16
-SECONDS = 10.0
-"""For one read or write of a directory; an operator waits."""
-assert len(NAME) == 16
-
-
-def quarantine_entry(wall: float) -> Entry:
-    """What stands for a slot that was set aside at `wall`, seconds since the epoch."""
-    now_us = int(wall * 1e6)
-    return Entry(NAME, now_us << 8, now_us, 0, pinned_until=_FOR_EVER, hits=_HITS_MAX, flags=FLAG)
-
-
-def is_quarantined(entry: Entry) -> bool:
-    return entry.pseudonym == NAME and bool(entry.flags & FLAG)
-
-
-def count_quarantined(directory: Directory) -> int:
-    return len(directory.find_all(NAME))
 
 
 class Quarantined(NamedTuple):
@@ -86,7 +61,7 @@ def survey(lanes: Lanes, volume: MapVolume, numbers: Mapping[str, int]) -> Steps
             block = memoryview(bytearray(DIRECTORY_BYTES))
             reads.append((nguid, offset, block, lanes.read(numbers[nguid], offset, block)))
         for nguid, offset, block, pending in reads:
-            if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+            if (yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
                 unread += 1
                 continue
             unread += not (yield from is_certain(lanes, numbers[nguid], offset, block))
@@ -108,7 +83,7 @@ def release(
     for (nguid, offset), slots in places.items():
         block = memoryview(bytearray(DIRECTORY_BYTES))
         pending = lanes.read(numbers[nguid], offset, block)
-        if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+        if (yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
             continue
         if not (yield from is_certain(lanes, numbers[nguid], offset, block)):
             continue
@@ -120,6 +95,6 @@ def release(
         for slot in standing:
             directory.clear(slot)
         writing = lanes.write(numbers[nguid], offset, [directory.image()])
-        if (yield from wait_for(lanes, writing, lanes.now() + SECONDS)) is None:
+        if (yield from wait_for(lanes, writing, lanes.now() + MAP_IO_SECONDS)) is None:
             released += len(standing)
     return released

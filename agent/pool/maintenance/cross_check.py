@@ -14,12 +14,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry, is_quarantined
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.maintenance.bad_slots import is_quarantined
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import Lanes, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 
 CONTROLS = 32
 OWN_CONTROLS = 4
@@ -29,7 +28,7 @@ FAILURES_SHARE = 10
 """One control in so many may fail."""
 FEW = 4
 """Of so many controls one may: in a small pool a tenth is less than the other slot that is bad as well."""
-SECONDS = 1.0
+IO_SECONDS = 1.0
 """For one read."""
 
 
@@ -75,7 +74,7 @@ def is_vouched_for(
         header = memoryview(bytearray(HEADER_BYTES))
         where = CachedSet(namespace, at)
         pending = lanes.read(namespace, volume.slot_offset(where, slot), header)
-        cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+        cause = yield from wait_for(lanes, pending, lanes.now() + IO_SECONDS)
         if cause in (MissCause.LATE, MissCause.ENCLOSURE_DOWN):
             return None
         if cause is None:
@@ -105,7 +104,7 @@ def _other_sets(volume: Volume, namespace: int, offset: int, chance: random.Rand
 def _directory_at(lanes: Lanes, namespace: int, at: int, controls: _Controls) -> Steps[Directory | None]:
     """A directory as it lies on flash. What does not answer is not counted."""
     block = memoryview(bytearray(DIRECTORY_BYTES))
-    cause = yield from wait_for(lanes, lanes.read(namespace, at, block), lanes.now() + SECONDS)
+    cause = yield from wait_for(lanes, lanes.read(namespace, at, block), lanes.now() + IO_SECONDS)
     if cause not in (MissCause.LATE, MissCause.ENCLOSURE_DOWN):
         controls.count(cause is not None)
     return Directory(block) if cause is None else None

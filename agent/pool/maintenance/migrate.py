@@ -20,14 +20,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
-from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer
-from agent.pool.maintenance.rekey import flags_of
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.format.directory import SLOTS_PER_SET, Directory, Entry, choose_slot, flags_of
+from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec, SlotSealer, new_generation
+from agent.pool.steps import Acquire, Lanes, Steps, wait_for
 from agent.pool.volume.directory_cache import SHUN_SECONDS, CachedSet
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, prove
-from agent.pool.write.slot_allocation import new_generation
 from agent.pool.write.slot_erase import Freeing
 
 PIECE_BYTES = 1 << 20

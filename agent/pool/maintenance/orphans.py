@@ -14,8 +14,8 @@ from typing import TypeAlias
 from agent.pool.counters import MissCause
 from agent.pool.maintenance.rekey import MAY_COME_BACK, Unopened, open_whole
 from agent.pool.maintenance.scrub import is_young
-from agent.pool.steps import Acquire, Lanes, Steps
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.steps import Acquire, Lanes, Steps, wait_for
+from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable
 
 Unnamed: TypeAlias = Callable[[Sequence[bytes]], Sequence[bytes]]

@@ -22,7 +22,8 @@ from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.maintenance.migrate import Old, Outcome, clear_old, copy_value, is_misplaced
 from agent.pool.steps import Lanes, Steps
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.volume import Volume, VolumeExtent
+from agent.pool.volume.settings import VolumeExtent
+from agent.pool.volume.volume import Volume
 
 TURN_SECONDS = 0.25
 """How long one turn takes at the most, or one value: upkeep has other work."""

@@ -17,59 +17,30 @@ from typing import Final, NamedTuple
 
 from agent.pool.counters import MissCause
 from agent.pool.flush_tracking import flush_written
-from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY, SLOTS_PER_SET, Entry
+from agent.pool.format.directory import (
+    DIRECTORY_BYTES,
+    ENTRY,
+    FREE,
+    SLOTS_PER_SET,
+    Entry,
+    flags_of,
+    is_under,
+)
 from agent.pool.format.occupancy import SetPlace
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot
-from agent.pool.steps import Acquire, Lanes, Pending, Steps
+from agent.pool.steps import Acquire, Lanes, Pending, Steps, wait_for
 from agent.pool.volume.directory_cache import SHUN_SECONDS, CachedSet
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable
 
-EPOCH_SHIFT: Final = 8
-"""The upper half of an entry's flags."""
-SECONDS: Final = 5.0
+IO_SECONDS: Final = 5.0
 UNOPENED_MAX: Final = 256
 BLOCKS_AT_ONCE: Final = 8
 """Blocks of files that two flushes are for. Their new slots, half of those that are free at the most, are
 reserved meanwhile, and no block can be put there."""
 READERS_SECONDS: Final = 0.5
 """For how long nothing is written to a slot that a value has left."""
-_FREE: Final = bytes(16)
 MAY_COME_BACK: Final = (MissCause.LATE, MissCause.ENCLOSURE_DOWN)
-
-
-def flags_of(epoch: int) -> int:
-    """What an entry's flags say of its slot's key."""
-    return (epoch & 0xFF) << EPOCH_SHIFT
-
-
-def is_under(entry: Entry, epoch: int) -> bool:
-    """Whether an entry says that its slot is sealed under the key of this epoch.
-
-    Only neighbouring epochs are ever on flash together, so that eight bits tell them apart.
-    """
-    return entry.flags & flags_of(0xFF) == flags_of(epoch)
-
-
-def is_under_dropped(entry: Entry, oldest: int) -> bool:
-    """Whether an entry says that its slot is under a key from before `oldest`, the first epoch that opens.
-
-    Of the two halves of the numbers the one behind it: an agent that is behind the map meets newer ones.
-    """
-    return 0 < (oldest - (entry.flags >> EPOCH_SHIFT)) & 0xFF < 0x80
-
-
-def left_in(block: bytes | bytearray | memoryview, epoch: int) -> int:
-    """Of a directory as it lies on flash: values that are not sealed under the key of `epoch`."""
-    entries = (Entry(*fields[:10]) for fields in ENTRY.iter_unpack(block[:DIRECTORY_BYTES]))
-    return sum(
-        entry.pseudonym != _FREE and entry.length > 0 and not is_under(entry, epoch) for entry in entries
-    )
-
-
-def taken_in(block: bytes | bytearray | memoryview) -> int:
-    """Of a directory as it lies on flash: slots that values are named in."""
-    return sum(fields[0] != _FREE for fields in ENTRY.iter_unpack(block[:DIRECTORY_BYTES]))
 
 
 class Unopened(NamedTuple):
@@ -97,7 +68,7 @@ def reseal_set(volume: Volume, lanes: Lanes, place: SetPlace, counts: ResealCoun
     """Seal anew what is under another key in one set; how many values were looked at."""
     cached = volume.cache.borrow(*place, volume.occupancy)
     try:
-        if (yield from volume.load(lanes, [cached], lanes.now() + SECONDS)) is not None:
+        if (yield from volume.load(lanes, [cached], lanes.now() + IO_SECONDS)) is not None:
             return 0
         directory = cached.directory
         assert directory is not None
@@ -280,7 +251,7 @@ def open_whole(
     """Read a slot and open all of it into `value`. Unit by unit: a worker's buffer holds no more."""
     at = volume.slot_offset(cached, slot)
     header = lanes.receive_buffer(HEADER_BYTES)
-    cause = yield from wait_for(lanes, lanes.read(cached.namespace, at, header), lanes.now() + SECONDS)
+    cause = yield from wait_for(lanes, lanes.read(cached.namespace, at, header), lanes.now() + IO_SECONDS)
     if cause is not None:
         return cause
     opened = volume.codec.open(header, None, volume.place(cached, slot), entry.generation)
@@ -293,7 +264,7 @@ def open_whole(
         piece = value[start : start + unit]
         sealed = lanes.receive_buffer(len(piece))
         pending = lanes.read(cached.namespace, at + HEADER_BYTES + start, sealed)
-        cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+        cause = yield from wait_for(lanes, pending, lanes.now() + IO_SECONDS)
         if cause is not None:
             return cause
         if not opened.open_unit(number, sealed, piece):
@@ -326,7 +297,7 @@ def _seal_into(
 
 def _landed(lanes: Lanes, cached: CachedSet, target: int, pending: Pending) -> Steps[bool]:
     """Wait for a write of a slot. One that failed may land yet: the slot is left alone for a while."""
-    cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+    cause = yield from wait_for(lanes, pending, lanes.now() + IO_SECONDS)
     if cause is not None and cause is not MissCause.ENCLOSURE_DOWN:
         with cached.guard:
             cached.shunned[target] = lanes.now() + SHUN_SECONDS
@@ -344,10 +315,10 @@ def _rename(
 ) -> Steps[bool]:
     """Free `slot`, and name the value in `target` where there is one. False: it is as it was, or was changed
     by somebody else meanwhile, whose change stays. `target` is reserved by the caller."""
-    if not (yield Acquire(cached.writer, lanes.now() + SECONDS)):
+    if not (yield Acquire(cached.writer, lanes.now() + IO_SECONDS)):
         return False
     try:
-        if (yield from load_writable(volume, lanes, [cached], lanes.now() + SECONDS)) is not None:
+        if (yield from load_writable(volume, lanes, [cached], lanes.now() + IO_SECONDS)) is not None:
             return False
         if target is not None and not (yield from _is_ours(lanes, cached, target, entry, slot)):
             return False
@@ -374,7 +345,7 @@ def _rename(
                 directory.clear(slot, ghost=entry.pseudonym)
             image = directory.image()
         pending = lanes.write(cached.namespace, cached.offset, [image])
-        cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+        cause = yield from wait_for(lanes, pending, lanes.now() + IO_SECONDS)
         if cause is not None and target is not None:
             volume.unsettled.write_failed(cached, target, entry, lanes.now())
         return cause is None
@@ -387,11 +358,11 @@ def _is_ours(lanes: Lanes, cached: CachedSet, target: int, entry: Entry, slot: i
     does not tell."""
     block = lanes.receive_buffer(DIRECTORY_BYTES)
     reading = lanes.read(cached.namespace, cached.offset, block)
-    if (yield from wait_for(lanes, reading, lanes.now() + SECONDS)) is not None:
+    if (yield from wait_for(lanes, reading, lanes.now() + IO_SECONDS)) is not None:
         return False
     found = Entry(*ENTRY.unpack_from(block, target * ENTRY.size)[:10])
     if target != slot:
-        return found.pseudonym == _FREE
+        return found.pseudonym == FREE
     return (found.pseudonym, found.generation) == (entry.pseudonym, entry.generation)
 
 

@@ -24,13 +24,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import SLOTS_PER_SET, Directory, Entry, choose_slot
+from agent.pool.format.directory import (
+    SLOTS_PER_SET,
+    Directory,
+    Entry,
+    choose_slot,
+    flags_of,
+    is_under_dropped,
+)
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec
-from agent.pool.maintenance.rekey import flags_of, is_under_dropped
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, Lanes, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.replication_backlog import DOUBTFUL_MAX, NamedCopy
-from agent.pool.volume.volume import Found, Volume, wait_for
+from agent.pool.volume.volume import Found, Volume
 from agent.pool.volume.writable_directory import load_writable, prove
 from agent.pool.write.slot_erase import Freeing
 

@@ -23,9 +23,11 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry
-from agent.pool.maintenance.bad_slots import (
+from agent.pool.format.directory import (
+    DIRECTORY_BYTES,
     QUARANTINED_MAX,
+    Directory,
+    Entry,
     count_quarantined,
     is_quarantined,
     quarantine_entry,
@@ -33,10 +35,10 @@ from agent.pool.maintenance.bad_slots import (
 from agent.pool.maintenance.cross_check import is_vouched_for
 from agent.pool.maintenance.replication import Kept, keep_two
 from agent.pool.maintenance.slot_look import READ_SECONDS, Finding, look_at
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, Lanes, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.media_errors import STRIKES, SlotAt
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable, pause
 
 log = logging.getLogger(__name__)

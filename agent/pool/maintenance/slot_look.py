@@ -13,10 +13,10 @@ from typing import NamedTuple
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import Entry
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot
-from agent.pool.steps import Lanes, Steps
+from agent.pool.steps import Lanes, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.media_errors import SlotAt
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 
 READ_PIECE = 1 << 20
 READ_SECONDS = 1.0

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 
 from agent.pool.format.directory import DIRECTORY_BYTES, taken_in
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.steps import Lanes, Pending, Steps
-from agent.pool.volume.volume import LOADS_IN_FLIGHT, Volume, wait_for
+from agent.pool.steps import Lanes, Pending, Steps, wait_for
+from agent.pool.volume.volume import LOADS_IN_FLIGHT, Volume
 
 SETS_PER_LOOK = 128
 """Half a MiB of directories, 8,192 slots."""
-SECONDS = 1.0
+IO_SECONDS = 1.0
 
 
 class Census:
@@ -57,9 +57,9 @@ def _look_at(lanes: Lanes, batch: list[tuple[Volume, SetPlace]]) -> Steps[None]:
             unknown.append((volume, place, block, lanes.read(*place, block)))
             continue
         try:
-            yield from volume.load(lanes, [cached], lanes.now() + SECONDS)
+            yield from volume.load(lanes, [cached], lanes.now() + IO_SECONDS)
         finally:
             volume.give_back_sets([cached])
     for volume, place, block, pending in unknown:
-        if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is None:
+        if (yield from wait_for(lanes, pending, lanes.now() + IO_SECONDS)) is None:
             volume.cache.note_forgotten(place, taken_in(block), volume.occupancy)

@@ -37,13 +37,11 @@ from collections.abc import Mapping, Sequence, Set
 
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
-from agent.pool.map.superblock import BLOCK_BYTES, COPY_OFFSETS, HEAD_BYTES, MAGIC
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.volume import wait_for, write_and_flush
+from agent.pool.map.superblock import BLOCK_BYTES, COPY_OFFSETS, HEAD_BYTES, MAGIC, MAP_IO_SECONDS
+from agent.pool.steps import Lanes, Steps, wait_for, write_and_flush
 
 CLAIM_MAGIC = b"g35claim"
 LAYOUT_VERSION = 1
-SECONDS = 10.0
 TRIES = 5
 PAUSE_SECONDS = 0.3
 """Between tries at the most, times the number of the try: longer than the few reads and writes of one."""
@@ -194,7 +192,7 @@ def _head(lanes: Lanes, nguid: bytes, number: int, which: int) -> Steps[bytes]:
     """Nothing where the medium is bad: a write may mend it."""
     block = memoryview(bytearray(BLOCK_BYTES))
     reading = lanes.read(number, COPY_OFFSETS[which], block)
-    cause = yield from wait_for(lanes, reading, lanes.now() + SECONDS)
+    cause = yield from wait_for(lanes, reading, lanes.now() + MAP_IO_SECONDS)
     if cause is MissCause.CORRUPT:
         return b""
     if cause is not None:
@@ -207,7 +205,7 @@ def _head(lanes: Lanes, nguid: bytes, number: int, which: int) -> Steps[bytes]:
 
 def _write(lanes: Lanes, nguid: bytes, number: int, which: int, head: bytes) -> Steps[None]:
     block = head.ljust(BLOCK_BYTES, b"\0")
-    fault = yield from write_and_flush(lanes, number, COPY_OFFSETS[which], block, SECONDS)
+    fault = yield from write_and_flush(lanes, number, COPY_OFFSETS[which], block, MAP_IO_SECONDS)
     if fault is not None:
         raise G35Error(
             f"cannot write the claim on namespace {nguid.hex()}: {fault}",

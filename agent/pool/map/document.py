@@ -34,7 +34,7 @@ from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.format.slot import UNIT_BYTES_MIN, UNITS_MAX
 from agent.pool.map.key_contexts import tenant_context, volume_context
 from agent.pool.map.names import TenantName, VolumeName, checked_name
-from agent.pool.volume.volume import KvShare, VolumeExtent, VolumeSettings
+from agent.pool.volume.settings import KvShare, VolumeExtent, VolumeSettings
 
 DATA_START = 1 << 20
 """Where the first extent of a namespace begins; the superblocks lie before it."""

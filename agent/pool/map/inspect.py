@@ -21,19 +21,17 @@ from agent.pool.map.superblock import (
     BLOCK_BYTES,
     COPY_BYTES,
     COPY_OFFSETS,
+    MAP_IO_SECONDS,
     WRITTEN_BYTES,
     NoSuperblock,
     Superblock,
     decode_superblock_untrusted,
 )
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.volume import wait_for, write_and_flush
+from agent.pool.steps import Lanes, Steps, wait_for, write_and_flush
 from nvmeof.wire.kv import KvFormat
 
 PROBE_BYTES = 1 << 20
 WRITES_IN_FLIGHT = 32
-SECONDS = 10.0
-"""For one read or write of a superblock or directory; an operator waits here, no inference engine."""
 LOOK_SECONDS = 3.0
 """For the look of a serving agent, which comes again. An enclosure that takes longer serves no put either."""
 
@@ -77,14 +75,14 @@ def inspect(
 ) -> Steps[Inspection]:
     """What lies on a namespace: both superblock copies, and otherwise its first and last mebibyte.
 
-    Each is waited for SECONDS, and none beyond the deadline.
+    Each is waited for MAP_IO_SECONDS, and none beyond the deadline.
     """
     copies: list[Superblock] = []
     claimants: set[str] = set()
     details = []
     for offset in COPY_OFFSETS:
         data = memoryview(bytearray(COPY_BYTES))
-        until = min(deadline, lanes.now() + SECONDS)
+        until = min(deadline, lanes.now() + MAP_IO_SECONDS)
         cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), until)
         if cause is not None:
             return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
@@ -106,7 +104,7 @@ def inspect(
     if all(detail == "blank" for detail in details):
         for offset in {0, max(0, size - PROBE_BYTES) // BLOCK_BYTES * BLOCK_BYTES}:
             data = memoryview(bytearray(min(PROBE_BYTES, size - offset)))
-            until = min(deadline, lanes.now() + SECONDS)
+            until = min(deadline, lanes.now() + MAP_IO_SECONDS)
             cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), until)
             if cause is not None:
                 return Inspection(namespace, Content.UNREADABLE, detail=cause.name.lower())
@@ -215,7 +213,7 @@ def write_superblock_copy(
 ) -> Steps[None]:
     """Write the copy at one of COPY_OFFSETS, and wait until it is on flash. Raises G35Error."""
     data = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
-    fault = yield from write_and_flush(lanes, namespace, offset, data, SECONDS)
+    fault = yield from write_and_flush(lanes, namespace, offset, data, MAP_IO_SECONDS)
     if fault is not None:
         raise G35Error(
             f"cannot write the superblock of namespace {nguid.hex()}: {fault}",
@@ -228,7 +226,7 @@ def superblock_copies_are(lanes: Lanes, namespace: int, nguid: bytes, pool_map: 
     wanted = Superblock(nguid, pool_map).encode().ljust(WRITTEN_BYTES, b"\0")
     for offset in COPY_OFFSETS:
         data = memoryview(bytearray(WRITTEN_BYTES))
-        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + SECONDS)
+        cause = yield from wait_for(lanes, lanes.read(namespace, offset, data), lanes.now() + MAP_IO_SECONDS)
         if cause is not None or bytes(data) != wanted:
             return False
     return True
@@ -262,7 +260,7 @@ def clear_directories(
         yield from guard()
         batch = [lanes.write(namespace, offset, [blank]) for namespace, offset in some]
         for pending in batch:
-            cause = yield from wait_for(lanes, pending, lanes.now() + SECONDS)
+            cause = yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)
             if cause is not None:
                 raise G35Error(
                     f"cannot clear a directory of volume {volume.name}: {pending.fault or 'no answer'}",

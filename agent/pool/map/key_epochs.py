@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.format.directory import DIRECTORY_BYTES
+from agent.pool.format.directory import DIRECTORY_BYTES, left_in, taken_in
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.maintenance.rekey import left_in, taken_in
 from agent.pool.map.document import MapVolume, PoolMap, set_size, tenant_key, wrapped_for
-from agent.pool.map.inspect import SECONDS, WRITES_IN_FLIGHT
+from agent.pool.map.inspect import WRITES_IN_FLIGHT
+from agent.pool.map.superblock import MAP_IO_SECONDS
 from agent.pool.map.tenant_changes import changed_map, find_tenant, volumes_of
-from agent.pool.steps import Lanes, Pending, Steps
-from agent.pool.volume.volume import wait_for
+from agent.pool.steps import Lanes, Pending, Steps, wait_for
 from agent.pool.volume.writable_directory import is_certain
 
 _PLACEMENT_BYTES, _DATA_BYTES = 32, 64
@@ -134,7 +133,7 @@ def _count(
 ) -> Steps[int]:
     left = 0
     for place, block, pending in batch:
-        if (yield from wait_for(lanes, pending, lanes.now() + SECONDS)) is not None:
+        if (yield from wait_for(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
             raise G35Error(
                 f"cannot read a directory of volume {volume.name}: {pending.fault or 'no answer'}",
                 "look at the enclosure; nothing was changed",

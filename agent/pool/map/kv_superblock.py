@@ -1,6 +1,6 @@
 """Finding a pool on KV namespaces, and laying one out there: the superblock under a reserved key.
 
-Read opening.py and superblock.py first. A Store is all or nothing, so one copy is enough, and it has no
+Read inspect.py and superblock.py first. A Store is all or nothing, so one copy is enough, and it has no
 place that another value could take: the key is reserved (kv/eviction.py never gives it away).
 """
 
@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent.errors import G35Error
-from agent.pool.kv.commands import KvLanes, kv_lanes
-from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.commands import RESERVED_KEY, KvLanes, kv_lanes
 from agent.pool.kv.volume import wait_for_key
 from agent.pool.map.document import PoolMap
-from agent.pool.map.inspect import SECONDS, Content, Inspection
-from agent.pool.map.superblock import COPY_BYTES, NoSuperblock, Superblock, decode_superblock_untrusted
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.volume import wait_for
+from agent.pool.map.inspect import Content, Inspection
+from agent.pool.map.superblock import (
+    COPY_BYTES,
+    MAP_IO_SECONDS,
+    NoSuperblock,
+    Superblock,
+    decode_superblock_untrusted,
+)
+from agent.pool.steps import Lanes, Steps, wait_for
 from nvmeof.errors import MalformedPdu
 from nvmeof.wire.kv import decode_key_list_untrusted
 
@@ -24,7 +28,9 @@ LIST_BYTES = 4096
 DELETES_IN_FLIGHT = 32
 
 
-def inspect_kv(lanes: Lanes, namespace: int, nguid: bytes, seconds: float = SECONDS) -> Steps[Inspection]:
+def inspect_kv(
+    lanes: Lanes, namespace: int, nguid: bytes, seconds: float = MAP_IO_SECONDS
+) -> Steps[Inspection]:
     """What lies on a KV namespace: its superblock, or else whether it has any keys at all. Its superblock
     is waited for `seconds`."""
     asking = kv_lanes(lanes)
@@ -53,7 +59,7 @@ def inspect_kv(lanes: Lanes, namespace: int, nguid: bytes, seconds: float = SECO
 def _keys(lanes: KvLanes, namespace: int, first: bytes) -> Steps[list[bytes] | None]:
     into = memoryview(bytearray(LIST_BYTES))
     pending = lanes.kv_list(namespace, first, into)
-    if (yield from wait_for_key(lanes, pending, lanes.now() + SECONDS)) is not None:
+    if (yield from wait_for_key(lanes, pending, lanes.now() + MAP_IO_SECONDS)) is not None:
         return None
     try:
         return decode_key_list_untrusted(into)
@@ -76,7 +82,7 @@ def clear_keys(lanes: Lanes, namespace: int, advance: Callable[[int], None]) -> 
         for start in range(0, len(keys), DELETES_IN_FLIGHT):
             batch = [asking.kv_delete(namespace, key) for key in keys[start : start + DELETES_IN_FLIGHT]]
             for pending in batch:
-                cause = yield from wait_for_key(lanes, pending, lanes.now() + SECONDS)
+                cause = yield from wait_for_key(lanes, pending, lanes.now() + MAP_IO_SECONDS)
                 if cause is not None and not pending.missing:
                     raise G35Error(
                         f"cannot clear a KV namespace: {pending.fault or 'no answer'}",
@@ -89,9 +95,9 @@ def write_kv_superblock(lanes: Lanes, namespace: int, nguid: bytes, pool_map: Po
     """Store the superblock, and flush it. Raises G35Error where that fails."""
     data = Superblock(nguid, pool_map).encode()
     pending = kv_lanes(lanes).kv_store(namespace, RESERVED_KEY, [data])
-    cause = yield from wait_for_key(lanes, pending, lanes.now() + SECONDS)
+    cause = yield from wait_for_key(lanes, pending, lanes.now() + MAP_IO_SECONDS)
     if cause is None:
-        cause = yield from wait_for(lanes, lanes.flush(namespace), lanes.now() + SECONDS)
+        cause = yield from wait_for(lanes, lanes.flush(namespace), lanes.now() + MAP_IO_SECONDS)
         if cause is None:
             return
     raise G35Error(

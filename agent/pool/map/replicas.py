@@ -11,23 +11,21 @@ from dataclasses import dataclass
 
 from agent.errors import G35Error
 from agent.pool.counters import MissCause
-from agent.pool.kv.commands import kv_lanes
-from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.commands import RESERVED_KEY, kv_lanes
 from agent.pool.kv.volume import wait_for_key
 from agent.pool.map.document import MapNamespace, PoolMap
-from agent.pool.map.inspect import SECONDS
 from agent.pool.map.superblock import (
     BLOCK_BYTES,
     COPY_BYTES,
     COPY_OFFSETS,
     HEAD_BYTES,
+    MAP_IO_SECONDS,
     NoSuperblock,
     Superblock,
     decode_superblock_untrusted,
     map_bytes_of,
 )
-from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.volume import wait_for
+from agent.pool.steps import Lanes, Steps, wait_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def read_copies(
             if name not in known or head[32:48].hex() != member.nguid:
                 rest = memoryview(bytearray(size + -size % BLOCK_BYTES))
                 reading = lanes.read(number, offset + BLOCK_BYTES, rest)
-                cause = yield from wait_for(lanes, reading, lanes.now() + SECONDS)
+                cause = yield from wait_for(lanes, reading, lanes.now() + MAP_IO_SECONDS)
                 if cause not in (None, MissCause.CORRUPT):
                     return ()
                 found = _decoded(head + bytes(rest), member) if cause is None else None
@@ -107,7 +105,7 @@ def _block(lanes: Lanes, number: int, offset: int) -> Steps[bytes]:
     """Nothing where the medium is bad: a write may mend it. Raises G35Error where there is no answer."""
     block = memoryview(bytearray(BLOCK_BYTES))
     reading = lanes.read(number, offset, block)
-    cause = yield from wait_for(lanes, reading, lanes.now() + SECONDS)
+    cause = yield from wait_for(lanes, reading, lanes.now() + MAP_IO_SECONDS)
     if cause is MissCause.CORRUPT:
         return b""
     if cause is not None:
@@ -119,7 +117,7 @@ def _kv_superblock(lanes: Lanes, number: int) -> Steps[bytes]:
     """All of it; nothing where there is none, or the medium is bad."""
     data = memoryview(bytearray(COPY_BYTES))
     pending = kv_lanes(lanes).kv_retrieve(number, RESERVED_KEY, data)
-    cause = yield from wait_for_key(lanes, pending, lanes.now() + SECONDS)
+    cause = yield from wait_for_key(lanes, pending, lanes.now() + MAP_IO_SECONDS)
     if pending.missing or cause is MissCause.CORRUPT:
         return b""
     if cause is not None:

@@ -25,6 +25,9 @@ from dataclasses import dataclass
 
 from agent.pool.map.document import DATA_START, VERSION_MAX, PoolMap, decode_pool_map_untrusted
 
+MAP_IO_SECONDS = 10.0
+"""For one read or write of a superblock or directory; an operator waits here, no inference engine."""
+
 MAGIC = b"g35pool1"
 LAYOUT_VERSION = 2
 """2: keys are wrapped for all that their row of the map says (key_contexts.py). 1 was never released, and is

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from agent.config.sizes import size_text
 from agent.errors import ConfigError, did_you_mean
 from agent.inline.root_keys import RootKey
 from agent.inline.secrets import new_volume_secret
@@ -29,6 +28,7 @@ from agent.pool.map.document import (
     wrapped_for,
 )
 from agent.pool.map.next_map import next_map
+from agent.sizes import size_text
 
 
 def find_tenant(pool_map: PoolMap, name: str) -> MapTenant:

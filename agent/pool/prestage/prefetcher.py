@@ -19,8 +19,8 @@ from typing import NamedTuple
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.read.plaintext_cache import opened
 from agent.pool.read.prestage_cache import SWEEP_SECONDS, PrestageCache
-from agent.pool.steps import Lanes, Runner, Steps
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.steps import Lanes, Runner, Steps, wait_for
+from agent.pool.volume.volume import Volume
 
 log = logging.getLogger(__name__)
 

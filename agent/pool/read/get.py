@@ -20,13 +20,13 @@ from agent.inline.scatter import Target
 from agent.inline.suites import PROOF_BYTES, Place
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot
+from agent.pool.read.hedging import race
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.replica_choice import DOUBTFUL, doubt, in_turn, the_other_served
 from agent.pool.read.source import Source
-from agent.pool.steps import Acquire, Lanes, Pending, Steps, Wait
+from agent.pool.steps import Acquire, Lanes, Pending, Steps, Wait, has_come, wait_for, what_came
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.hedging import race
-from agent.pool.volume.volume import Found, Volume, has_come, wait_for, what_came
+from agent.pool.volume.volume import Found, Volume
 
 _NUMBERS: Final = itertools.count(1)
 

@@ -9,25 +9,11 @@ very write of the key; else it goes the way of any other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.read.prestage_cache import OpenValue
 from agent.pool.volume.volume import Volume
-
-
-@dataclass(slots=True, eq=False)
-class OpenValue:
-    """A value in clear, and when it expires (seconds since the epoch; 0: never)."""
-
-    data: memoryview
-    expiry: int
-    size: int
-    """Bytes of its slot, which are what it is reckoned at: the memory behind `data` is as long."""
-    readers: int = 0
-    is_gone: bool = False
-    """From the cache. Both are changed by `PrestageCache`."""
 
 
 def opened(volume: Volume, key: bytes, place: Place, generation: int, slot: memoryview) -> OpenValue | None:

@@ -18,10 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from agent.pool.read.plaintext_cache import OpenValue
+from typing import Final
 
 MAX_AGE_SECONDS: Final = 60.0
 """Counted from the read off flash. A prefix that is announced is asked for within seconds."""
@@ -273,3 +270,16 @@ class PrestageCache:
         self._guessed_bytes -= self._guessed.pop(place, 0)
         if not staged.used:
             self._count(place[0]).wasted_bytes += staged.size
+
+
+@dataclass(slots=True, eq=False)
+class OpenValue:
+    """A value in clear, and when it expires (seconds since the epoch; 0: never)."""
+
+    data: memoryview
+    expiry: int
+    size: int
+    """Bytes of its slot, which are what it is reckoned at: the memory behind `data` is as long."""
+    readers: int = 0
+    is_gone: bool = False
+    """From the cache. Both are changed by `PrestageCache`."""

@@ -19,7 +19,9 @@ from typing import Final
 from agent.inline.scatter import Target
 from agent.pool.counters import MissCause
 from agent.pool.read.get import Reading, remembered_length
+from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Lanes, Steps
+from agent.pool.volume.volume import Volume
 
 BUSY_SECONDS: Final = 0.5
 """Over so much time with gets under way the bandwidth is measured; what is older counts half, and so on."""
@@ -104,11 +106,17 @@ class RecomputeGate:
 class GatedReading(Reading):
     """A get that is refused where it would come too late."""
 
-    __slots__ = ()
+    __slots__ = ("_gate",)
+
+    def __init__(
+        self, volume: Volume, key: bytes, prestage: PrestageCache | None, gate: RecomputeGate
+    ) -> None:
+        super().__init__(volume, key, prestage)
+        self._gate = gate
 
     def _begin(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
-        gate, length = self.volume.gate, self._length_from_flash()
-        if self.cause is not None or gate is None or length is None:
+        gate, length = self._gate, self._length_from_flash()
+        if self.cause is not None or length is None:
             return (yield from super()._begin(lanes, offset, into, deadline))
         asked = max(0, min(len(into), length - offset))
         if not gate.begin(length, lanes.now(), asked):
@@ -122,8 +130,8 @@ class GatedReading(Reading):
             gate.end(asked, served, lanes.now())
 
     def _continue(self, lanes: Lanes, offset: int, into: Target, deadline: float) -> Steps[int]:
-        gate, length = self.volume.gate, self.length
-        if gate is None or length is None or self._is_in_memory():
+        gate, length = self._gate, self.length
+        if length is None or self._is_in_memory():
             return (yield from super()._continue(lanes, offset, into, deadline))
         asked = max(0, min(len(into), length - offset))
         gate.goes_on(asked, lanes.now())

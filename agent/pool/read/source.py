@@ -1,4 +1,4 @@
-"""Where a range of a value that is being read comes from (reading.py)."""
+"""Where a range of a value that is being read comes from (get.py)."""
 
 from __future__ import annotations
 

@@ -11,10 +11,7 @@ asked twice. Written by all workers without a lock: a lost count is one of many.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
-
-from agent.pool.steps import Lanes, Pending, Steps, Wait
 
 HEDGE_SHARE: Final = 0.05
 """Of the gets, in the long run."""
@@ -67,40 +64,3 @@ class Hedge:
             return False
         self._saved -= 1
         return True
-
-
-def race(
-    lanes: Lanes,
-    hedge: Hedge,
-    first: Pending,
-    ask_other: Callable[[], tuple[Pending, int]],
-    enough: int,
-    deadline: float,
-) -> Steps[bool]:
-    """Wait until one of two reads has come. True: the other one, which `ask_other` started; it says how many
-    bytes of it are enough. False: the first; or neither in time; or the other was not asked, and the caller
-    waits on. The caller abandons what it does not use.
-    """
-    began = lanes.now()
-    if _has_come(first, enough) or (yield Wait(first, min(deadline, began + hedge.delay()), enough)):
-        hedge.took(lanes.now() - began)
-        return False
-    if lanes.now() >= deadline or not hedge.may_ask():
-        return False
-    second, enough_of_second = ask_other()
-    running = [(second, enough_of_second), (first, enough)]
-    while running and lanes.now() < deadline:
-        for pending, wanted in tuple(running):
-            if not _has_come(pending, wanted):
-                yield Wait(pending, min(deadline, lanes.now() + SLICE), wanted)
-            if not _has_come(pending, wanted):
-                continue
-            if pending.fault is None:
-                hedge.took(lanes.now() - began)
-                return pending is second
-            running.remove((pending, wanted))
-    return False
-
-
-def _has_come(pending: Pending, enough: int) -> bool:
-    return pending.done or pending.received >= enough

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from agent.inline.block_cipher import BlockCipher
 from agent.inline.secrets import SecretKey
 
-KEY_BYTES: Final = 16
 FEW_MEMBERS: Final = 12
 """Up to so many namespaces are ranked one by one. It is part of the placement: all agents do alike."""
 _WORDS: Final = struct.Struct("<QQ")

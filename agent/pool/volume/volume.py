@@ -9,17 +9,17 @@ other without a gap from the extent's start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agent.inline.secrets import SecretKey, new_volume_secret
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Entry
 from agent.pool.format.occupancy import Occupancy
-from agent.pool.format.slot import HEADER_BYTES, SlotCodec
-from agent.pool.steps import Lanes, Pending, Steps, Wait
+from agent.pool.format.slot import SlotCodec
+from agent.pool.steps import Lanes, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.volume.hedging import Hedge
@@ -31,69 +31,12 @@ from agent.pool.volume.partial_puts import BegunPuts
 from agent.pool.volume.placement import Candidate, Extent, Placement
 from agent.pool.volume.quota import Quota
 from agent.pool.volume.replication_backlog import OwedCopies
+from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.unit_buffers import UnitBuffers
 from agent.pool.volume.unit_cache import KeptUnits
 
-if TYPE_CHECKING:
-    from agent.pool.read.recompute_gate import RecomputeGate
-    from agent.pool.write.admission import SecondUse
-    from agent.pool.write.write_back import WriteBack
-
 LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeExtent:
-    """Where a volume lies in one namespace: `offset` in bytes, `sets` sets from there on."""
-
-    namespace: int
-    nguid: bytes
-    offset: int
-    sets: int
-
-
-@dataclass(frozen=True, slots=True)
-class KvShare:
-    """A KV namespace that a volume has to itself, and its capacity in bytes."""
-
-    namespace: int
-    nguid: bytes
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeSettings:
-    """What a volume is, from the pool map. Sizes in bytes, times in seconds (0: no expiry)."""
-
-    name: str
-    tenant: bytes
-    volume_id: bytes
-    kind: str
-    value_bytes: int
-    unit_bytes: int
-    suite: str
-    ttl_seconds: int
-    extents: tuple[VolumeExtent, ...]
-    shares: tuple[KvShare, ...] = ()
-    """Where it lies on KV namespaces; then it has no extents (kv/volume.py)."""
-    settled: int = 0
-    """Values may still lie where the first so many extents alone would have them: the others joined the pool
-    since (join.py). 0: all lie where they belong."""
-    copies: int = 1
-    """2: each value in a slot of both its sets (replication.py)."""
-
-    @property
-    def slot_bytes(self) -> int:
-        return HEADER_BYTES + self.value_bytes
-
-    @property
-    def set_bytes(self) -> int:
-        return DIRECTORY_BYTES + SLOTS_PER_SET * self.slot_bytes
-
-    @property
-    def slots(self) -> int:
-        return sum(extent.sets for extent in self.extents) * SLOTS_PER_SET
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +46,6 @@ class Course:
     settings: VolumeSettings
     placement: Placement
     earlier: Placement | None
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Bounds in time, seconds, that the operator sets."""
-
-    read_deadline: float = 0.05
-    write_deadline: float = 5.0
-    directory_fresh: float = 0.0
-    """For how long an absent entry in a remembered directory is believed without asking again."""
 
 
 class Found:
@@ -171,10 +104,8 @@ class Volume:
         """Those of its tenant; None where nobody has set them up (agent/tenancy/limits.py)."""
         self.siblings: Sequence[Volume] = ()
         """All caches of its tenant that lie in sets, itself among them, where it has a quota in common."""
-        self.gate: RecomputeGate | None = None
-        self.admission: SecondUse | None = None
-        self.back: WriteBack | None = None
-        """What this agent's configuration wants of gets and puts; None: nothing (docs/prestaging.md)."""
+        self.forgets_with_secret: list[Callable[[], None]] = []
+        """What else remembers something of its keys. Filled before the volume is served."""
         self.erased = False
         """Its tenant was erased: what is read is a miss, what is written is refused."""
         self.left_to_others = False
@@ -287,8 +218,8 @@ class Volume:
         self.turn = None
         self._use(new_volume_secret())
         self.kept_units.drop_all()
-        if self.admission is not None:
-            self.admission.forget()
+        for forget in self.forgets_with_secret:
+            forget()
 
     def set_offset(self, candidate: Candidate) -> int:
         """Where a set's directory lies, in bytes from the namespace's start."""
@@ -454,46 +385,3 @@ class Volume:
 
 def _extents_of(extents: Sequence[VolumeExtent]) -> list[Extent]:
     return [Extent(extent.namespace, extent.nguid, extent.sets) for extent in extents]
-
-
-def wait_for(
-    lanes: Lanes, pending: Pending, deadline: float, at_least: int | None = None
-) -> Steps[MissCause | None]:
-    """Wait for a read or write; None once it (or `at_least` bytes of it) is there, else why it is not.
-
-    Whatever did not come in time is abandoned, so its buffer is the caller's own again.
-    """
-    came = has_come(pending, at_least) or (yield Wait(pending, deadline, at_least))
-    return what_came(lanes, pending, came)
-
-
-def has_come(pending: Pending, at_least: int | None = None) -> bool:
-    """Whether it is over, or `at_least` bytes of it are there: then there is nothing to wait for."""
-    return pending.done or (at_least is not None and pending.received >= at_least)
-
-
-def what_came(lanes: Lanes, pending: Pending, came: bool) -> MissCause | None:
-    """What a wait for it came to: None where what was waited for is there, else why it is not."""
-    if not came:
-        lanes.abandon(pending)
-        return MissCause.LATE
-    if pending.fault is None:
-        return None
-    return fault_cause(pending)
-
-
-def write_and_flush(
-    lanes: Lanes, namespace: int, offset: int, data: bytes, seconds: float
-) -> Steps[str | None]:
-    """Write, and wait until it is on flash, so many seconds for each of the two; else why it may not be."""
-    pending = lanes.write(namespace, offset, [data])
-    cause = yield from wait_for(lanes, pending, lanes.now() + seconds)
-    if cause is None:
-        pending = lanes.flush(namespace)
-        cause = yield from wait_for(lanes, pending, lanes.now() + seconds)
-    return None if cause is None else pending.fault or "no answer"
-
-
-def fault_cause(pending: Pending) -> MissCause:
-    """A fault as a miss cause: no way there is the enclosure's absence, a media error is damage."""
-    return MissCause.ENCLOSURE_DOWN if pending.unreachable else MissCause.CORRUPT

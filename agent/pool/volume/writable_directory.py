@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.pool.counters import MissCause
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, Lanes, Steps, wait_for
 from agent.pool.volume.directory_cache import DAMAGE_LOOK_SECONDS, CachedSet
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 
 AT_ONCE_SECONDS: Final = 0.02
 """To the first of the reads that follow: what damages some reads mostly spares the next."""

@@ -17,6 +17,7 @@ from typing import Final
 from agent.pool.format.directory import Choice
 from agent.pool.steps import Lanes, Steps
 from agent.pool.volume.directory_cache import CachedSet
+from agent.pool.volume.volume import Volume
 from agent.pool.write.put import Writing
 
 SEEN_MAX: Final = 1 << 18
@@ -60,6 +61,19 @@ class SecondUseWriting(Writing):
 
     declined = False
 
+    def __init__(
+        self,
+        volume: Volume,
+        key: bytes,
+        admission: SecondUse,
+        *,
+        length: int | None,
+        ttl_seconds: int,
+        may_evict: bool,
+    ) -> None:
+        super().__init__(volume, key, length=length, ttl_seconds=ttl_seconds, may_evict=may_evict)
+        self._admission = admission
+
     def write(self, lanes: Lanes, offset: int, data: memoryview, deadline: float) -> Steps[bool]:
         if not self.declined:
             try:
@@ -80,7 +94,6 @@ class SecondUseWriting(Writing):
 
     def _take(self, lanes: Lanes, cached: CachedSet, choice: Choice) -> bool:
         evicts = choice.victim is not None and choice.cost != float("inf")
-        admission = self.volume.admission
-        if evicts and admission is not None and not admission.was_seen(self.pseudonym):
+        if evicts and not self._admission.was_seen(self.pseudonym):
             raise _Declined
         return super()._take(lanes, cached, choice)

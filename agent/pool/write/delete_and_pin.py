@@ -6,13 +6,11 @@ from typing import Final
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
-from agent.pool.format.directory import SLOTS_PER_SET
-from agent.pool.maintenance.bad_slots import is_quarantined
+from agent.pool.format.directory import SLOTS_PER_SET, TIME_MAX, is_quarantined
 from agent.pool.steps import Acquire, Lanes, Steps
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable
-from agent.pool.write.put import TIME_MAX
 from agent.pool.write.slot_erase import Freeing
 
 PINNED_SLOTS_MAX: Final = SLOTS_PER_SET // 2

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from agent.pool.format.directory import Choice, choose_slot
 from agent.pool.format.occupancy import SetPlace
-from agent.pool.steps import Acquire, Lanes, Steps
+from agent.pool.steps import Acquire, Lanes, Steps, wait_for
 from agent.pool.volume.directory_cache import CachedSet
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import load_writable
 
 SAMPLE = 4

@@ -23,27 +23,24 @@ from typing import Final
 from agent.inline.suites import PROOF_BYTES
 from agent.pool.counters import MissCause
 from agent.pool.errors import IN_DOUBT, BadPut, PutRefused, TooLong
-from agent.pool.format.directory import Choice, Directory, Entry
-from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.maintenance.rekey import flags_of
-from agent.pool.steps import Acquire, Lanes, Pending, Steps
+from agent.pool.format.directory import TIME_MAX, Choice, Directory, Entry, flags_of
+from agent.pool.format.slot import HEADER_BYTES, new_generation
+from agent.pool.steps import Acquire, Lanes, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.volume.key_transition import words_for
 from agent.pool.volume.partial_puts import GIVEN_UP, TOO_MANY, BegunPut
 from agent.pool.volume.unit_buffers import Tail
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import prove
 from agent.pool.write.eviction import Room, room_for
-from agent.pool.write.slot_allocation import Reservation, best_choice, new_generation
+from agent.pool.write.slot_allocation import Reservation, best_choice
 
 PUT_FRESH_SECONDS: Final = 0.02
 """A put right after the lookup that missed does not read the directories again. What another agent wrote
 into the same set in between may be lost to it: a hit, in the worst case."""
 RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
-TIME_MAX: Final = (1 << 32) - 1
-"""Seconds since the epoch, in the 32 bits that header and entry have for it."""
 
 
 class Writing(BegunPut):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from agent.inline.random_bytes import random_bytes
 from agent.pool.format.directory import SLOTS_PER_SET, Choice, choose_slot
 from agent.pool.format.slot import SlotSealer
 from agent.pool.steps import Lanes
@@ -22,12 +21,6 @@ class Reservation:
         self.slot: Final = slot
         self.sealer: Final = sealer
         self.offset: Final = offset
-
-
-def new_generation(wall: float) -> int:
-    """A number that no other write has: microseconds since the epoch and a random byte."""
-    # Its order only breaks ties between two entries of one key; a clock that jumps costs a hit at most.
-    return int(wall * 1e6) << 8 | random_bytes(1)[0]
 
 
 def best_choice(

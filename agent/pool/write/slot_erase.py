@@ -13,9 +13,9 @@ from collections.abc import Collection
 
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.steps import Lanes, Pending, Steps
+from agent.pool.steps import Lanes, Pending, Steps, wait_for
 from agent.pool.volume.directory_cache import SHUN_SECONDS, CachedSet
-from agent.pool.volume.volume import Volume, wait_for
+from agent.pool.volume.volume import Volume
 
 
 class Freeing:

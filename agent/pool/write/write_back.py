@@ -25,10 +25,11 @@ from typing import Final
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
+from agent.pool.format.directory import TIME_MAX
 from agent.pool.steps import Acquire, Lanes, Runner, Steps
 from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
-from agent.pool.write.put import TIME_MAX, Writing
+from agent.pool.write.put import Writing
 
 log = logging.getLogger(__name__)
 

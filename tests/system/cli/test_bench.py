@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.bench import failover_probes, stopped_probes, tenant_probes
-from agent.bench.bench_verb import REQUESTS, SECONDS
+from agent.bench.bench_verb import MEASURE_SECONDS, REQUESTS
 from agent.bench.catalog import chosen
 from agent.bench.records import write
 from agent.bench.running import Wishes, run
@@ -89,7 +89,7 @@ def test_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "get_p99_ms_while_stopped",
         "failover_get_p99_ms",
     ]
-    results = run(Wishes(chosen(names), SECONDS, None, REQUESTS), tmp_path, lambda _what, _part: None)
+    results = run(Wishes(chosen(names), MEASURE_SECONDS, None, REQUESTS), tmp_path, lambda _what, _part: None)
     assert not results.troubles
     target = tmp_path / "bench.json"
     write(target, results.in_order())

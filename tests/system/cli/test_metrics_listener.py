@@ -15,7 +15,8 @@ import pytest
 
 from agent.errors import ConfigError
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from agent.telemetry import listener, metrics, snapshot
 from tests.support.memory_pool import MemoryPool
 from tests.support.waiting import wait_until

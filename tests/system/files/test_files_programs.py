@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fs.doors.door import make_door
+from agent.fs.doors.make_door import make_door
 from agent.fs.files import suspects
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent.fs.doors import mounting
-from agent.fs.doors.door import DoorKind, make_door
+from agent.fs.doors.make_door import DoorKind, make_door
 from agent.fs.doors.mounting import MountError
 from agent.fs.interface import NOBODY, FsError, LockOwner
 from tests.support.inline_runner import inline_runner

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import trio
 
-from agent.attach.connect import connected, look_round
+from agent.attach.connect import connected
+from agent.attach.inspect_namespaces import look_round
 from agent.config.configuration import Configuration
 from agent.config.pool_section import PoolSection
 from agent.errors import G35Error
@@ -25,7 +26,7 @@ from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import newest_map, write_superblock
 from agent.pool.map.seal import MapSeal
 from agent.pool.map.tenant_changes import without_key
-from agent.pool.volume.volume import wait_for
+from agent.pool.steps import wait_for
 from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli import doctor_verb
-from agent.cli.hung_agent import AgentHangs, answers, asked
+from agent.host_os.hung_agent import AgentHangs, answers, asked
 from tests.support.pool_up import PoolUp
 from tests.support.processes import Processes
 from tests.support.waiting import wait_until

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from agent.pool.format.directory import DIRECTORY_BYTES, Directory
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory, quarantine_entry
 from agent.pool.format.slot import HEADER_BYTES, MAGIC
-from agent.pool.maintenance.bad_slots import quarantine_entry
 from agent.pool.map.document import DATA_START
 from emulator.jbof.process import EnclosureProcess
 from host_shim.pool import Pool

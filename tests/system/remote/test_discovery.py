@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from agent.attach.connect import look_round
+from agent.attach.inspect_namespaces import look_round
 from agent.config.configuration import DiscoverySection, EnclosureSection
 from agent.pool.map.inspect import Inspection
 from agent.remote.channel import WorkerLanes

@@ -10,8 +10,7 @@ from typing import TypeVar
 import trio
 
 from agent.pool.counters import MissCause
-from agent.pool.steps import Steps
-from agent.pool.volume.volume import wait_for
+from agent.pool.steps import Steps, wait_for
 from agent.remote.channel import WorkerLanes
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings

@@ -9,7 +9,7 @@ import pytest
 
 ASKED = """
 import ctypes, resource
-from agent.private_memory import keep_memory_private
+from agent.host_os.private_memory import keep_memory_private
 libc = ctypes.CDLL(None)
 assert libc.prctl(3, 0, 0, 0, 0) == 1
 keep_memory_private()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.config.sizes import parse_size, readable_bytes, readable_seconds, typed_size
+from agent.sizes import parse_size, readable_bytes, readable_seconds, typed_size
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,11 @@ import pytest
 
 from agent.config.configuration import Configuration, parse_configuration
 from agent.errors import ConfigError
+from agent.pool.access import ServedVolume
 from agent.pool.kv.volume import KvVolume
-from agent.pool.volume.volume import KvShare, Timing
-from agent.service.volume_policies import Serving, storing_queues
+from agent.pool.volume.settings import KvShare, Timing
+from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
+from agent.service.volume_policies import Serving
 from host_shim.control_wire import Outcome
 from tests.support.memory_pool import MemoryPool, fixed_secret, key_of, nguid_of, volume_settings
 
@@ -28,7 +30,7 @@ def configuration(**sections: Any) -> Configuration:
 
 
 def serving_of(found: Configuration, volumes: list[Any]) -> Serving:
-    return Serving(found, volumes, lambda _: pytest.fail("no lanes are wanted"), 9)
+    return Serving(found, volumes, lambda _: pytest.fail("no lanes are wanted"), QueuePlan.of(found))
 
 
 def test_by_default_nothing_is_guessed_and_puts_go_through() -> None:
@@ -37,8 +39,9 @@ def test_by_default_nothing_is_guessed_and_puts_go_through() -> None:
     assert not serving.continuer.active
     assert not serving.prestage.waits_open
     assert serving.prestage.budget_bytes == 256 << 20
-    assert (volume.gate, volume.admission, volume.back) == (None, None, None)
-    assert storing_queues(configuration().policies) == 0
+    (served,) = serving.served
+    assert (served.gate, served.admission, served.back) == (None, None, None)
+    assert QueuePlan.of(configuration()).write_back is None
 
 
 def test_a_policy_is_applied_to_its_volume() -> None:
@@ -51,13 +54,14 @@ def test_a_policy_is_applied_to_its_volume() -> None:
     serving = serving_of(found, [volume])
     assert serving.continuer.active
     assert serving.prestage.waits_open
-    assert volume.gate is not None
-    assert volume.back is not None
-    assert volume.back.bytes_max == 2 << 20
-    assert storing_queues(found.policies) == 1
+    (served,) = serving.served
+    assert served.gate is not None
+    assert served.back is not None
+    assert served.back.bytes_max == 2 << 20
+    assert QueuePlan.of(found).write_back == 2 + EXTRA_QUEUES + 1
     second = MemoryPool().agent().volume
-    serving_of(configuration(policies=[{"volume": "v", "write": "second-use"}]), [second])
-    assert second.admission is not None
+    (served,) = serving_of(configuration(policies=[{"volume": "v", "write": "second-use"}]), [second]).served
+    assert served.admission is not None
 
 
 def test_without_memory_nothing_is_learned() -> None:
@@ -93,18 +97,18 @@ def test_there_are_no_policies_for_kv_namespaces_and_no_prestaging() -> None:
     with pytest.raises(ConfigError, match="KV namespaces"):
         serving_of(configuration(policies=[{"volume": "v"}]), [volume])
     serving = serving_of(configuration(), [volume])
-    assert serving.start_prestage(volume, key_of(1)) is Outcome.REFUSED
+    assert serving.start_prestage(ServedVolume(volume), key_of(1)) is Outcome.REFUSED
 
 
 def test_an_announcement_is_answered_by_what_became_of_it() -> None:
     agent = MemoryPool().agent()
     agent.put(key_of(1), b"a value")
     serving = serving_of(configuration(), [agent.volume])
-    assert serving.start_prestage(agent.volume, key_of(1), 5) is Outcome.STARTED
+    assert serving.start_prestage(agent.served, key_of(1), 5) is Outcome.STARTED
     volume_id, pseudonym = agent.volume.settings.volume_id, agent.volume.placement.pseudonym(key_of(1))
     assert serving.prestage.bring(volume_id, pseudonym, 1, memoryview(bytes(4096)))
-    assert serving.start_prestage(agent.volume, key_of(1)) is Outcome.HIT
+    assert serving.start_prestage(agent.served, key_of(1)) is Outcome.HIT
     assert (
-        serving_of(configuration(prestage={"memory": 0}), []).start_prestage(agent.volume, key_of(1))
+        serving_of(configuration(prestage={"memory": 0}), []).start_prestage(agent.served, key_of(1))
         is Outcome.REFUSED
     )

@@ -12,7 +12,8 @@ from agent.cli import pool_verb
 from agent.cli.pool_verb import not_looked_at
 from agent.errors import G35Error
 from agent.pool.map.inspect import Content, Inspection
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from tests.support.memory_lanes import MemoryLanes
 
 BLANK = Inspection(0, Content.BLANK)

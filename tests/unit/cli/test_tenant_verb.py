@@ -10,7 +10,6 @@ import pytest
 
 from agent.cli import tenant_verb
 from agent.cli.tenant_verb import holds_earlier_key, refuse_to_shrink
-from agent.config.sizes import parse_size, size_text
 from agent.errors import ConfigError, G35Error, UserError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
@@ -22,9 +21,11 @@ from agent.pool.map.seal import MapSeal
 from agent.pool.map.tenant_changes import with_limits, without_key
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.key_transition import QUIET_SECONDS
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.put import Writing
 from agent.remote.channel import WorkerLanes
+from agent.sizes import parse_size, size_text
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import doctor_verb, hung_agent
+from agent.cli import doctor_verb
 from agent.cli.doctor_verb import Verdict
+from agent.host_os import hung_agent
 
 
 @pytest.fixture

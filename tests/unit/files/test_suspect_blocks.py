@@ -16,11 +16,10 @@ from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import PoolBlockStore
 from agent.fs.files.suspects import LOOK_SECONDS, LOOKS, UNDECIDED_MAX
-from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES, Directory
-from agent.pool.maintenance.bad_slots import count_quarantined
+from agent.pool.format.directory import DIRECTORY_BYTES, ENTRY_BYTES, Directory, count_quarantined
 from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
 from agent.pool.volume.directory_cache import SHUN_SECONDS
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
 from tests.support.files_calls import FaceCalls
 from tests.support.memory_pool import MemoryPool
 from tests.support.read_flips import ReadFlips

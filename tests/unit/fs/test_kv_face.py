@@ -12,7 +12,6 @@ from agent.fs.close_cause import Closing
 from agent.fs.interface import NOBODY, Caller, FsError, LockOwner, SetAttributes
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.value_writer import HOLDERS_MAX
-from agent.pool.access import delete_value
 from agent.pool.steps import settle
 from tests.support.memory_pool import MemoryPool, PoolAgent
 
@@ -30,7 +29,7 @@ class Files:
     def __init__(self, pool: MemoryPool) -> None:
         self.agent: PoolAgent = pool.agent()
         self.closing = Closing.MEANT
-        self.face = KvFace([self.agent.volume], lambda: self.agent.lanes, judge=lambda *_: self.closing)
+        self.face = KvFace([self.agent.served], lambda: self.agent.lanes, judge=lambda *_: self.closing)
         self.folder = settle(self.face.lookup(CALLER, KV_ROOT, b"v"), self.agent.lanes).attributes.ino
 
     def create(self, maker: Caller = CALLER) -> tuple[int, int]:
@@ -173,7 +172,7 @@ def test_an_fsync_says_that_a_value_is_whole_where_nobody_tells_how_it_was_close
     files.flush(file, NOBODY, Closing.UNTOLD)
     assert files.agent.get(KEY) == VALUE
     # And one that goes on after its fsync has not said it.
-    assert files.agent.lanes.run(files.face._unlink(files.agent.volume, KEY)) is None
+    assert files.agent.lanes.run(files.face._unlink(files.agent.served, KEY)) is None
     file = files.create()
     files.write(file, 0, VALUE[:70_000], NOBODY)
     settle(files.face.fsync(*file, False), files.agent.lanes)
@@ -269,7 +268,7 @@ def test_a_file_shows_the_length_of_what_it_reads_or_is_a_miss(pool: MemoryPool,
     other = pool.agent()
     assert files.agent.put(KEY, VALUE).stored
     ino, handle = files.open()
-    assert other.lanes.run(delete_value(other.volume, other.lanes, KEY, other.deadline()))
+    assert other.lanes.run(other.served.delete(other.lanes, KEY, other.deadline()))
     assert other.put(KEY, VALUE[:length]).stored
     assert files.read((ino, handle), 0, 262_144) == b""
     assert files.read((ino, handle), 0, 262_144) == b"", "for good: a reader may go on"

@@ -18,7 +18,8 @@ from agent.pool.errors import PutRefused
 from agent.pool.format.directory import DIRECTORY_BYTES, Directory
 from agent.pool.read.get import Reading
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import Writing
 from tests.support.memory_pool import SUITES, fixed_secret, key_of, volume_settings

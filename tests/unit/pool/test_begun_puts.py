@@ -15,7 +15,7 @@ from agent.pool.kv.put import KvWriting
 from agent.pool.steps import Lanes
 from agent.pool.volume.partial_puts import BEGUN_BYTES, IDLE_SECONDS, STALLED_SECONDS, BegunPut, BegunPuts
 from agent.pool.volume.quota import Limits, Measured, Quota
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
 from agent.pool.write.put import Writing
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request, data_offset
 from tests.support.kv_flash import SimKvLanes, SimKvNamespace, kv_volume

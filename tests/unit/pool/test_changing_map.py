@@ -13,7 +13,7 @@ from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.membership.join import join, settle
-from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.map import commit
 from agent.pool.map.commit import ROUNDS_MAX, change_map, replace_map, simply
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool

@@ -11,7 +11,8 @@ import pytest
 from agent.pool.counters import MissCause
 from agent.pool.read.get import Reading
 from agent.pool.volume.directory_cache import APPROXIMATE_BYTES, DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.put import Writing
 from tests.support.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of, volume_settings
 from tests.support.sim_flash import SimLanes, SimNamespace

@@ -29,7 +29,7 @@ from agent.pool.volume.directory_cache import (
     FILES_DAMAGE_LOOK_SECONDS,
     SHUN_SECONDS,
 )
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import delete_block
 from agent.pool.write.eviction import evict_one
 from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of
@@ -224,16 +224,21 @@ def test_no_other_writer_takes_entries_away_by_a_damaged_read(
 
 
 def test_nobody_takes_a_directory_to_write_but_by_the_one_way() -> None:
-    """Who holds a set's writer reads the set by agent/pool/volume/writable_directory.py; examining.py writes
-    none."""
+    """Who holds a set's writer reads the set by agent/pool/volume/writable_directory.py; loss_check.py
+    writes none."""
     root = Path(agent_package.__file__).parent
     found = {
-        path.name for path in root.rglob("*.py") if "holds_writers=True" in path.read_text(encoding="utf-8")
+        path.name: text
+        for path in root.rglob("*.py")
+        if "holds_writers=True" in (text := path.read_text(encoding="utf-8"))
     }
-    by_the_way = {"examining.py", "writable.py"}
-    assert found - by_the_way == {"writing.py", "copies.py", "relocating.py"}
-    for name in found - by_the_way:
-        text = (root / "pool" / name).read_text(encoding="utf-8")
+    assert found.keys() - {"loss_check.py", "writable_directory.py"} == {
+        "put.py",
+        "replication.py",
+        "migrate.py",
+    }
+    for name in ("put.py", "replication.py", "migrate.py"):
+        text = found[name]
         assert text.count("holds_writers=True") == len(re.findall(r"\bprove\([^)]*holds_writers=True", text))
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from agent.pool.access import LOOKED_UP_AT_ONCE, lookup
+from agent.inline.scatter import Buffer
+from agent.pool.access import LOOKED_UP_AT_ONCE
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import Directory, Entry
-from agent.pool.steps import Buffer
 from agent.pool.volume.directory_cache import LOOKS, SHUN_SECONDS, CachedSet, DirectoryCache
 from agent.pool.write.put import Writing
 from tests.support.memory_lanes import MemoryPending
@@ -142,7 +142,7 @@ def test_a_batch_has_few_directories_in_use_at_a_time() -> None:
         return borrow(*place)
 
     agent.cache.borrow = counted  # type: ignore[method-assign]
-    causes = agent.lanes.run(lookup(agent.volume, agent.lanes, keys, agent.deadline(99)))
+    causes = agent.lanes.run(agent.served.lookup(agent.lanes, keys, agent.deadline(99)))
     assert causes == [MissCause.NEVER_STORED] * len(keys)
     assert most <= 16 + 2 * LOOKED_UP_AT_ONCE
     assert len(agent.cache) == 16
@@ -152,7 +152,7 @@ def test_a_batch_reads_a_directory_once(monkeypatch: pytest.MonkeyPatch) -> None
     agent = MemoryPool((2, 2)).agent()
     monkeypatch.setattr(agent.lanes, "now", functools.partial(next, itertools.count(1000)))
     keys = [key_of(number) for number in range(4 * LOOKED_UP_AT_ONCE)]
-    agent.lanes.run(lookup(agent.volume, agent.lanes, keys, 1e9))
+    agent.lanes.run(agent.served.lookup(agent.lanes, keys, 1e9))
     assert sum(each.reads for each in agent.lanes.namespaces) == 4
 
 

@@ -17,7 +17,8 @@ from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.read.get import Reading
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import Writing
 from tests.support.memory_pool import fixed_secret, key_of, volume_settings

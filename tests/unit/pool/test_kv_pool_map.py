@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
-from agent.pool.kv.commands import KvLanes
-from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.commands import RESERVED_KEY, KvLanes
 from agent.pool.map.document import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
 from agent.pool.map.inspect import Content
 from agent.pool.map.kv_superblock import clear_keys, inspect_kv, write_kv_superblock

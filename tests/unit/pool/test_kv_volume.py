@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.pool.access import find_length, new_writing, pin_value
+from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.kv.get import KvReading
 from agent.pool.kv.put import RANGES_MAX, KvWriting, delete_key
 from agent.pool.kv.volume import KvVolume, room_of
@@ -106,8 +106,10 @@ def test_ranges_of_one_reading() -> None:
     assert world.commands - 1 <= 6
     assert world.read(reading, 100, UNIT + 5) == value[UNIT + 5 : UNIT + 105]
     reading.close()
-    assert world.scheduler.finish(find_length(world.volume, world.lanes, key_of(1))) == len(value)
-    assert world.scheduler.finish(find_length(world.volume, world.lanes, key_of(9))) is None
+    assert world.scheduler.finish(ServedVolume(world.volume).find_length(world.lanes, key_of(1))) == len(
+        value
+    )
+    assert world.scheduler.finish(ServedVolume(world.volume).find_length(world.lanes, key_of(9))) is None
 
 
 def test_a_value_that_is_replaced_while_it_is_read_is_lost_in_the_middle() -> None:
@@ -149,7 +151,7 @@ def test_a_value_in_pieces_and_what_is_wrong_with_some() -> None:
     with pytest.raises(BadPut, match="once"):
         world.scheduler.finish(twice.write(world.lanes, 49, memoryview(bytes(50)), world.deadline()))
     with pytest.raises(TooLong):
-        new_writing(world.volume, key_of(2), length=2 * UNIT + 1)
+        ServedVolume(world.volume).writing(key_of(2), length=2 * UNIT + 1)
     assert world.volume.begun.bytes_held == 0
     many = [KvWriting(world.volume, key_of(number)) for number in range(BEGUN_BYTES // (2 * UNIT) + 1)]
     for each in many[:-1]:
@@ -259,7 +261,9 @@ def test_exists_asks_and_deletes_delete() -> None:
     assert world.delete(key_of(3))
     assert not world.delete(key_of(3))
     assert world.get(key_of(3)) is MissCause.NEVER_STORED
-    pinned = world.scheduler.finish(pin_value(world.volume, world.lanes, key_of(1), 10, world.deadline()))
+    pinned = world.scheduler.finish(
+        ServedVolume(world.volume).pin(world.lanes, key_of(1), 10, world.deadline())
+    )
     assert pinned is False
 
 

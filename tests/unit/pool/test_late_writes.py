@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.inline.scatter import Target
-from agent.pool.access import delete_value, new_reading, new_writing
+from agent.inline.scatter import Buffer, Target
+from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.maintenance.replication import Kept, keep_two, work_off
-from agent.pool.steps import Acquire, Buffer, Wait
+from agent.pool.steps import Acquire, Wait
 from agent.pool.volume.directory_cache import SHUN_SECONDS
 from agent.pool.volume.in_doubt_writes import KEYS_MAX, Unsettled
 from agent.pool.volume.replication_backlog import NamedCopy
@@ -66,11 +66,11 @@ def late(agent: PoolAgent) -> LateLanes:
 
 
 def delete(agent: PoolAgent) -> bool:
-    return agent.lanes.run(delete_value(agent.volume, agent.lanes, key_of(1), agent.deadline()))
+    return agent.lanes.run(agent.served.delete(agent.lanes, key_of(1), agent.deadline()))
 
 
 def get(agent: PoolAgent) -> bytes | MissCause:
-    reading, into = new_reading(agent.volume, key_of(1)), bytearray(16384)
+    reading, into = agent.served.reading(key_of(1)), bytearray(16384)
     target: Target = memoryview(into)
     count = agent.lanes.run(reading.read(agent.lanes, 0, target, agent.deadline(0.05)))
     return reading.cause if reading.cause is not None else bytes(into[:count])
@@ -78,9 +78,10 @@ def get(agent: PoolAgent) -> bytes | MissCause:
 
 @pytest.mark.parametrize("back", [False, True], ids=["through", "back"])
 def test_a_delete_is_refused_while_a_write_of_the_key_may_still_land(agent: PoolAgent, back: bool) -> None:
-    waiting = agent.volume.back = WriteBack(agent.volume, 1 << 20) if back else None
+    waiting = WriteBack(agent.volume, 1 << 20) if back else None
+    agent.served = ServedVolume(agent.volume, back=waiting)
     late(agent).stuck = True
-    writing = new_writing(agent.volume, key_of(1), length=len(VALUE))
+    writing = agent.served.writing(key_of(1), length=len(VALUE))
     if waiting is not None:
         agent.lanes.run(writing.write(agent.lanes, 0, memoryview(VALUE), agent.deadline()))
         value = waiting.oldest()

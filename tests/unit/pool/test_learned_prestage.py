@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.pool.access import ServedVolume
 from agent.pool.prestage.predictor import COUNT_MAX, SUCCESSORS_MAX, Successors
 from agent.pool.prestage.prefetcher import GUESSES_MAX, Allowance, Prestager, stage, stage_expected
 from agent.pool.prestage.readahead import Continuer, Trail
@@ -331,7 +332,8 @@ def test_the_tables_of_all_volumes_share_one_bound(stored: PoolAgent) -> None:
 
 
 def test_an_erased_volume_forgets_which_keys_it_saw(stored: PoolAgent) -> None:
-    seen = stored.volume.admission = SecondUse()
+    seen = SecondUse()
+    ServedVolume(stored.volume, admission=seen)
     assert not seen.was_seen(A)
     stored.volume.forget_secret()
     assert not seen.was_seen(A)

@@ -31,7 +31,8 @@ from agent.pool.map.superblock import BLOCK_BYTES, NoSuperblock, Superblock, map
 from agent.pool.map.tenant_changes import with_limits, without_key
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
 

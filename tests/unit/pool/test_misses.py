@@ -8,10 +8,11 @@ import pytest
 
 from agent.pool.counters import MissCause, Tally, total
 from agent.pool.errors import PutRefused
+from agent.pool.format.directory import TIME_MAX
 from agent.pool.read.get import Reading
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX, pin
-from agent.pool.write.put import TIME_MAX, Writing
+from agent.pool.write.put import Writing
 from tests.support.memory_pool import MemoryPool, PoolAgent, fixed_secret, key_of
 
 VALUE = b"a value" * 100

@@ -35,7 +35,8 @@ from agent.pool.map.superblock import MAP_BYTES_MAX
 from agent.pool.map.tenant_changes import with_limits
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.tenancy.limits import TenantUpkeep
 from agent.tenancy.visibility import Audience, Members
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace

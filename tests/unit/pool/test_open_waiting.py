@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from agent.pool.access import new_reading
 from agent.pool.counters import MissCause
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.prestage.prefetcher import stage, stage_expected
@@ -31,7 +30,7 @@ VALUE = random.Random(35).randbytes(SIZE)
 def staged(agent: PoolAgent) -> MemoryReading:
     assert agent.prestage is not None
     assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(1)))
-    reading = new_reading(agent.volume, key_of(1), agent.prestage)
+    reading = agent.served.reading(key_of(1), agent.prestage)
     assert isinstance(reading, MemoryReading)
     return reading
 
@@ -63,7 +62,7 @@ def test_another_write_of_the_key_is_not_served_from_it(agent: PoolAgent) -> Non
     staged(agent).close()
     assert agent.delete(key_of(1))
     agent.put(key_of(1), b"another")
-    reading = new_reading(agent.volume, key_of(1), agent.prestage)
+    reading = agent.served.reading(key_of(1), agent.prestage)
     assert not isinstance(reading, MemoryReading)
     assert agent.prestage is not None
     assert agent.prestage.bytes_held == 0
@@ -90,7 +89,7 @@ def test_what_does_not_prove_itself_waits_sealed_and_flash_decides(agent: PoolAg
     agent.lanes.namespaces[namespace].flip(offset + 4096 + 70_000)
     assert agent.prestage is not None
     assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(1)))
-    assert not isinstance(new_reading(agent.volume, key_of(1), agent.prestage), MemoryReading)
+    assert not isinstance(agent.served.reading(key_of(1), agent.prestage), MemoryReading)
     assert agent.get(key_of(1)) is MissCause.CORRUPT
 
 
@@ -99,6 +98,6 @@ def test_a_guess_waits_sealed(agent: PoolAgent) -> None:
     pseudonym = agent.volume.placement.pseudonym(key_of(1))
     assert agent.prestage.expect(agent.volume.settings.volume_id, pseudonym)
     assert agent.lanes.run(stage_expected(agent.volume, agent.prestage, agent.lanes, pseudonym))
-    assert not isinstance(new_reading(agent.volume, key_of(1), agent.prestage), MemoryReading)
+    assert not isinstance(agent.served.reading(key_of(1), agent.prestage), MemoryReading)
     assert agent.get(key_of(1)) == VALUE
     assert agent.tally.prestage_hits == 1

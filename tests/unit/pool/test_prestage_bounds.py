@@ -9,8 +9,7 @@ import pytest
 from agent.pool.counters import MissCause
 from agent.pool.prestage import prefetcher as prestaging
 from agent.pool.prestage.prefetcher import Prestager, stage
-from agent.pool.read.plaintext_cache import OpenValue
-from agent.pool.read.prestage_cache import MAX_AGE_SECONDS, SWEEP_SECONDS, PrestageCache
+from agent.pool.read.prestage_cache import MAX_AGE_SECONDS, SWEEP_SECONDS, OpenValue, PrestageCache
 from tests.support.memory_pool import MemoryPool, key_of
 from tests.support.waiting import wait_until
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pool.access import new_reading
 from agent.pool.counters import MissCause
 from agent.pool.read.get import Reading
 from agent.pool.steps import Acquire, Steps
@@ -35,7 +34,7 @@ def _going_on(steps: Steps[int], wanted: Acquire) -> Steps[int]:
 
 
 def test_one_that_waited_reads_what_the_other_has_found(agent: PoolAgent) -> None:
-    reading = new_reading(agent.volume, key_of(1))
+    reading = agent.served.reading(key_of(1))
     assert isinstance(reading, Reading)
     one, two = bytearray(LENGTH), bytearray(LENGTH)
     waits = waiting_for_another(agent, reading, memoryview(two))
@@ -46,7 +45,7 @@ def test_one_that_waited_reads_what_the_other_has_found(agent: PoolAgent) -> Non
 
 
 def test_one_that_waited_for_what_is_not_there_misses_with_it(agent: PoolAgent) -> None:
-    reading = new_reading(agent.volume, key_of(2))
+    reading = agent.served.reading(key_of(2))
     assert isinstance(reading, Reading)
     into = memoryview(bytearray(LENGTH))
     waits = waiting_for_another(agent, reading, into)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from agent.inline.scatter import Buffer
 from agent.inline.secrets import SecretKey
 from agent.pool.errors import PutRefused
 from agent.pool.flush_tracking import flush_written
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
-from agent.pool.steps import Buffer
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
 from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, fixed_secret, key_of
 

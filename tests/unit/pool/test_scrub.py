@@ -10,15 +10,16 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
-from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET, Directory
-from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.maintenance.bad_slots import (
+from agent.pool.format.directory import (
+    DIRECTORY_BYTES,
     QUARANTINED_MAX,
+    SLOTS_PER_SET,
+    Directory,
     count_quarantined,
     is_quarantined,
-    release,
-    survey,
 )
+from agent.pool.format.slot import HEADER_BYTES
+from agent.pool.maintenance.bad_slots import release, survey
 from agent.pool.maintenance.scrub import (
     NOTHING_OPENS,
     PAUSE_SECONDS,
@@ -30,7 +31,7 @@ from agent.pool.maintenance.scrub import (
 )
 from agent.pool.volume.directory_cache import SHUN_SECONDS
 from agent.pool.volume.media_errors import STRIKES
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import PINNED_SLOTS_MAX, pin
 from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import EXTENT_AT, MemoryPool, PoolAgent, key_of, nguid_of

@@ -12,12 +12,13 @@ import pytest
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
+from agent.inline.scatter import Buffer
 from agent.inline.secrets import Purpose, SecretKey, WrongKey, unwrap_secret
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.format.slot import HEADER_BYTES, MAGIC, OpenSlot, SlotCodec
-from agent.pool.kv.eviction import RESERVED_KEY
+from agent.pool.kv.commands import RESERVED_KEY
 from agent.pool.kv.get import KvReading
 from agent.pool.kv.put import KvWriting
 from agent.pool.kv.volume import KvVolume
@@ -39,9 +40,9 @@ from agent.pool.map.superblock import COPY_OFFSETS, Superblock
 from agent.pool.map.tenant_changes import with_tenant, without_key
 from agent.pool.read.get import Reading
 from agent.pool.read.prestage_cache import PrestageCache
-from agent.pool.steps import Buffer
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import Writing
 from tests.support.kv_flash import KvSimPending, SimKvLanes, SimKvNamespace

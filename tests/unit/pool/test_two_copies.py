@@ -14,7 +14,7 @@ from agent.pool.maintenance.replication import DOUBT_SECONDS, Kept, keep_two, wo
 from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
 from agent.pool.read.get import Reading
 from agent.pool.volume.replication_backlog import OWED_MAX, OwedCopies
-from agent.pool.volume.volume import Timing
+from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import delete
 from tests.support.memory_lanes import MemoryPending
 from tests.support.memory_pool import MemoryPool, PoolAgent, key_of

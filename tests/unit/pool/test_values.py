@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
-from agent.pool.format.directory import SLOTS_PER_SET
+from agent.pool.format.directory import SLOTS_PER_SET, TIME_MAX
 from agent.pool.read.get import Reading
-from agent.pool.write.put import TIME_MAX, Writing
+from agent.pool.write.put import Writing
 from host_shim.pool import Pool
 from tests.support.memory_pool import SUITES, MemoryPool, PoolAgent, key_of
 from tests.support.session_door import SessionDoor

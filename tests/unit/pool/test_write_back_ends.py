@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.pool.access import delete_value, new_reading, new_writing
+from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.write.write_back import Waiting, WriteBack
@@ -16,17 +16,17 @@ ROOM = 1 << 16
 @pytest.fixture
 def agent() -> PoolAgent:
     agent = MemoryPool().agent()
-    agent.volume.back = WriteBack(agent.volume, ROOM)
+    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, ROOM))
     return agent
 
 
 def waiting(agent: PoolAgent) -> WriteBack:
-    assert agent.volume.back is not None
-    return agent.volume.back
+    assert agent.served.back is not None
+    return agent.served.back
 
 
 def put(agent: PoolAgent, value: bytes) -> Waiting:
-    writing = new_writing(agent.volume, key_of(7), length=len(value))
+    writing = agent.served.writing(key_of(7), length=len(value))
     assert agent.lanes.run(writing.write(agent.lanes, 0, memoryview(value), agent.deadline()))
     found = waiting(agent).find(writing.pseudonym)
     assert found is not None
@@ -34,7 +34,7 @@ def put(agent: PoolAgent, value: bytes) -> Waiting:
 
 
 def get(agent: PoolAgent) -> bytes | MissCause:
-    reading, into = new_reading(agent.volume, key_of(7)), bytearray(16384)
+    reading, into = agent.served.reading(key_of(7)), bytearray(16384)
     count = agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), agent.deadline(0.05)))
     reading.close()
     return reading.cause if reading.cause is not None else bytes(into[:count])
@@ -45,7 +45,7 @@ def test_the_end_of_a_value_leaves_a_later_one_of_its_key(agent: PoolAgent, end:
     back = waiting(agent)
     first = put(agent, b"1" * 100)
     assert back.oldest() is first, "the thread that stores has picked it up"
-    assert agent.lanes.run(delete_value(agent.volume, agent.lanes, key_of(7), agent.deadline()))
+    assert agent.lanes.run(agent.served.delete(agent.lanes, key_of(7), agent.deadline()))
     second = put(agent, b"2" * 9000)
     if end == "given up":
         back.give_up(first, agent.lanes)
@@ -94,7 +94,7 @@ def full_beside_one_that_is_away() -> tuple[MemoryPool, PoolAgent, WriteBack, Wa
     agent = pool.agent()
     for number in range(1000, 1000 + 128):
         agent.put(key_of(number), b"old")
-    agent.volume.back = WriteBack(agent.volume, ROOM)
+    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, ROOM))
     back, value = waiting(agent), put(agent, b"new")
     pool.namespaces[1].down = True
     agent.age_directories()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.pool.access import delete_value, lookup, new_reading, new_writing, pin_value
+from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import BadPut, PutRefused, TooLong
 from agent.pool.prestage.prefetcher import stage
@@ -33,13 +33,13 @@ def value_of(number: int, size: int = 9000) -> bytes:
 
 def put(agent: PoolAgent, number: int, size: int = 9000) -> object:
     value = value_of(number, size)
-    writing = new_writing(agent.volume, key_of(number), length=size)
+    writing = agent.served.writing(key_of(number), length=size)
     assert agent.lanes.run(writing.write(agent.lanes, 0, memoryview(value), agent.deadline()))
     return writing
 
 
 def get(agent: PoolAgent, number: int) -> bytes | MissCause:
-    reading, into = new_reading(agent.volume, key_of(number), agent.prestage), bytearray(16384)
+    reading, into = agent.served.reading(key_of(number), agent.prestage), bytearray(16384)
     count = agent.lanes.run(reading.read(agent.lanes, 0, memoryview(into), agent.deadline(0.05)))
     reading.close()
     return reading.cause if reading.cause is not None else bytes(into[:count])
@@ -55,13 +55,13 @@ def writes(agent: PoolAgent) -> int:
 @pytest.fixture
 def back() -> PoolAgent:
     agent = MemoryPool().agent()
-    agent.volume.back = WriteBack(agent.volume, 3 * (9000 + VALUE_COST))
+    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, 3 * (9000 + VALUE_COST)))
     return agent
 
 
 def store_all(agent: PoolAgent) -> None:
-    assert agent.volume.back is not None
-    storing = Storing([agent.volume.back], threading.Event())
+    assert agent.served.back is not None
+    storing = Storing([agent.served.back], threading.Event())
     storing.stop()
     storing.work(agent.lanes, agent.lanes)
 
@@ -72,8 +72,8 @@ def test_a_put_is_acknowledged_from_memory_and_stored_after_it(back: PoolAgent) 
     assert get(back, 1) == value_of(1)
     store_all(back)
     assert writes(back) > 0
-    assert back.volume.back is not None
-    assert (len(back.volume.back), back.volume.back.bytes_held) == (0, 0)
+    assert back.served.back is not None
+    assert (len(back.served.back), back.served.back.bytes_held) == (0, 0)
     assert get(back, 1) == value_of(1)
     tally = back.tally
     assert (tally.puts_written_back, tally.puts, tally.puts_lost, tally.gets_hit) == (1, 1, 0, 2)
@@ -94,12 +94,12 @@ def test_an_agent_that_dies_loses_what_it_had_yet_to_store(back: PoolAgent) -> N
 
 def test_the_first_put_of_a_key_stays(back: PoolAgent) -> None:
     put(back, 1)
-    again = new_writing(back.volume, key_of(1), length=4)
+    again = back.served.writing(key_of(1), length=4)
     assert back.lanes.run(again.write(back.lanes, 0, memoryview(b"else"), back.deadline()))
     assert again.already_there
     assert get(back, 1) == value_of(1)
-    assert back.volume.back is not None
-    assert back.volume.back.bytes_held == 9000
+    assert back.served.back is not None
+    assert back.served.back.bytes_held == 9000
 
 
 def test_a_client_sees_what_waits_as_it_sees_what_is_stored(back: PoolAgent) -> None:
@@ -124,10 +124,10 @@ def test_a_client_sees_what_waits_as_it_sees_what_is_stored(back: PoolAgent) -> 
 
 def test_values_longer_than_a_workers_buffer_are_stored_in_pieces() -> None:
     agent = MemoryPool(value_bytes=3 * MIB, unit_bytes=MIB).agent()
-    agent.volume.back = WriteBack(agent.volume, 4 * MIB)
+    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, 4 * MIB))
     size = 2 * MIB + 5000
     value = value_of(7, size)
-    writing = new_writing(agent.volume, key_of(7), length=size)
+    writing = agent.served.writing(key_of(7), length=size)
     for at in range(0, size, 300_000):
         agent.lanes.run(
             writing.write(agent.lanes, at, memoryview(value)[at : at + 300_000], agent.deadline())
@@ -146,7 +146,7 @@ def test_what_flash_does_not_take_is_tried_again_and_given_up_in_the_end(
     put(back, 1)
     for namespace in back.lanes.namespaces:
         namespace.down = True
-    waiting = back.volume.back
+    waiting = back.served.back
     assert waiting is not None
     value = waiting.oldest()
     assert value is not None
@@ -163,8 +163,8 @@ def test_what_flash_does_not_take_is_tried_again_and_given_up_in_the_end(
 @pytest.mark.expects_log("1 acknowledged values could not be stored")
 def test_an_erased_volume_serves_nothing_that_waits(back: PoolAgent) -> None:
     put(back, 1)
-    reading = new_reading(back.volume, key_of(1))
-    half = new_writing(back.volume, key_of(2), length=9000)
+    reading = back.served.reading(key_of(1))
+    half = back.served.writing(key_of(2), length=9000)
     back.volume.forget_secret()
     into = memoryview(bytearray(9000))
     assert back.lanes.run(reading.read(back.lanes, 0, into, back.deadline())) == 0
@@ -178,10 +178,10 @@ def test_an_erased_volume_serves_nothing_that_waits(back: PoolAgent) -> None:
 
 
 def test_half_a_value_is_not_kept(back: PoolAgent) -> None:
-    waiting = back.volume.back
+    waiting = back.served.back
     assert waiting is not None
     for spoil in ("drop", "finish", "hole", "long"):
-        writing = new_writing(back.volume, key_of(1), length=9000)
+        writing = back.served.writing(key_of(1), length=9000)
         assert isinstance(writing, BackWriting)
         back.lanes.run(writing.write(back.lanes, 0, memoryview(bytes(4096)), back.deadline()))
         assert waiting.bytes_held == 9000
@@ -223,14 +223,14 @@ def test_a_bug_while_storing_costs_that_value_and_no_other(
 
 def test_a_time_to_live_counts_from_the_put(back: PoolAgent) -> None:
     for number, seconds in ((1, 10), (2, 100)):
-        writing = new_writing(back.volume, key_of(number), length=9000, ttl_seconds=seconds)
+        writing = back.served.writing(key_of(number), length=9000, ttl_seconds=seconds)
         back.lanes.run(writing.write(back.lanes, 0, memoryview(value_of(number)), back.deadline()))
     back.lanes.clock += 9
     assert get(back, 1) == value_of(1)
     back.lanes.clock += 2
     assert get(back, 1) is MissCause.EXPIRED
     keys = [key_of(1), key_of(2)]
-    causes = back.lanes.run(lookup(back.volume, back.lanes, keys, back.deadline()))
+    causes = back.lanes.run(back.served.lookup(back.lanes, keys, back.deadline()))
     assert causes == [MissCause.EXPIRED, None]
     put(back, 1)
     assert back.tally.puts_already_there == 0, "what has expired is in nobody's way"
@@ -242,7 +242,7 @@ def test_a_time_to_live_counts_from_the_put(back: PoolAgent) -> None:
 
 
 def test_what_has_expired_is_not_stored(back: PoolAgent) -> None:
-    writing = new_writing(back.volume, key_of(1), length=9000, ttl_seconds=10)
+    writing = back.served.writing(key_of(1), length=9000, ttl_seconds=10)
     back.lanes.run(writing.write(back.lanes, 0, memoryview(value_of(1)), back.deadline()))
     back.lanes.clock += 10
     store_all(back)
@@ -255,7 +255,7 @@ def test_a_second_put_that_goes_through_does_not_replace_one_that_waits(
 ) -> None:
     for number in range(3):
         put(back, number)
-    other = new_writing(back.volume, key_of(1), length=length)
+    other = back.served.writing(key_of(1), length=length)
     back.lanes.run(other.write(back.lanes, 0, memoryview(bytes(9000)), back.deadline()))
     back.lanes.run(other.finish(back.lanes, back.deadline()))
     assert (other.finished, other.already_there, other.stored, other.received) == (True, True, False, 9000)
@@ -269,7 +269,7 @@ def test_a_second_put_that_goes_through_does_not_replace_one_that_waits(
 def test_a_put_that_is_refused_leaves_no_room_taken(back: PoolAgent) -> None:
     door = SessionDoor(back)
     session = door.open("")
-    held = back.volume.back
+    held = back.served.back
     assert held is not None
     first = Request(Operation.PUT, 1, "v", (key_of(1),), first_ticket=0, flags=1, lengths=(9000,))
     door.pwrite(session, first.encode(), 0)
@@ -290,10 +290,10 @@ def test_a_delete_or_pin_with_the_enclosure_away_leaves_what_waits(back: PoolAge
     for namespace in back.lanes.namespaces:
         namespace.down = True
     with pytest.raises(PutRefused):
-        back.lanes.run(delete_value(back.volume, back.lanes, key_of(1), back.deadline()))
+        back.lanes.run(back.served.delete(back.lanes, key_of(1), back.deadline()))
     assert get(back, 1) == value_of(1)
     until = int(back.lanes.wall()) + 100
-    assert back.lanes.run(pin_value(back.volume, back.lanes, key_of(1), until, back.deadline()))
+    assert back.lanes.run(back.served.pin(back.lanes, key_of(1), until, back.deadline()))
 
 
 class OneSeat(WaitingRoom):
@@ -308,18 +308,18 @@ class OneSeat(WaitingRoom):
 def test_one_tenants_limit_holds_nobody_else_up(back: PoolAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_back, "RETRY_SECONDS", 0.0)
     other = MemoryPool().agent()
-    other.volume.back = WriteBack(other.volume, 3 * 9000)
+    other.served = ServedVolume(other.volume, back=WriteBack(other.volume, 3 * 9000))
     back.volume.bandwidth = Bandwidth(OneSeat(1), 1000)
     back.volume.bandwidth.charge(back.lanes, 1 << 20)
     put(back, 1)
     put(other, 2)
-    assert back.volume.back is not None
-    storing = Storing([back.volume.back, other.volume.back], threading.Event())
+    assert back.served.back is not None
+    storing = Storing([back.served.back, other.served.back], threading.Event())
     assert not storing._oldest(0, back.lanes, back.lanes)
     assert storing._oldest(1, other.lanes, other.lanes)
     assert get(other, 2) == value_of(2)
-    assert len(back.volume.back) == 1
-    back.lanes.clock += back.volume.back.keep_seconds
+    assert len(back.served.back) == 1
+    back.lanes.clock += back.served.back.keep_seconds
     storing.stop()
     storing.work(back.lanes, back.lanes)
     assert back.tally.puts_lost == 1
@@ -330,7 +330,7 @@ def test_one_tenants_limit_holds_nobody_else_up(back: PoolAgent, monkeypatch: py
 
 def test_a_full_volume_makes_room_for_the_second_use_alone() -> None:
     agent = MemoryPool(sets=(1, 1)).agent()
-    agent.volume.admission = SecondUse()
+    agent.served = ServedVolume(agent.volume, admission=SecondUse())
     stored = 0
     for number in range(400):
         if number > 300 and agent.tally.puts_declined:
@@ -351,17 +351,17 @@ def test_a_full_volume_makes_room_for_the_second_use_alone() -> None:
 
 def test_a_declined_put_is_taken_whole_however_it_comes() -> None:
     agent = MemoryPool(sets=(1, 1)).agent()
-    agent.volume.admission = SecondUse()
+    agent.served = ServedVolume(agent.volume, admission=SecondUse())
     for number in range(130):
         put(agent, number)
     declined = agent.tally.puts_declined
     before = writes(agent)
-    in_pieces = new_writing(agent.volume, key_of(1000), length=9000)
+    in_pieces = agent.served.writing(key_of(1000), length=9000)
     for at in range(0, 9000, 4096):
         part = memoryview(value_of(1000))[at : at + 4096]
         done = agent.lanes.run(in_pieces.write(agent.lanes, at, part, agent.deadline()))
         assert done == (at + len(part) == 9000)
-    file = new_writing(agent.volume, key_of(1001))
+    file = agent.served.writing(key_of(1001))
     agent.lanes.run(file.write(agent.lanes, 0, memoryview(value_of(1001)), agent.deadline()))
     agent.lanes.run(file.finish(agent.lanes, agent.deadline()))
     for writing in (in_pieces, file):
@@ -461,8 +461,9 @@ def test_after_an_outage_the_gate_opens_within_seconds() -> None:
 def test_a_value_that_is_read_in_pieces_counts_what_came() -> None:
     agent = MemoryPool(value_bytes=1 << 20).agent()
     agent.put(key_of(1), value_of(1, MIB))
-    gate = agent.volume.gate = measured(1e9)
-    reading = new_reading(agent.volume, key_of(1))
+    gate = measured(1e9)
+    agent.served = ServedVolume(agent.volume, gate=gate)
+    reading = agent.served.reading(key_of(1))
     for at in range(0, MIB, MIB // 8):
         into = memoryview(bytearray(MIB // 8))
         assert agent.lanes.run(reading.read(agent.lanes, at, into, agent.deadline())) == MIB // 8
@@ -483,7 +484,7 @@ def test_a_gated_get_is_late_without_a_read_and_memory_is_served_all_the_same() 
     assert agent.prestage is not None
     assert agent.lanes.run(stage(agent.volume, agent.prestage, agent.lanes, key_of(2)))
     agent.lanes.clock = 100.0
-    agent.volume.gate = measured(1e6)
+    agent.served = ServedVolume(agent.volume, gate=measured(1e6))
     reads = sum(each.reads for each in agent.lanes.namespaces)
     assert get(agent, 0) is MissCause.LATE
     assert sum(each.reads for each in agent.lanes.namespaces) == reads

@@ -12,7 +12,8 @@ import pytest
 from agent.remote import channel as lanes_module
 from agent.remote.channel import CONNECT_WAIT_SECONDS, WorkerLanes
 from agent.remote.connect_attempt import Connecting
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from agent.remote.queue_slot import SILENT_SECONDS
 from nvmeof.errors import ConnectionLost
 from nvmeof.transport import HostQueue

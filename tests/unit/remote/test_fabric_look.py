@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.remote.fabric import Enclosure, Fabric, Route
+from agent.remote.enclosure import Enclosure, Route
+from agent.remote.fabric import Fabric
 from agent.remote.health import Health
 from tests.support.memory_pool import nguid_of
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from agent.errors import G35Error
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from agent.service.queue_plan import EXTRA_QUEUES, granted_workers
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from nvmeof.transport.base import NamespaceInfo
 from tests.support.memory_pool import nguid_of
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from agent.cli.status_verb import _state
 from agent.config.configuration import EnclosureSection, parse_configuration, parse_path
 from agent.errors import ConfigError
-from agent.remote.fabric import AVOID_MOST_SECONDS, Enclosure, Fabric, Route
+from agent.remote.enclosure import AVOID_MOST_SECONDS, Enclosure, Route
+from agent.remote.fabric import Fabric
 from agent.remote.fence import COMMAND_SECONDS, GRAIN, LOST_SECONDS, MOST_PLACES, Fence, GivenUp
 from agent.remote.paths import in_order, path_failed
 from agent.telemetry.snapshot import _enclosures

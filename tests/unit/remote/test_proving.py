@@ -14,7 +14,8 @@ from agent.pool.map.inspect import superblock_copies_are, write_superblock
 from agent.pool.map.superblock import BLOCK_BYTES, PROOF_OFFSET
 from agent.remote import path_prober
 from agent.remote.channel import WorkerLanes
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from agent.remote.path_prober import TRIES, Prover, ProvingThread, shows
 from nvmeof.transport.base import NamespaceInfo
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending

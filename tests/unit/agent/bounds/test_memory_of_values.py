@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from agent.pool.access import AnyReading, new_reading, new_writing
+from agent.pool.access import AnyReading, ServedVolume
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.prestage.prefetcher import stage
 from agent.pool.read.memory_reading import MemoryReading
@@ -31,7 +31,7 @@ def grown() -> Iterator[list[int]]:
 
 
 def put(agent: PoolAgent, number: int, value: bytes) -> None:
-    writing = new_writing(agent.volume, key_of(number), length=len(value))
+    writing = agent.served.writing(key_of(number), length=len(value))
     agent.lanes.run(writing.write(agent.lanes, 0, memoryview(value), agent.deadline()))
 
 
@@ -43,7 +43,8 @@ def read(agent: PoolAgent, reading: AnyReading) -> bytes:
 
 def test_values_of_a_byte_that_wait_for_flash_take_no_more_memory_than_they_may() -> None:
     agent = MemoryPool((64, 64)).agent()
-    back = agent.volume.back = WriteBack(agent.volume, 1 << 20)
+    back = WriteBack(agent.volume, 1 << 20)
+    agent.served = ServedVolume(agent.volume, back=back)
     most = back.bytes_max // (1 + VALUE_COST)
     with grown() as found:
         for number in range(most):
@@ -56,9 +57,10 @@ def test_values_of_a_byte_that_wait_for_flash_take_no_more_memory_than_they_may(
 
 def test_a_waiting_value_that_is_open_counts_until_it_is_closed() -> None:
     agent = MemoryPool().agent()
-    back = agent.volume.back = WriteBack(agent.volume, 22_000)
+    back = WriteBack(agent.volume, 22_000)
+    agent.served = ServedVolume(agent.volume, back=back)
     put(agent, 1, b"1" * 9000)
-    first, second = new_reading(agent.volume, key_of(1)), new_reading(agent.volume, key_of(1))
+    first, second = agent.served.reading(key_of(1)), agent.served.reading(key_of(1))
     waiting = back.oldest()
     assert waiting is not None
     assert agent.lanes.run(back.store(agent.lanes, waiting, agent.deadline()))
@@ -104,7 +106,7 @@ def test_short_values_that_wait_opened_count_as_their_slots(staged: PoolAgent) -
 def test_opened_values_that_readers_keep_are_half_of_what_may_wait_at_the_most(staged: PoolAgent) -> None:
     cache = staged.prestage
     assert cache is not None
-    readings = [new_reading(staged.volume, key_of(number), cache) for number in range(8)]
+    readings = [staged.served.reading(key_of(number), cache) for number in range(8)]
     assert [isinstance(each, MemoryReading) for each in readings] == [True] * 4 + [False] * 4
     assert all(read(staged, each) == b"value" for each in readings), "from flash, where not from memory"
     for number in range(8):
@@ -116,4 +118,4 @@ def test_opened_values_that_readers_keep_are_half_of_what_may_wait_at_the_most(s
     for each in readings:
         each.close()
     assert cache.bytes_held == cache.budget_bytes // 2
-    assert isinstance(new_reading(staged.volume, key_of(8), cache), MemoryReading)
+    assert isinstance(staged.served.reading(key_of(8), cache), MemoryReading)

@@ -23,6 +23,7 @@ from agent.fs.files.suspects import Suspects
 from agent.fs.files.unsynced import BLOCKS_MAX, Unsynced
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.inline.suites import Place
+from agent.pool.access import ServedVolume
 from agent.pool.prestage.prefetcher import Prestager
 from agent.pool.prestage.readahead import CHAIN_MAX, Continuer
 from agent.pool.read.prestage_cache import PrestageCache
@@ -111,7 +112,7 @@ def owed_copies() -> Walk:
     def add(at: int) -> None:
         if at >= DOUBTFUL_MAX:
             volume.owed.note(name(at))
-        else:  # beyond that nobody makes one (copies.py)
+        else:  # beyond that nobody makes one (replication.py)
             volume.owed.doubt(NamedCopy(0, at, 0, name(at), at), 0.0)
 
     return of("owed-copies", add, volume)
@@ -228,15 +229,15 @@ def test_kernels_hold_no_more_nodes_of_files_than_there_may_be(tmp_path: Path) -
 
 def test_the_agent_shows_them_all_and_what_they_hold() -> None:
     pool, bounds = agent(), Bounds()
-    pool.volume.back, pool.volume.admission = WriteBack(pool.volume, 1 << 20), SecondUse()
-    assert pool.volume.back.set_aside(500)
+    back = WriteBack(pool.volume, 1 << 20)
+    assert back.set_aside(500)
     pool.volume.unsettled.note(name(1), 0.0)
     kv = kv_volume((1 << 24,))
     kv.uses.note(name(1), 1)
     cache = PrestageCache(1 << 20)
     watch_memory(
         bounds,
-        [pool.volume, kv],
+        [ServedVolume(pool.volume, admission=SecondUse(), back=back), ServedVolume(kv)],
         DirectoryCache(0),
         cache,
         Prestager(cache, cast(Any, None)),

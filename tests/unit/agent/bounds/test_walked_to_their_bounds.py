@@ -71,7 +71,7 @@ def key(number: int) -> bytes:
 class Kv:
     def __init__(self, bounds: Bounds, agent: PoolAgent | None = None) -> None:
         self.agent = agent or MemoryPool((64, 64), value_bytes=4096).agent()
-        self.face = KvFace([self.agent.volume], lambda: self.agent.lanes, bounds=bounds)
+        self.face = KvFace([self.agent.served], lambda: self.agent.lanes, bounds=bounds)
         self.folder = settle(self.face.lookup(OWNER, KV_ROOT, b"v"), self.agent.lanes).attributes.ino
 
     def look(self, caller: Caller, number: int) -> int:
@@ -94,7 +94,7 @@ class Control:
     def __init__(self, bounds: Bounds, agent: PoolAgent | None = None) -> None:
         self.agent = agent or MemoryPool().agent()
         self.face = ControlFace(
-            [self.agent.volume],
+            [self.agent.served],
             lambda: self.agent.lanes,
             lambda: {"a": "b" * 30_000},
             refuse_prestage,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.cli.hung_agent import AgentHangs
 from agent.errors import UserError
+from agent.host_os.hung_agent import AgentHangs
 from agent.replay.content import BlockContent
 from agent.replay.course import SAMPLES_MAX, Course, Sample, draw
 from agent.replay.latencies import Latencies, merged

@@ -13,7 +13,8 @@ import trio
 from agent.config.configuration import Configuration, VirtioFsSection, parse_configuration
 from agent.errors import ConfigError, G35Error
 from agent.fs.virtiofs.door import listen
-from agent.service.agent import MOUNT_DOOR, _until_over
+from agent.service.agent import MOUNT_DOOR
+from agent.service.run import _until_over
 
 
 def configured(*devices: dict[str, Any]) -> Configuration:

@@ -21,11 +21,13 @@ from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import ROOT_INODE, Caller, FsError
 from agent.fs.virtiofs.guest_view import GuestView
+from agent.pool.access import ServedVolume
 from agent.pool.map.document import tenant_id
 from agent.pool.prestage.readahead import INACTIVE, Continuer
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from agent.service.guest_doors import guest_tree
 from agent.telemetry import snapshot
 from agent.tenancy.visibility import Members
@@ -46,6 +48,10 @@ class Pool:
     start_prestage: Any = None
     continuer: Continuer = INACTIVE
     bounds: Bounds = field(default_factory=Bounds)
+
+    @property
+    def served(self) -> list[ServedVolume]:
+        return [ServedVolume(each) for each in self.volumes]
 
     @property
     def members(self) -> Members:

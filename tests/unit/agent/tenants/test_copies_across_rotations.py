@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from agent.pool.counters import MissCause
-from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry
+from agent.pool.format.directory import DIRECTORY_BYTES, Directory, Entry, flags_of, is_under_dropped
 from agent.pool.maintenance import replication
 from agent.pool.maintenance.migrate import Outcome, copy_value
-from agent.pool.maintenance.rekey import flags_of, is_under_dropped
 from agent.pool.maintenance.replication import Kept, keep_two
 from agent.pool.map.document import VolumeWish, plan_pool
 from agent.pool.steps import Lanes, Steps

@@ -18,14 +18,17 @@ from agent.errors import ConfigError
 from agent.fs.control.face import CONTROL_ROOT, ControlFace
 from agent.fs.interface import Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
+from agent.pool.access import ServedVolume
 from agent.pool.map.document import tenant_id
 from agent.pool.read.get import Reading
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.volume import Timing, Volume, VolumeExtent, VolumeSettings
+from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
+from agent.pool.volume.volume import Volume
 from agent.pool.write.put import Writing
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
 from agent.telemetry import snapshot
 from agent.tenancy.visibility import Audience, Members
 from host_shim.control_wire import Operation, Outcome, Request, decode_answer_untrusted
@@ -64,7 +67,7 @@ class Shared:
             lambda: [self.lanes.tallies], lambda: {"open_files": 3}, lambda: {"fuse": {"bytes_read": 1}},
         )  # fmt: skip
         audience = Audience("agent", tenants=("red",))
-        own = audience.key_value(self.volumes)
+        own = audience.key_value([ServedVolume(each) for each in self.volumes])
         self.status = lambda: snapshot.take(audience.sources(sources, own))
         self.kv = KvFace(own, lambda: self.lanes, self.prestage)
         self.control = ControlFace(
@@ -268,11 +271,12 @@ class Named:
 
 def test_files_are_shown_where_all_of_their_volumes_are_the_doors_own() -> None:
     kv, blocks = Named(settings_of("a", "red", 0)), Named(settings_of("b", "blue", 1, "files"))
-    volumes: list[Any] = [kv, blocks]
+    served = ServedVolume(kv)
+    volumes: list[Any] = [served, ServedVolume(blocks)]
     assert Audience("agent").shows_files(volumes)
     assert not Audience("agent", ("red",)).shows_files(volumes)
     assert Audience("agent", ("blue", "red")).shows_files(volumes)
-    assert Audience("agent", ("red",)).key_value(volumes) == [kv]
+    assert Audience("agent", ("red",)).key_value(volumes) == [served]
     assert Audience("agent", ("red",), ("other",)).key_value(volumes) == []
     assert Audience("agent").is_for_all
 

@@ -27,7 +27,8 @@ from agent.pool.map.tenant_changes import with_tenant, without_key
 from agent.pool.read.get import Reading
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.key_transition import SETTLE_SECONDS
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import Writing
 from agent.tenancy.key_rotation import KeyRotation

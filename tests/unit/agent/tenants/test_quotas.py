@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from agent.config.sizes import parse_size
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
+from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.map.document import MapTenant, PoolMap, VolumeWish, plan_pool, tenant_id
@@ -22,10 +22,13 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.bandwidth import BURST_SECONDS, Bandwidth, TokenBucket, WaitingRoom
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.quota import Limits, Measured, Quota
-from agent.pool.volume.volume import Timing, Volume
+from agent.pool.volume.settings import Timing
+from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete, pin
 from agent.pool.write.put import Writing
-from agent.remote.fabric import Enclosure, Fabric
+from agent.remote.enclosure import Enclosure
+from agent.remote.fabric import Fabric
+from agent.sizes import parse_size
 from agent.telemetry import metrics, snapshot
 from agent.tenancy.limits import TenantUpkeep
 from agent.tenancy.visibility import Audience
@@ -450,6 +453,6 @@ def test_status_and_metrics_tell_of_tenants_and_a_door_of_its_own_only(shelf: Sh
 
     for tenant, seen in (("red", ["red"]), ("blue", [])):
         audience = Audience("agent", tenants=(tenant,))
-        own = audience.key_value(volumes)
+        own = audience.key_value([ServedVolume(each) for each in volumes])
         said = snapshot.take(audience.sources(sources, own))
         assert [row["name"] for row in said["tenants"]] == seen, "blue has files that this door does not show"

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from agent.attach.map_watch import EVERY_SECONDS
-from agent.pool.access import new_writing
+from agent.inline.scatter import Buffer
+from agent.pool.access import ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
 from agent.pool.map.tenant_changes import without_key
-from agent.pool.steps import Acquire, Buffer, Steps, Wait
+from agent.pool.steps import Acquire, Steps, Wait
 from agent.pool.volume.key_transition import MAP_AGE_SECONDS, QUIET_SECONDS
 from agent.pool.write.put import Writing
 from agent.pool.write.write_back import WriteBack
@@ -83,12 +84,12 @@ class Slow(Watching):
     def put_back(self, number: int) -> None:
         """A put that write-back acknowledges."""
         value = value_of(number)
-        writing = new_writing(self.volume, key_of(number), length=len(value))
+        writing = self.served.writing(key_of(number), length=len(value))
         assert self.lanes.run(writing.write(self.lanes, 0, memoryview(value), self.lanes.now() + 5))
         assert not isinstance(writing, Writing)
 
     def store_oldest(self) -> bool:
-        back = self.volume.back
+        back = self.served.back
         assert back is not None
         value = back.oldest()
         assert value is not None
@@ -143,7 +144,7 @@ def test_a_put_under_a_dropped_key_is_counted(shelf: Shelf) -> None:
 @pytest.mark.parametrize("trouble", ["rotated", "silent"])
 def test_what_write_back_has_acknowledged_is_tried_again(shelf: Shelf, trouble: str) -> None:
     agent = Slow(shelf)
-    agent.volume.back = WriteBack(agent.volume, 1 << 20)
+    agent.served = ServedVolume(agent.volume, back=WriteBack(agent.volume, 1 << 20))
     agent.pass_time(2)
     agent.put_back(1)
     if trouble == "rotated":
@@ -156,6 +157,6 @@ def test_what_write_back_has_acknowledged_is_tried_again(shelf: Shelf, trouble: 
     agent.lanes.map_is_silent = False
     agent.pass_time(EVERY_SECONDS + STEP)
     assert agent.store_oldest()
-    assert (agent.volume.back.lost, agent.refused, agent.lanes.tally("v").puts_lost) == (0, 0, 0)
+    assert (agent.served.back.lost, agent.refused, agent.lanes.tally("v").puts_lost) == (0, 0, 0)
     assert agent.has(1)
     assert Watching(shelf).has(1)

@@ -22,7 +22,7 @@ OWNER = (1234, 567)
 def test_sessions_are_for_their_owner_and_status_is_for_reading() -> None:
     agent = MemoryPool().agent()
     lanes, caller = agent.lanes, Caller(99, 99)
-    face = ControlFace([agent.volume], lambda: lanes, dict, lambda *_: Outcome.STARTED, None, OWNER)
+    face = ControlFace([agent.served], lambda: lanes, dict, lambda *_: Outcome.STARTED, None, OWNER)
     modes = {}
     for name in (b"session", b"status.json"):
         attributes = settle(face.lookup(caller, CONTROL_ROOT, name), lanes).attributes
@@ -40,7 +40,7 @@ def test_sessions_are_for_their_owner_and_status_is_for_reading() -> None:
             settle(face.setattr(caller, session, changes, None), lanes)
         assert refused.value.errno == errno.EPERM, "nobody opens it to others"
 
-    values = KvFace([agent.volume], lambda: lanes, None, OWNER)
+    values = KvFace([agent.served], lambda: lanes, None, OWNER)
     folder = settle(values.lookup(caller, KV_ROOT, b"v"), lanes).attributes
     assert (folder.uid, stat.S_IMODE(folder.mode)) == (OWNER[0], 0o755), "others store nothing there"
     listed = settle(values.readdir(folder.ino, 0, 2), lanes)

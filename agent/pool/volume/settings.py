@@ -1,0 +1,71 @@
+"""What a volume is, from the pool map, and the bounds in time that the operator sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.pool.format.directory import DIRECTORY_BYTES, SLOTS_PER_SET
+from agent.pool.format.slot import HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeExtent:
+    """Where a volume lies in one namespace: `offset` in bytes, `sets` sets from there on."""
+
+    namespace: int
+    nguid: bytes
+    offset: int
+    sets: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvShare:
+    """A KV namespace that a volume has to itself, and its capacity in bytes."""
+
+    namespace: int
+    nguid: bytes
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSettings:
+    """What a volume is, from the pool map. Sizes in bytes, times in seconds (0: no expiry)."""
+
+    name: str
+    tenant: bytes
+    volume_id: bytes
+    kind: str
+    value_bytes: int
+    unit_bytes: int
+    suite: str
+    ttl_seconds: int
+    extents: tuple[VolumeExtent, ...]
+    shares: tuple[KvShare, ...] = ()
+    """Where it lies on KV namespaces; then it has no extents (kv/volume.py)."""
+    settled: int = 0
+    """Values may still lie where the first so many extents alone would have them: the others joined the pool
+    since (join.py). 0: all lie where they belong."""
+    copies: int = 1
+    """2: each value in a slot of both its sets (replication.py)."""
+
+    @property
+    def slot_bytes(self) -> int:
+        return HEADER_BYTES + self.value_bytes
+
+    @property
+    def set_bytes(self) -> int:
+        return DIRECTORY_BYTES + SLOTS_PER_SET * self.slot_bytes
+
+    @property
+    def slots(self) -> int:
+        return sum(extent.sets for extent in self.extents) * SLOTS_PER_SET
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Bounds in time, seconds, that the operator sets."""
+
+    read_deadline: float = 0.05
+    write_deadline: float = 5.0
+    directory_fresh: float = 0.0
+    """For how long an absent entry in a remembered directory is believed without asking again."""

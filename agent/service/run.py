@@ -1,0 +1,123 @@
+"""Serve a pool from the first connection to the last unmount.
+
+`serve` is the program. It brings up, in this order, the sessions to the enclosures, the pool map and the
+volumes, the faces, the door; and takes them down in the opposite one. Nothing that matters is kept in
+memory, so there is no shutdown that must not be interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+import trio
+
+from agent.attach.connect import connected, say_what_is_away
+from agent.attach.inspect_namespaces import look_round, unreached
+from agent.attach.map_history import map_seal
+from agent.config.configuration import Configuration
+from agent.errors import G35Error
+from agent.fs.doors.mounting import MountError
+from agent.host_os.cpu_idle import keep_awake
+from agent.host_os.presence import set_mark
+from agent.inline.root_keys import root_key_in
+from agent.pool.map.document import PoolMap
+from agent.pool.map.inspect import newest_map
+from agent.pool.map.seal import MapSeal
+from agent.remote.channel import WorkerLanes
+from agent.remote.channel_pool import LanesPool
+from agent.remote.fabric import Fabric
+from agent.service.agent import MOUNT_DOOR, Agent, Doors
+from agent.service.doors import make_doors
+from agent.service.queue_plan import QueuePlan, granted_workers
+from agent.telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.25
+"""How soon an unmount by somebody else is noticed."""
+
+
+async def serve(configuration: Configuration, ready: Callable[[], None], stop: trio.Event) -> None:
+    """Serve the mount until `stop` is set or somebody unmounts it; `ready` is called once it is up."""
+    root = root_key_in(configuration.agent.key_file)
+    wanted = QueuePlan.of(configuration)
+    async with (
+        connected(configuration, wanted.total) as supervisor,
+        AsyncExitStack() as cleanup,
+    ):
+        fabric = supervisor.fabric
+        workers = granted_workers(fabric, len(wanted.workers), wanted.extra)
+        queues = QueuePlan.of(configuration, workers)
+        supervisor.queues_in_use = queues.total
+        settings = configuration.agent.model_copy(update={"workers": workers})
+        configuration = configuration.model_copy(update={"agent": settings})
+        lanes = LanesPool(fabric)
+        cleanup.callback(lanes.close)
+        seal = map_seal(root, settings.state)
+        pool_map, others = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1), seal)
+        cleanup.callback(set_mark(pool_map.pool_id).close)
+        fabric.adopt([bytes.fromhex(namespace.nguid) for namespace in pool_map.namespaces])
+        say_what_is_away(fabric)
+        agent = Agent(configuration, pool_map, root, seal, fabric, lanes, queues)
+        for number, pool_id in others.items():
+            agent.watch.note_taken(number, pool_id)
+        if settings.metrics:
+            cleanup.callback(metrics.serve(settings.metrics, agent.snapshot, agent.bounds))
+        agent.doors = await trio.to_thread.run_sync(make_doors, agent)
+        agent.start()
+        cleanup.push_async_callback(_on_thread, agent.stop)
+        for _, door in agent.doors:
+            try:
+                await trio.to_thread.run_sync(door.start)
+            except MountError as error:
+                raise G35Error(f"cannot mount at {settings.mount}: {error}", "see g35 doctor") from None
+            cleanup.push_async_callback(_on_thread, door.stop)
+        ready()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keep_awake, settings.stay_awake, lanes.work_done)
+            await _until_over(agent.doors, stop)
+            nursery.cancel_scope.cancel()
+
+
+async def _on_thread(end: Callable[[], None]) -> None:
+    """Run an end on a thread, to its end: the sessions must be kept alive for as long as it takes."""
+    with trio.CancelScope(shield=True):
+        await trio.to_thread.run_sync(end)
+
+
+def _find_pool(fabric: Fabric, lanes: WorkerLanes, seal: MapSeal) -> tuple[PoolMap, dict[int, str]]:
+    """The map in force, and the namespaces of it, by their numbers there, that carry another pool."""
+    seen = look_round(fabric, lanes)
+    if not seen:
+        raise G35Error(
+            f"no enclosure shows a namespace; not connected: {unreached(fabric)}",
+            "check addresses, ports and NQNs, and that the enclosures allow this host",
+        )
+    pool_map = newest_map([inspection for _, _, inspection in seen], seal)
+    carried = {nguid.hex(): each.superblock.pool_map.pool_id for nguid, _, each in seen if each.superblock}
+    others = {number: carried.get(each.nguid, "") for number, each in enumerate(pool_map.namespaces)}
+    return pool_map, {
+        number: other for number, other in others.items() if other not in ("", pool_map.pool_id)
+    }
+
+
+async def _until_over(doors: Doors, stop: trio.Event) -> None:
+    """Until `stop`, an unmount, or the end of the last door. A guest's device that ends, which none should,
+    is that guest's loss: the mount and the other guests go on."""
+    served = dict(doors)
+    while not stop.is_set():
+        for name, door in list(served.items()):
+            if await trio.to_thread.run_sync(door.wait, 0.0):
+                del served[name]
+                if name == MOUNT_DOOR or not served:
+                    log.info(
+                        "the door %s is served no longer: somebody has unmounted the pool, or see above", name
+                    )
+                    return
+                log.error(
+                    "the door %s is served no longer; the others are. Restart the agent to have it back", name
+                )
+        with trio.move_on_after(LOOK_SECONDS):
+            await stop.wait()

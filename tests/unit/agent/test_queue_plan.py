@@ -1,0 +1,50 @@
+"""Which I/O queue ids the threads of an agent have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config.configuration import Configuration, parse_configuration
+from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
+
+
+def configuration(**sections: Any) -> Configuration:
+    return parse_configuration(
+        {
+            "agent": {"mount": "/mnt/g35", "state": "/nonexistent", "key_file": "/nonexistent", "workers": 8},
+            "enclosures": [{"name": "one", "address": "127.0.0.1", "nqn": "nqn.2014-08.org.nvmexpress:one"}],
+            **sections,
+        },
+        "a test's",
+    )
+
+
+@given(
+    granted=st.integers(1, 8),
+    guests=st.integers(0, 3),
+    back=st.booleans(),
+    auto=st.booleans(),
+)
+def test_every_thread_has_an_id_of_its_own_also_where_few_workers_are_granted(
+    granted: int, guests: int, back: bool, auto: bool
+) -> None:
+    found = configuration(
+        virtiofs=[{"socket": f"/run/guest-{number}.sock"} for number in range(guests)],
+        policies=[{"volume": "v", "write": "back"}] if back else [],
+        pool={"membership": "auto" if auto else "manual"},
+    )
+    plan = QueuePlan.of(found, granted)
+    assert list(plan.workers) == list(range(1, granted + 1))
+    assert [len(each) for each in plan.guests] == [8] * guests, "a guest was told how many queues it has"
+    assert plan.total == granted + plan.extra
+    assert plan.extra == QueuePlan.of(found).extra == EXTRA_QUEUES + 8 * guests + back + auto
+    assert (plan.write_back is None, plan.members is None) == (not back, not auto)
+
+
+def test_an_id_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(AssertionError, match="not each there once"):
+        QueuePlan(range(1, 3), range(3, 5), 5, 6, None, None, 6, (), range(7, 7))
