@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from agent.bench.catalog import Entry
+from agent.bench.client_process import LineClient, speed
 from agent.bench.floors import AesProbe, FuseMemoryProbe, RawTcpProbe
-from agent.bench.peer_probes import PeerProbe
-from agent.bench.pool_probes import GetProbe, LatencyProbe, PutProbe, shape_for
+from agent.bench.pool_probes import GetProbe, LatencyProbe, PutProbe, puts_at_a_time, shape_for, values_got
 from agent.bench.prestage_probes import PrestagedProbe
 from agent.bench.redis_probes import RedisGetProbe, RedisPutProbe
-from agent.bench.roce_probes import RoceProbe
-from agent.bench.rounds import Probe
+from agent.bench.rounds import Probe, Sample
 from agent.bench.sites import Sites
 from agent.bench.virtiofs_probes import MOUNT, VIRTIOFS, CpuProbe, FileCpuProbe, VirtiofsProbe
+from agent.errors import G35Error
+
+SECONDS_MIN = 0.5
+"""Two processes and a connection are set up each time; less would measure little else."""
 
 
 def _peer(peer: str, verb: str) -> Callable[[Sites, Entry], Probe]:
@@ -69,3 +76,45 @@ PROBES: Mapping[str, Callable[[Sites, Entry], Probe]] = {
 
 def probe_for(entry: Entry, sites: Sites) -> Probe:
     return PROBES[entry.kind](sites, entry)
+
+
+class PeerProbe:
+    """`verb` is "get" or "put"; one value a call, so many calls in flight."""
+
+    def __init__(self, sites: Sites, peer: str, verb: str, value_bytes: int, in_flight: int) -> None:
+        self._sites, self._peer, self._verb = sites, peer, verb
+        self._bytes, self._in_flight = value_bytes, in_flight
+        self._client: LineClient
+
+    def prepare(self) -> None:
+        self._client = self._sites.peer(self._peer)
+        values, puts = values_got(self._bytes), puts_at_a_time(self._bytes)
+        self._client.ask("prepare", bytes=self._bytes, values=values, puts=puts)
+
+    def round(self, seconds: float) -> Sample:
+        return speed(self._client.ask(self._verb, seconds, bytes=self._bytes, in_flight=self._in_flight))
+
+
+class RoceProbe:
+    """One record of the emulator's benchmark, by its name."""
+
+    def __init__(self, name: str, unit: str) -> None:
+        self._name, self._unit = name, unit
+
+    def prepare(self) -> None:
+        """Nothing: the program starts what it needs, and compares contents, in every round."""
+
+    def round(self, seconds: float) -> Sample:
+        command = [sys.executable, "-P", "-m", "emulator.roce.bench"]
+        command += ["--seconds", str(max(seconds, SECONDS_MIN)), self._name]
+        began = time.perf_counter()
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        took = time.perf_counter() - began
+        try:
+            record = json.loads(ran.stdout)
+            value, unit = float(record["value"]), record["unit"]
+        except (ValueError, KeyError, TypeError):
+            raise G35Error(f"{self._name} was not measured: {ran.stderr.strip() or ran.stdout!r}") from None
+        if unit != self._unit:
+            raise G35Error(f"{self._name} came in {unit}, not in {self._unit}")
+        return Sample(value, 1, 0, took)

@@ -10,6 +10,8 @@ else, the directories are read anew, once, and the miss is final after that; an 
 then is remembered as disproven, so that a put of the key is not taken for a second one.
 """
 
+# One idea in one file: the state of one get, and the sources of its bytes.
+
 from __future__ import annotations
 
 import itertools
@@ -23,7 +25,6 @@ from agent.pool.format.slot import HEADER_BYTES, OpenSlot
 from agent.pool.read.hedging import race
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.replica_choice import DOUBTFUL, doubt, in_turn, the_other_served
-from agent.pool.read.source import Source
 from agent.pool.steps import Acquire, Lanes, Pending, Steps, Wait, has_come, wait_for, what_came
 from agent.pool.volume.directory_cache import CachedSet
 from agent.pool.volume.volume import Found, Volume
@@ -491,3 +492,30 @@ def remembered_length(volume: Volume, pseudonym: bytes, sets: tuple[CachedSet, .
     """The length that a directory hints at, for a stat that must not move the value."""
     found = volume.find(sets, pseudonym)
     return found[0].entry.length if found else None
+
+
+class Source:
+    """Where the sealed bytes of a range come from: a buffer, and the read that fills it, if any.
+
+    What was prestaged needs no read: `pending` is None.
+    """
+
+    __slots__ = ("data", "data_starts_at", "header", "header_pending", "pending", "with_room")
+
+    def __init__(
+        self,
+        header: memoryview | None,
+        data: memoryview,
+        pending: Pending | None,
+        header_pending: Pending | None = None,
+        data_starts_at: int = 0,
+        with_room: memoryview | None = None,
+    ) -> None:
+        self.header = header
+        self.data = data
+        self.pending = pending
+        self.header_pending = header_pending
+        self.data_starts_at = data_starts_at
+        """How many bytes of `pending` come before `data`: the header, where both are one read."""
+        self.with_room = with_room
+        """`data`, of one unit, and behind it the room that opening it by one call takes."""

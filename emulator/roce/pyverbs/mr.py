@@ -17,9 +17,17 @@ from emulator.roce.nic.verbs import Access, MwType, VerbsError
 from emulator.roce.pyverbs import mem_alloc
 from emulator.roce.pyverbs.base import PyverbsCM, forsake, give_back, listing, refusal
 from emulator.roce.pyverbs.enums_device import ibv_access_flags, ibv_mw_type, ibv_rereg_mr_flags
-from emulator.roce.pyverbs.own_memory import is_memory
 from emulator.roce.pyverbs.pd import PD, DomainUser
 from emulator.roce.pyverbs.pyverbs_error import PyverbsError, PyverbsRDMAError, PyverbsUserError
+
+_WRITES = (
+    ibv_access_flags.IBV_ACCESS_LOCAL_WRITE
+    | ibv_access_flags.IBV_ACCESS_REMOTE_WRITE
+    | ibv_access_flags.IBV_ACCESS_REMOTE_ATOMIC
+    | ibv_access_flags.IBV_ACCESS_MW_BIND
+)
+"""Of these access flags one is enough for a region to want memory that can be written (ib_access_writable).
+"""
 
 if TYPE_CHECKING:
     from emulator.roce.nic.memory import MemoryRegion, MemoryWindow
@@ -348,3 +356,20 @@ def mwtype2str(mw_type: int) -> str:
         return ibv_mw_type(mw_type).name
     except ValueError:
         return f"Unknown MW type ({mw_type})"
+
+
+def is_memory(address: int, length: int, access: int) -> bool:
+    """Whether all of it is mapped, to be read, and to be written where `access` lets anybody write."""
+    at, end = address, address + length
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, allowed, _ = line.split(maxsplit=2)
+            begin, behind = (int(word, 16) for word in span.split("-"))
+            if behind <= at:
+                continue
+            if begin > at or allowed[0] != "r" or (access & _WRITES and allowed[1] != "w"):
+                return False
+            at = behind
+            if at >= end:
+                return True
+    return False
