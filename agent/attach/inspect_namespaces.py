@@ -9,7 +9,7 @@ from agent.pool.map.kv_superblock import inspect_kv
 from agent.remote.channel import WorkerLanes
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
-from agent.remote.path_prober import START_SECONDS, Prover
+from agent.remote.path_prober import START_SECONDS, PathProber
 from nvmeof.transport.base import NamespaceInfo
 
 WITH_ALL = (
@@ -30,7 +30,7 @@ def look_round(fabric: Fabric, lanes: WorkerLanes) -> list[tuple[bytes, int, Ins
         for namespace in enclosure.namespaces:
             shown.setdefault(namespace.nguid, []).append((enclosure, namespace))
     fabric.adopt(list(shown))
-    Prover(fabric).turn(lanes, START_SECONDS)
+    PathProber(fabric).turn(lanes, START_SECONDS)
     seen, inspections = [], []
     for number, (nguid, claims) in enumerate(shown.items()):
         route = fabric.routes[number]

@@ -98,7 +98,7 @@ def opens(root: RootKey, pool_map: PoolMap, volume: MapVolume) -> bool:
     return True
 
 
-class SeenMaps:
+class MapHistory:
     """The notes of one agent. `state`: its folder. Raises ConfigError for a damaged file."""
 
     def __init__(self, state: Path) -> None:

@@ -11,7 +11,7 @@ from agent.pool.access import AnyVolume
 from agent.pool.kv.volume import KvVolume
 from agent.pool.map.document import PoolMap
 from agent.pool.volume.directory_cache import DirectoryCache
-from agent.pool.volume.partial_puts import BegunPuts
+from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def open_volumes(
     Raises ConfigError where the root key is not the pool's.
     """
     volumes: list[AnyVolume] = []
-    begun = BegunPuts()
+    begun = PartialPuts()
     for entry in pool_map.volumes:
         if pool_map.is_erased(entry):
             log.info("volume %s is not served: its tenant was erased", entry.name)

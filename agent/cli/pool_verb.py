@@ -12,7 +12,7 @@ import typer
 from rich.progress import Progress
 
 from agent.attach.inspect_namespaces import look_round, unreached
-from agent.attach.map_history import SeenMaps
+from agent.attach.map_history import MapHistory
 from agent.cli import pool_care, pool_members
 from agent.cli.pool_lanes import with_lanes
 from agent.cli.served_pools import refuse_served
@@ -67,7 +67,7 @@ def format_pool(
     if not configuration.volumes:
         raise UserError(f"{config} describes no volume", "add at least one [[volumes]] section")
     root = root_key_in(configuration.agent.key_file)
-    seen_maps = SeenMaps(configuration.agent.state)
+    seen_maps = MapHistory(configuration.agent.state)
 
     def work(fabric: Fabric, lanes: WorkerLanes) -> PoolMap:
         away = [enclosure for enclosure in fabric.enclosures if enclosure.session is None]

@@ -50,7 +50,7 @@ from agent.fs.value_writer import Judge, ValueWriter
 from agent.pool.access import AnyReading, ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused
-from agent.pool.prestage.readahead import INACTIVE, Continuer, Trail
+from agent.pool.prestage.readahead import INACTIVE, Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Lanes, Outcome, Steps
 from host_shim.control_wire import key_of_name
@@ -123,7 +123,7 @@ class KvFace(RefusesAll):
         prestage: PrestageCache | None = None,
         owner: tuple[int, int] = (0, 0),
         epoch: int = 0,
-        continuer: Continuer = INACTIVE,
+        continuer: Readahead = INACTIVE,
         judge: Judge = how_closed,
         bounds: Bounds | None = None,
     ) -> None:

@@ -84,7 +84,7 @@ class _Stopped(Exception):
     """The agent ends; what was begun is completed by whoever comes next."""
 
 
-class AutoMembership:
+class AutoJoin:
     """See the module's docstring. `turn` is for one thread, `snapshot` for any."""
 
     def __init__(

@@ -12,9 +12,9 @@ from typing import Any
 
 from agent.config.pool_section import PoolSection
 from agent.inline.root_keys import RootKey
-from agent.membership.auto_join import AutoMembership
+from agent.membership.auto_join import AutoJoin
 from agent.pool.access import AnyVolume
-from agent.pool.maintenance.rebalance import Mover
+from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.map.document import PoolMap
 from agent.pool.map.seal import MapSeal
 from agent.pool.steps import Lanes, Steps
@@ -22,7 +22,7 @@ from agent.pool.volume.volume import Volume
 from agent.remote.fabric import Fabric
 
 
-class Membership:
+class RebalanceStatus:
     """See the module's docstring."""
 
     def __init__(
@@ -41,10 +41,10 @@ class Membership:
         self._volumes = volumes
         self._fabric = fabric
         self._without_map = without_map
-        self._mover = Mover(volumes, section.rebalance)
-        self._auto: AutoMembership | None = None
+        self._mover = Rebalancer(volumes, section.rebalance)
+        self._auto: AutoJoin | None = None
         if section.membership == "auto":
-            self._auto = AutoMembership(section, fabric, root, in_force, lambda: self._mover.moves.left, seal)
+            self._auto = AutoJoin(section, fabric, root, in_force, lambda: self._mover.moves.left, seal)
 
     def start(self, queue_id: int) -> None:
         """Let newcomers in from now on, if that is the policy. Nobody else uses queues of this id."""

@@ -84,7 +84,7 @@ class _State:
         self.runs = left
 
 
-class Unflushed:
+class UnflushedWrites:
     """By NGUID; shared by all workers of an agent, and safe from any thread."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from agent.pool.steps import Steps
 from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.pending_request import LanePending
+from agent.remote.pending_request import PendingRequest
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class VerbLanes(WorkerLanes):
             raise Interrupted
         return super().run(steps)
 
-    def _wait(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
+    def _wait(self, pending: PendingRequest, deadline: float, at_least: int | None) -> bool:
         came = super()._wait(pending, deadline, at_least)
         if self._stopping.is_set():
             raise Interrupted

@@ -5,7 +5,7 @@ the supervisor's session stands, reads and writes on it, and while it waits for 
 for all. Buffers are the worker's own as well, page-aligned and as long as the longest operation needs.
 Only where the worker is idle another thread takes what has arrived at its queues (`look_for_answers`).
 
-Nothing here raises for the fabric's sake. What cannot be sent is a `LanePending` that has failed.
+Nothing here raises for the fabric's sake. What cannot be sent is a `PendingRequest` that has failed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from agent.pool.counters import Tally
 from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.steps import Acquire, Pending, Steps, Wait
 from agent.remote.block_commands import block_commands
-from agent.remote.connect_attempt import Connecting
+from agent.remote.connect_attempt import ConnectAttempt
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fabric import Fabric
 from agent.remote.fence import COMMAND_SECONDS
-from agent.remote.kv_channel import KvCommands, KvLanePending
-from agent.remote.outstanding import CLOCK_SLACK, NOT_ANSWERING, Asked
+from agent.remote.kv_channel import KvCommands, KvPendingRequest
+from agent.remote.outstanding import CLOCK_SLACK, NOT_ANSWERING, Outstanding
 from agent.remote.paths import Build, Request, in_order, left_by_its_path, path_failed
-from agent.remote.pending_request import LanePending
-from agent.remote.queue_slot import Lane
+from agent.remote.pending_request import PendingRequest
+from agent.remote.queue_slot import QueueSlot
 from nvmeof.errors import NvmeofError
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue, connect_io_queue
@@ -68,7 +68,7 @@ class WorkerLanes(KvCommands):
         self.tallies: dict[str, Tally] = {"": Tally()}
         self._fabric = fabric
         self._queue_id = queue_id
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, QueueSlot] = {}
         self._receive = payload_memory(BUFFER_BYTES)
         self._send = payload_memory(BUFFER_BYTES)
         self._warm_at = 0.0
@@ -78,13 +78,13 @@ class WorkerLanes(KvCommands):
 
     # -- Lanes ----------------------------------------------------------------------------------
 
-    def read(self, namespace: int, offset: int, into: memoryview) -> LanePending:
+    def read(self, namespace: int, offset: int, into: memoryview) -> PendingRequest:
         self.tallies[""].flash_bytes_read += len(into)
         return self._start(namespace, offset, len(into), into, ())
 
     def write(
         self, namespace: int, offset: int, parts: Sequence[Buffer], *, more: bool = False
-    ) -> LanePending:
+    ) -> PendingRequest:
         size = sum(map(len, parts))
         self.tallies[""].flash_bytes_written += size
         sessions = self._fabric.unflushed.sessions
@@ -93,14 +93,14 @@ class WorkerLanes(KvCommands):
             self._fabric.unflushed.wrote(self._fabric.nguids[namespace], pending, sessions)
         return pending
 
-    def flush(self, namespace: int) -> LanePending:
+    def flush(self, namespace: int) -> PendingRequest:
         return self._start(namespace, 0, 0, None, ())
 
     def unflushed(self, namespace: int) -> int | None:
         return self._fabric.unflushed.mark(self._fabric.nguids[namespace])
 
     def flushed(self, namespace: int, mark: int, flush: Pending) -> None:
-        assert isinstance(flush, LanePending)
+        assert isinstance(flush, PendingRequest)
         self._fabric.unflushed.flushed(self._fabric.nguids[namespace], mark, flush.began)
 
     def written(self) -> int:
@@ -113,7 +113,7 @@ class WorkerLanes(KvCommands):
         return self._fabric.unflushed.doubtful(self._fabric.nguids[namespace])
 
     def abandon(self, pending: Pending) -> None:
-        assert isinstance(pending, LanePending)
+        assert isinstance(pending, PendingRequest)
         if not pending.done and pending.asked is not None:
             pending.asked.given_up(time.monotonic())
         self._settle(pending)
@@ -151,31 +151,31 @@ class WorkerLanes(KvCommands):
         into: memoryview | None,
         parts: Sequence[Buffer],
         more: bool = False,
-    ) -> LanePending:
+    ) -> PendingRequest:
         def build(route: Route, queue: HostQueue, base: int) -> Sequence[Command]:
             left = into[base:] if into is not None else None
             return block_commands(
                 route.nsid, route.lba_bytes, offset + base, size - base, left, parts, queue.max_transfer
             )
 
-        pending = LanePending(None, (), None)
+        pending = PendingRequest(None, (), None)
         self._begin(pending, namespace, offset, size, build, is_read=not parts, more=more)
         return pending
 
-    def start_kv(self, namespace: int, build: Callable[[int], Command], key: bytes = b"") -> KvLanePending:
+    def start_kv(self, namespace: int, build: Callable[[int], Command], key: bytes = b"") -> KvPendingRequest:
         """Send a command on a key; `build` makes it for a namespace id. `key`: the one that it changes."""
 
         def built(route: Route, queue: HostQueue, base: int) -> Sequence[Command]:
             return (build(route.nsid),)
 
-        pending = KvLanePending(None, (), None)
+        pending = KvPendingRequest(None, (), None)
         at = int.from_bytes(key, "little")
         self._begin(pending, namespace, at, 1, built, is_read=not key, more=False, of_keys=True)
         return pending
 
     def _begin(
         self,
-        pending: LanePending,
+        pending: PendingRequest,
         namespace: int,
         at: int,
         size: int,
@@ -210,7 +210,7 @@ class WorkerLanes(KvCommands):
     def _send_by(
         self,
         ways: Sequence[Route],
-        pending: LanePending,
+        pending: PendingRequest,
         namespace: int,
         build: Build,
         now: float,
@@ -239,7 +239,7 @@ class WorkerLanes(KvCommands):
             built = build(way, queue, base)
             failed = self._submit(way, queue, built, more)
             if failed is None:
-                asked = Asked(self._fabric.health[namespace], now, is_read=built[0].data_in is not None)
+                asked = Outstanding(self._fabric.health[namespace], now, is_read=built[0].data_in is not None)
                 pending.goes_on(queue, built, asked, base, self._lanes[id(way.enclosure)].began)
                 return True
             why = failed
@@ -300,7 +300,7 @@ class WorkerLanes(KvCommands):
         lane = self._lanes.get(id(enclosure))
         if lane is None:
             # As many lanes as enclosures in the configuration, which is bounded.
-            lane = self._lanes[id(enclosure)] = Lane()
+            lane = self._lanes[id(enclosure)] = QueueSlot()
         queue = lane.queue
         if (
             queue is not None
@@ -329,7 +329,7 @@ class WorkerLanes(KvCommands):
         lane.waited_for = lane.waited_for or patience > 0
         return None
 
-    def _begin_to_connect(self, lane: Lane, enclosure: Enclosure, now: float) -> bool:
+    def _begin_to_connect(self, lane: QueueSlot, enclosure: Enclosure, now: float) -> bool:
         session, epoch, began = enclosure.session, enclosure.epoch, enclosure.began
         queue, lane.queue = lane.queue, None
         connect: Callable[[], HostQueue]
@@ -345,10 +345,10 @@ class WorkerLanes(KvCommands):
             depth = min(QUEUE_DEPTH, session.max_queue_entries)
             connect = partial(connect_io_queue, session, self._queue_id, depth, CONNECT_SECONDS)
         lane.epoch, lane.began, lane.waited_for = epoch, began, False
-        lane.connecting = Connecting(connect, f"{enclosure.name}-{self._queue_id}")
+        lane.connecting = ConnectAttempt(connect, f"{enclosure.name}-{self._queue_id}")
         return True
 
-    def _connected(self, lane: Lane, enclosure: Enclosure) -> HostQueue | None:
+    def _connected(self, lane: QueueSlot, enclosure: Enclosure) -> HostQueue | None:
         """The try is over."""
         assert lane.connecting is not None
         queue, lane.connecting = lane.connecting.queue, None
@@ -402,12 +402,12 @@ class WorkerLanes(KvCommands):
                     answer = wanted.lock.acquire(timeout=timeout)
                 else:
                     pending = wanted.pending
-                    assert isinstance(pending, LanePending)
+                    assert isinstance(pending, PendingRequest)
                     answer = self._wait(pending, wanted.deadline, wanted.at_least)
         finally:
             self._in_use.release()
 
-    def _wait(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
+    def _wait(self, pending: PendingRequest, deadline: float, at_least: int | None) -> bool:
         """Wait for a request, by as many paths as it takes; see agent/remote/paths.py."""
         if self._look_asked:
             self._take_answers()
@@ -434,7 +434,7 @@ class WorkerLanes(KvCommands):
         return came
 
     def _elsewhere(
-        self, pending: LanePending, request: Request, ways: Sequence[Route], deadline: float
+        self, pending: PendingRequest, request: Request, ways: Sequence[Route], deadline: float
     ) -> bool:
         """Send it again by another path, if that does no harm and there is one."""
         now = time.monotonic()
@@ -458,13 +458,13 @@ class WorkerLanes(KvCommands):
         pending.fail("no other path takes it")
         return False
 
-    def _settle(self, pending: LanePending) -> None:
+    def _settle(self, pending: PendingRequest) -> None:
         """It goes by no other path any more."""
         request, pending.request = pending.request, None
         if request is not None:
             request.over(pending.commands, self._fabric.fence, time.monotonic(), self)
 
-    def _wait_here(self, pending: LanePending, deadline: float, at_least: int | None) -> bool:
+    def _wait_here(self, pending: PendingRequest, deadline: float, at_least: int | None) -> bool:
         queue, asked = pending.queue, pending.asked
         if queue is None:
             return True

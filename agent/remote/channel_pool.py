@@ -11,7 +11,7 @@ from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
 
 
-class LanesPool:
+class ChannelPool:
     """All lanes of this process, one for each queue id, and closed together."""
 
     def __init__(self, fabric: Fabric) -> None:

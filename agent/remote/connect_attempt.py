@@ -19,7 +19,7 @@ from nvmeof.transport import HostQueue
 log = logging.getLogger(__name__)
 
 
-class Connecting:
+class ConnectAttempt:
     """`connect` runs on a thread; it returns a queue, or raises `NvmeofError` or OSError.
 
     The queue belongs to whoever made this, from the moment that `wait` returned True.

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from agent.pool.flush_tracking import Unflushed
+from agent.pool.flush_tracking import UnflushedWrites
 from agent.remote.enclosure import Enclosure, Route
 from agent.remote.fence import Fence
 from agent.remote.health import Health
-from agent.remote.namespace_owner import Holders
-from agent.remote.outlier_detection import Change, Suspicion, Verdict
-from agent.remote.verified_paths import ProvenPaths, Unproven
+from agent.remote.namespace_owner import NamespaceOwners
+from agent.remote.outlier_detection import Change, OutlierDetection, Verdict
+from agent.remote.verified_paths import Unproven, VerifiedPaths
 
 Ways: TypeAlias = tuple[tuple[Route, ...], ...]
 Routes: TypeAlias = tuple[Route | None, ...]
@@ -40,9 +40,9 @@ class Fabric:
     ways: Ways = ()
     """All that serve it, the best first; as many as there are paths to its enclosure."""
     fence: Fence = field(default_factory=Fence)
-    unflushed: Unflushed = field(default_factory=Unflushed)
+    unflushed: UnflushedWrites = field(default_factory=UnflushedWrites)
     health: tuple[Health, ...] = ()
-    suspicion: Suspicion = field(default_factory=lambda: Suspicion(()))
+    suspicion: OutlierDetection = field(default_factory=lambda: OutlierDetection(()))
     _publishing: threading.RLock = field(default_factory=threading.RLock, repr=False)
     strays: dict[str, str] = field(default_factory=dict)
     """Namespaces that an enclosure has and the map does not: NGUID as hex, enclosure."""
@@ -52,14 +52,14 @@ class Fabric:
     """Namespaces of the map that carry another pool now, by NGUID, and its id: nothing is written there."""
     own_pool: str = ""
     """The id of the pool that this machine has served last, if it has; see `agent/attach/connect.py`."""
-    _holders: Holders = field(default_factory=Holders, repr=False)
-    _paths: ProvenPaths = field(default_factory=ProvenPaths, repr=False)
+    _holders: NamespaceOwners = field(default_factory=NamespaceOwners, repr=False)
+    _paths: VerifiedPaths = field(default_factory=VerifiedPaths, repr=False)
 
     def adopt(self, nguids: Sequence[bytes]) -> None:
         """Follow a pool map: `nguids` in its order."""
         self.nguids = tuple(nguids)
         self.health = tuple(Health() for _ in nguids)
-        self.suspicion = Suspicion(self.health)
+        self.suspicion = OutlierDetection(self.health)
         self.refresh()
 
     def grow(self, nguids: Sequence[bytes]) -> None:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
 from agent.remote.fabric import Fabric
-from agent.remote.pending_request import LanePending
+from agent.remote.pending_request import PendingRequest
 from nvmeof.host import kv_commands
 from nvmeof.host.command import Command
 from nvmeof.wire.kv import StoreOption
@@ -31,7 +31,7 @@ _ANSWERS: Final = frozenset({Status.KEY_NOT_FOUND, Status.KEY_EXISTS, Status.CAP
 """And those that say nothing against it."""
 
 
-class KvLanePending(LanePending):
+class KvPendingRequest(PendingRequest):
     """One command on a key: agent.pool.kv.commands.KvPending."""
 
     __slots__ = ()
@@ -73,7 +73,7 @@ class _Starter(Protocol):
 
     def start_kv(
         self, namespace: int, build: Callable[[int], Command], key: bytes = b""
-    ) -> KvLanePending: ...
+    ) -> KvPendingRequest: ...
 
 
 class KvCommands:
@@ -81,22 +81,22 @@ class KvCommands:
 
     def kv_store(
         self: _Starter, namespace: int, key: bytes, parts: Sequence[Buffer], *, only_new: bool = False
-    ) -> KvLanePending:
+    ) -> KvPendingRequest:
         option = StoreOption.ONLY_IF_ABSENT if only_new else StoreOption.NONE
         self.tallies[""].flash_bytes_written += sum(map(len, parts))
         return self.start_kv(namespace, lambda nsid: kv_commands.store(nsid, key, parts, options=option), key)
 
-    def kv_retrieve(self: _Starter, namespace: int, key: bytes, into: memoryview) -> KvLanePending:
+    def kv_retrieve(self: _Starter, namespace: int, key: bytes, into: memoryview) -> KvPendingRequest:
         self.tallies[""].flash_bytes_read += len(into)
         return self.start_kv(namespace, lambda nsid: kv_commands.retrieve(nsid, key, into))
 
-    def kv_delete(self: _Starter, namespace: int, key: bytes) -> KvLanePending:
+    def kv_delete(self: _Starter, namespace: int, key: bytes) -> KvPendingRequest:
         return self.start_kv(namespace, lambda nsid: kv_commands.delete(nsid, key), key)
 
-    def kv_exists(self: _Starter, namespace: int, key: bytes) -> KvLanePending:
+    def kv_exists(self: _Starter, namespace: int, key: bytes) -> KvPendingRequest:
         return self.start_kv(namespace, lambda nsid: kv_commands.exist(nsid, key))
 
-    def kv_list(self: _Starter, namespace: int, first: bytes, into: memoryview) -> KvLanePending:
+    def kv_list(self: _Starter, namespace: int, first: bytes, into: memoryview) -> KvPendingRequest:
         return self.start_kv(namespace, lambda nsid: kv_commands.list_keys(nsid, first, into))
 
     def kv_used_bytes(self: _Starter, namespace: int) -> int:

@@ -26,7 +26,7 @@ Claims: TypeAlias = Mapping[str, Sequence["Route"]]
 """By subsystem, the ways by which it shows one namespace."""
 
 
-class Holders:
+class NamespaceOwners:
     """The subsystem of each namespace. See the module's docstring."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 An enclosure that is gone says so by itself. One that is stopped, slow, or fails one command in a hundred
 keeps its connection and drags everybody down who asks it. So somebody looks at all namespaces beside each
-other, a few times a second (`Suspicion.look`), and gives each a verdict:
+other, a few times a second (`OutlierDetection.look`), and gives each a verdict:
 
     TRUSTED ──bad twice, or paused──► SUSPECT ──good for `hold`──► PROBATION ──good for a while──► TRUSTED
                                          ▲                            │
@@ -197,7 +197,7 @@ class _Shelf(_Record):
         self.worst_late = self.worst_late_of = self.worst_errors = self.worst_errors_of = 0.0
 
 
-class Suspicion:
+class OutlierDetection:
     """Looks at the `Health` of every namespace of a pool map, in its order. One thread looks."""
 
     def __init__(self, health: Sequence[Health]) -> None:

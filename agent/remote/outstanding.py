@@ -18,7 +18,7 @@ CLOCK_SLACK: Final = 0.001
 """A wait may end this much before its deadline, by the rounding of a poll."""
 
 
-class Asked:
+class Outstanding:
     """A request under way, and the `Health` that hears of its answer: once, or not at all."""
 
     __slots__ = ("_health", "_is_read", "_judged", "_since", "_until")

@@ -54,7 +54,7 @@ STOP_SECONDS = 5.0
 PROOF_MAGIC = b"g35path1"
 
 
-class Prover:
+class PathProber:
     """Looks into what a fabric has unproven. One thread."""
 
     def __init__(self, fabric: Fabric) -> None:
@@ -95,12 +95,12 @@ class Prover:
                 self._fabric.found(each, is_one)
 
 
-class ProvingThread:
+class PathProberThread:
     """Proves what an agent that serves has unproven, until it is stopped."""
 
     def __init__(self, fabric: Fabric, take_lanes: Callable[[], WorkerLanes]) -> None:
         """`take_lanes` gives the thread its lanes, which nobody else uses."""
-        self._prover = Prover(fabric)
+        self._prover = PathProber(fabric)
         self._take_lanes = take_lanes
         self._thread = OwnThread(
             "prover", STOP_SECONDS, "the prover of paths, which still waits for an answer,"

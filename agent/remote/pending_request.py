@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.remote.outstanding import Asked
+from agent.remote.outstanding import Outstanding
 from agent.remote.paths import Request, left_by_its_path
 from nvmeof.host.command import Command
 from nvmeof.transport import HostQueue
 
 
-class LanePending:
+class PendingRequest:
     """One read or write: a command, or several where the controller's MDTS is short."""
 
     __slots__ = ("_commands", "_fault", "asked", "base", "began", "queue", "request")
@@ -19,7 +19,7 @@ class LanePending:
         self,
         queue: HostQueue | None,
         commands_sent: Sequence[Command],
-        asked: Asked | None,
+        asked: Outstanding | None,
         fault: str | None = None,
     ) -> None:
         self.queue = queue
@@ -35,7 +35,7 @@ class LanePending:
         """Bytes that came by an earlier path; the commands are about those behind them."""
 
     def goes_on(
-        self, queue: HostQueue, commands_sent: Sequence[Command], asked: Asked, base: int, began: int
+        self, queue: HostQueue, commands_sent: Sequence[Command], asked: Outstanding, base: int, began: int
     ) -> None:
         """It was sent, or again by another path, without the `base` bytes at its beginning."""
         self.queue, self._commands, self.asked, self.base = queue, commands_sent, asked, base

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.remote.connect_attempt import Connecting
+from agent.remote.connect_attempt import ConnectAttempt
 from nvmeof.transport import HostQueue
 
 SILENT_SECONDS: Final = 2.0
@@ -13,14 +13,14 @@ SILENT_SECONDS: Final = 2.0
 that lost bytes never finds its step again. Its enclosure is as it was, and so are the other queues there."""
 
 
-class Lane:
+class QueueSlot:
     """One queue to one enclosure, or the try to connect it, and when to try again."""
 
     __slots__ = ("began", "connecting", "epoch", "next_try", "queue", "waited_for")
 
     def __init__(self) -> None:
         self.queue: HostQueue | None = None
-        self.connecting: Connecting | None = None
+        self.connecting: ConnectAttempt | None = None
         self.epoch = -1
         self.began = 0
         """The number of its session (agent/pool/flush_tracking.py)."""

@@ -53,7 +53,7 @@ class _Namespace:
     """Whether such a one was shown to be one of two."""
 
 
-class ProvenPaths:
+class VerifiedPaths:
     """See the module's docstring."""
 
     def __init__(self) -> None:

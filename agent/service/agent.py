@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from agent.attach.map_history import SeenMaps, opens
+from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import MapWatch
 from agent.attach.open_volumes import open_volumes
 from agent.bounds import Bounds
@@ -36,22 +36,22 @@ from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.host_os.duties import Duties
 from agent.inline.root_keys import RootKey
-from agent.membership.rebalance_status import Membership
+from agent.membership.rebalance_status import RebalanceStatus
 from agent.pool.map.document import PoolMap
 from agent.pool.map.seal import MapSeal
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import Volume
 from agent.remote.channel import current_lanes
-from agent.remote.channel_pool import LanesPool
+from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
-from agent.remote.path_prober import ProvingThread
+from agent.remote.path_prober import PathProberThread
 from agent.s3.door import S3Door
 from agent.service.queue_plan import QueuePlan
-from agent.service.repair import Keeping
-from agent.service.volume_policies import Serving
+from agent.service.repair import Repair
+from agent.service.volume_policies import VolumePolicies
 from agent.service.watched_memory import watch_blocks, watch_memory
 from agent.telemetry import snapshot
-from agent.tenancy.limits import TenantUpkeep
+from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Audience, Members
 
 Doors = list[tuple[str, Door]]
@@ -74,7 +74,7 @@ class Agent:
         root: RootKey,
         seal: MapSeal,
         fabric: Fabric,
-        lanes: LanesPool,
+        lanes: ChannelPool,
         queues: QueuePlan,
     ) -> None:
         self.configuration = configuration
@@ -83,18 +83,18 @@ class Agent:
         self.lanes = lanes
         self.bounds = Bounds({0, os.geteuid()})
         self.directories = DirectoryCache(settings.directory_cache)
-        self.seen, self._seal = SeenMaps(settings.state), seal
+        self.seen, self._seal = MapHistory(settings.state), seal
         self.seen.refuse(pool_map)
         pool_map = self.seen.believed(pool_map)
         self.volumes = open_volumes(pool_map, root, configuration, self.directories)
         self._note(pool_map, is_on_most=False)
         self.members = Members.of(pool_map)
-        self.serving = Serving(configuration, self.volumes, self.lanes.take, queues)
+        self.serving = VolumePolicies(configuration, self.volumes, self.lanes.take, queues)
         self.served = self.serving.served
         self.prestage, self.continuer = self.serving.prestage, self.serving.continuer
         self.start_prestage = self.serving.start_prestage
         self.registered = RegisteredMemory(settings.registered_memory)
-        self.tenants = TenantUpkeep(pool_map, self.volumes, settings.workers, root, settings.state)
+        self.tenants = TenantLimits(pool_map, self.volumes, settings.workers, root, settings.state)
         self.tenants.rotation.unnamed = self._unnamed
         distrust = functools.partial(self.seen.distrusted, self.volumes, root)
         self.watch = MapWatch(
@@ -109,7 +109,7 @@ class Agent:
             functools.partial(opens, root),
             seal,
         )
-        self.membership = Membership(
+        self.membership = RebalanceStatus(
             configuration.pool,
             self.volumes,
             fabric,
@@ -134,7 +134,7 @@ class Agent:
         )
         self.sources.tenants, self.sources.keys = self.tenants.snapshot, self.tenants.rotation.snapshot
         self.sources.registered = self.registered.mapped_bytes
-        self.keeping = Keeping(
+        self.keeping = Repair(
             configuration.scrub,
             self.volumes,
             lambda: lanes.take(queues.repair),
@@ -159,10 +159,10 @@ class Agent:
         self.doors: Doors = []
         self._stopping = threading.Event()
         self._upkeep: threading.Thread | None = None
-        self._proving: ProvingThread | None = None
+        self._proving: PathProberThread | None = None
         prober = queues.path_prober
         if prober is not None:
-            self._proving = ProvingThread(fabric, lambda: lanes.take(prober))
+            self._proving = PathProberThread(fabric, lambda: lanes.take(prober))
 
     def snapshot(self) -> dict[str, Any]:
         return snapshot.take(self.sources)

@@ -27,7 +27,7 @@ from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
 from agent.fs.virtiofs.guest_view import HANDLES, HANDLES_MAX, NODES, NODES_MAX
 from agent.pool.access import ServedVolume
-from agent.pool.prestage.readahead import Continuer
+from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Runner, settle
 from agent.remote.channel import WorkerLanes, current_lanes
@@ -43,7 +43,7 @@ class Pool(Protocol):
 
     files: FilesFace | None
     prestage: PrestageCache
-    continuer: Continuer
+    continuer: Readahead
     sources: snapshot.Sources
     members: Members
     bounds: Bounds

@@ -30,7 +30,7 @@ COPY_SECONDS = 0.002
 STOP_SECONDS = 10.0
 
 
-class Keeping:
+class Repair:
     """Made once for an agent. `take_lanes` gives the keeper its lanes, which nobody else uses."""
 
     def __init__(

@@ -26,7 +26,7 @@ from agent.pool.map.document import PoolMap
 from agent.pool.map.inspect import newest_map
 from agent.pool.map.seal import MapSeal
 from agent.remote.channel import WorkerLanes
-from agent.remote.channel_pool import LanesPool
+from agent.remote.channel_pool import ChannelPool
 from agent.remote.fabric import Fabric
 from agent.service.agent import MOUNT_DOOR, Agent, Doors
 from agent.service.doors import make_doors
@@ -53,7 +53,7 @@ async def serve(configuration: Configuration, ready: Callable[[], None], stop: t
         supervisor.queues_in_use = queues.total
         settings = configuration.agent.model_copy(update={"workers": workers})
         configuration = configuration.model_copy(update={"agent": settings})
-        lanes = LanesPool(fabric)
+        lanes = ChannelPool(fabric)
         cleanup.callback(lanes.close)
         seal = map_seal(root, settings.state)
         pool_map, others = await trio.to_thread.run_sync(_find_pool, fabric, lanes.take(1), seal)

@@ -16,8 +16,8 @@ from agent.config.policy_sections import PolicySection
 from agent.errors import ConfigError
 from agent.pool.access import AnyVolume, ServedVolume
 from agent.pool.kv.volume import KvVolume
-from agent.pool.prestage.prefetcher import Prestager
-from agent.pool.prestage.readahead import Continuer
+from agent.pool.prestage.prefetcher import Prefetcher
+from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.read.recompute_gate import RecomputeGate
 from agent.pool.write.admission import SEEN_MAX, SecondUse
@@ -29,7 +29,7 @@ from host_shim.control_wire import Outcome
 log = logging.getLogger(__name__)
 
 
-class Serving:
+class VolumePolicies:
     """Prestaging and policies. `take_lanes` gives lanes that drive steps, by queue id."""
 
     def __init__(
@@ -54,8 +54,8 @@ class Serving:
             made = take_lanes(queues.prestage[number])
             return made, made
 
-        self.prestager = Prestager(self.prestage, lanes_of, guess_rate=prestage.learn_rate)
-        self.continuer = Continuer(
+        self.prestager = Prefetcher(self.prestage, lanes_of, guess_rate=prestage.learn_rate)
+        self.continuer = Readahead(
             self.prestager.guess, depth=prestage.depth, active=prestage.learn and prestage.memory > 0
         )
 

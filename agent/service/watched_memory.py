@@ -16,8 +16,8 @@ from agent.pool.access import AnyVolume, ServedVolume
 from agent.pool.format.header_cache import KEPT_MAX
 from agent.pool.kv.volume import REMEMBERED_KEYS, KvVolume
 from agent.pool.prestage.predictor import ENTRIES_MAX
-from agent.pool.prestage.prefetcher import GUESSES_MAX, WAITING_MAX, Prestager
-from agent.pool.prestage.readahead import Continuer
+from agent.pool.prestage.prefetcher import GUESSES_MAX, WAITING_MAX, Prefetcher
+from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.in_doubt_writes import KEYS_MAX
@@ -123,8 +123,8 @@ def watch_memory(
     served: Sequence[ServedVolume],
     directories: DirectoryCache,
     prestage: PrestageCache,
-    prestager: Prestager,
-    continuer: Continuer,
+    prestager: Prefetcher,
+    continuer: Readahead,
     registered: RegisteredMemory,
     registered_max: int,
     fence: Fence,

@@ -31,7 +31,7 @@ from agent.pool.maintenance.orphans import Unnamed, clear_leftovers
 from agent.pool.maintenance.rekey import ResealCounts, reseal_set
 from agent.pool.map.document import MapVolume, PoolMap
 from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.key_transition import MAP_AGE_SECONDS, SETTLE_SECONDS, KeyTurn
+from agent.pool.volume.key_transition import MAP_AGE_SECONDS, SETTLE_SECONDS, KeyTransition
 from agent.pool.volume.volume import Volume
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class KeyRotation:
             volume.codec, keys.is_resealing = newer, True
         else:
             volume.codec, keys.waits = self._codec(volume, earlier, entry.key_epoch - 1, newer), True
-        volume.turn = KeyTurn(newer, seals_at)
+        volume.turn = KeyTransition(newer, seals_at)
 
     def _codec(self, volume: Volume, secret: SecretKey, epoch: int, *others: SlotCodec) -> SlotCodec:
         codec = volume.codec_of(secret, epoch, others)

@@ -46,7 +46,7 @@ def limits_of(tenant: MapTenant) -> Limits:
     return Limits(tenant.quota_slots, tenant.quota_bytes)
 
 
-class TenantUpkeep:
+class TenantLimits:
     """Quotas by tenant. `follow` and `look` are for one thread, `snapshot` for any."""
 
     def __init__(

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.attach.map_history import SeenMaps, map_seal, opens
+from agent.attach.map_history import MapHistory, map_seal, opens
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.membership.join import join, settle, unsettled
@@ -40,7 +40,7 @@ from agent.pool.map.tenant_changes import find_tenant, with_limits, with_tenant,
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.volume import Timing, Volume
-from agent.tenancy.limits import TenantUpkeep, limits_of
+from agent.tenancy.limits import TenantLimits, limits_of
 from tests.support.forgeries import ROOT, forgery
 from tests.support.memory_pool import nguid_of
 from tests.support.two_faced_flash import TwoFacedLanes, TwoFacedNamespace
@@ -87,7 +87,7 @@ class AgentOfPool:
         self.viewer, self.state, self.lanes = viewer, state, viewer.lanes
         self.seal = map_seal(ROOT, state)
         pool_map = newest_map(viewer.look_round(), self.seal)
-        self.seen = SeenMaps(state)
+        self.seen = MapHistory(state)
         self.seen.refuse(pool_map)
         pool_map = self.seen.believed(pool_map)
         cache = DirectoryCache(16 << 20)
@@ -101,7 +101,7 @@ class AgentOfPool:
                     else Volume(settings, secret, cache, Timing())
                 )
         self.note(pool_map, is_on_most=False)
-        self.tenants = TenantUpkeep(pool_map, self.volumes, 2, ROOT, state)
+        self.tenants = TenantLimits(pool_map, self.volumes, 2, ROOT, state)
         self.watch = MapWatch(
             pool_map,
             self.volumes,

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from agent.inline.scatter import Buffer
 from agent.pool.counters import Tally
-from agent.pool.flush_tracking import Unflushed
+from agent.pool.flush_tracking import UnflushedWrites
 from agent.pool.steps import Acquire, Pending, Steps
 
 T = TypeVar("T")
 
-UNFLUSHED = Unflushed()
+UNFLUSHED = UnflushedWrites()
 """Of all namespaces of a test process, whichever lanes lead there."""
 _NGUIDS = itertools.count(1)
 

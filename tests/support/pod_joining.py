@@ -6,7 +6,7 @@ from collections.abc import Generator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agent.pool.maintenance.rebalance import Mover
+from agent.pool.maintenance.rebalance import Rebalancer
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
@@ -48,7 +48,7 @@ def moving(pod: PodSimulation, agent: PodAgent) -> Generator[Any, bool, Any]:
     lanes = SimLanes(pod.scheduler, pod.flash.drives, f"a{agent.number}.{agent.lives}.move", agent.health)
     agent.lanes.append(lanes)
     pod.tallies.append(lanes.tallies)
-    mover = Mover(agent.volumes, RATE, follow_seconds=FOLLOW_SECONDS, grace_seconds=GRACE_SECONDS)
+    mover = Rebalancer(agent.volumes, RATE, follow_seconds=FOLLOW_SECONDS, grace_seconds=GRACE_SECONDS)
     since = pod.scheduler.now
     while not pod.over:
         yield Sleep(pod.scheduler.now + 0.05)

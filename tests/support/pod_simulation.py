@@ -42,7 +42,7 @@ from agent.pool.volume.volume import Volume
 from agent.pool.write.delete_and_pin import delete
 from agent.pool.write.put import Writing
 from agent.remote.health import Health
-from agent.remote.outlier_detection import LOOK_SECONDS, Suspicion, Verdict
+from agent.remote.outlier_detection import LOOK_SECONDS, OutlierDetection, Verdict
 from tests.support.memory_pool import fixed_secret, key_of
 from tests.support.pod_flash import MARK, VALUE_BYTES, Flash, PodMap, Wrong
 from tests.support.pod_joining import changed, forget_what_left, moving
@@ -89,7 +89,7 @@ class PodAgent:
     map: PodMap
     volumes: list[Volume]
     health: list[Health]
-    suspicion: Suspicion
+    suspicion: OutlierDetection
     workers: int = 0
     lanes: list[SimLanes] = field(default_factory=list)
     alive: bool = True
@@ -140,7 +140,7 @@ class PodSimulation:
             for volume in range(len(self.map.sets))
         ]
         health = [Health() for _ in self.flash.drives]
-        return PodAgent(number, lives, self.map, volumes, health, Suspicion(health))
+        return PodAgent(number, lives, self.map, volumes, health, OutlierDetection(health))
 
     def _start(self, agent: PodAgent) -> None:
         shape = self.shape

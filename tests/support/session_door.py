@@ -11,7 +11,7 @@ from agent.fs.control.face import CONTROL_ROOT, ControlFace, StartPrestage
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.interface import Caller, FsError
 from agent.pool.access import ServedVolume
-from agent.pool.prestage.readahead import INACTIVE, Continuer
+from agent.pool.prestage.readahead import INACTIVE, Readahead
 from agent.pool.steps import settle
 from host_shim.control_wire import Outcome
 from tests.support.memory_pool import PoolAgent
@@ -29,7 +29,7 @@ class SessionDoor:
     def __init__(
         self,
         agent: PoolAgent,
-        continuer: Continuer = INACTIVE,
+        continuer: Readahead = INACTIVE,
         start_prestage: StartPrestage = refuse_prestage,
         memory: RegisteredMemory | None = None,
     ) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from agent.inline.scatter import Buffer
 from agent.pool.steps import Pending
 from agent.remote.health import Health
-from agent.remote.outstanding import NOT_ANSWERING, Asked
+from agent.remote.outstanding import NOT_ANSWERING, Outstanding
 from tests.support.memory_lanes import MemoryNamespace
 from tests.support.step_scheduler import StepScheduler
 from tests.support.timed_lanes import TimedLanes
@@ -59,7 +59,7 @@ class SimPending:
     __slots__ = ("abandoned", "asked", "done", "fault", "land", "received", "size", "unreachable")
 
     def __init__(self, size: int = -1) -> None:
-        self.asked: Asked | None = None
+        self.asked: Outstanding | None = None
         """What judges the namespace by the answer, as in the agent."""
         self.size = size
         """Bytes to receive; -1 where it is no read."""
@@ -196,7 +196,7 @@ class SimLanes(TimedLanes):
                 pending.land("not")
             return
         if health is not None:
-            pending.asked = Asked(health, self.now(), is_read=pending.size >= 0)
+            pending.asked = Outstanding(health, self.now(), is_read=pending.size >= 0)
         self.in_flight = [each for each in self.in_flight if not each.done or each.abandoned][-256:]
         self.in_flight.append(pending)
         now = self._scheduler.now

@@ -40,7 +40,7 @@ from agent.fs.interface import (
 from agent.pool.access import AnyReading, ServedVolume
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import TIME_MAX
-from agent.pool.prestage.readahead import INACTIVE, Continuer
+from agent.pool.prestage.readahead import INACTIVE, Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Lanes, Steps
 from agent.pool.steps import Outcome as Settled
@@ -106,7 +106,7 @@ class ControlFace(RefusesAll):
         start_prestage: StartPrestage,
         prestage: PrestageCache | None = None,
         owner: tuple[int, int] = (0, 0),
-        continuer: Continuer = INACTIVE,
+        continuer: Readahead = INACTIVE,
         memory: RegisteredMemory | None = None,
         bounds: Bounds | None = None,
     ) -> None:

@@ -18,7 +18,7 @@ from agent.fs.interface import FsError
 from agent.fs.value_writer import errno_of
 from agent.pool.access import AnyReading, AnyWriting, ServedVolume
 from agent.pool.errors import BadPut, PutRefused
-from agent.pool.prestage.readahead import Continuer, Trail
+from agent.pool.prestage.readahead import Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Acquire, Lanes, Steps
 from host_shim.control_wire import Outcome
@@ -35,7 +35,7 @@ class Ahead:
     def __init__(self, key: bytes) -> None:
         self.key: bytes | None = key
 
-    def read(self, continuer: Continuer, volume: ServedVolume) -> None:
+    def read(self, continuer: Readahead, volume: ServedVolume) -> None:
         """One of the tickets is read: set out for what follows, the first time."""
         key, self.key = self.key, None
         if key is not None:
@@ -155,7 +155,7 @@ class ControlSession:
             tickets, self.tickets = list(self.tickets.values()), {}
             return tickets
 
-    def reading_at(self, number: int, prestage: PrestageCache | None, continuer: Continuer) -> AnyReading:
+    def reading_at(self, number: int, prestage: PrestageCache | None, continuer: Readahead) -> AnyReading:
         """What a ticket reads; the first read of a binding leads on. Raises FsError for none to read."""
         ticket = self._ticket(number, NOT_FOR_READING)
         reading = ticket.to_read(prestage)

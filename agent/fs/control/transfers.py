@@ -16,7 +16,7 @@ from agent.fs.control.session import ControlSession, Ticket
 from agent.fs.interface import FsError
 from agent.inline.scatter import Scatter, Target
 from agent.pool.access import AnyReading, ServedVolume
-from agent.pool.prestage.readahead import Continuer
+from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import Lanes, Steps
 from agent.pool.steps import Outcome as Settled
@@ -45,7 +45,7 @@ class Transfers:
         lanes: Callable[[], Lanes],
         volume_of: Callable[[str], ServedVolume],
         prestage: PrestageCache | None,
-        continuer: Continuer,
+        continuer: Readahead,
     ) -> None:
         self._memory = memory
         self._lanes = lanes

@@ -33,7 +33,7 @@ class _Kept(Generic[T]):
         self.proven = proven
 
 
-class ProvenHeaders(Generic[T]):
+class HeaderCache(Generic[T]):
     """What headers have proven, by the salt of their write. Safe from any thread: each step is atomic under
     the interpreter's lock, and a race costs a header's second proof."""
 

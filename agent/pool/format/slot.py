@@ -45,7 +45,7 @@ from agent.inline.suites import (
 )
 from agent.pool.counters import MissCause
 from agent.pool.format.directory import KEY_BYTES
-from agent.pool.format.header_cache import ProvenHeaders
+from agent.pool.format.header_cache import HeaderCache
 
 HEADER_BYTES: Final = 4096
 MAGIC: Final = b"g35slot1"
@@ -99,7 +99,7 @@ class SlotCodec:
         self._bound_to = hashlib.blake2b(tenant + volume, digest_size=32, person=b"g35 slot unit")
         self._tag_of = hashlib.blake2b(tenant + volume, digest_size=4, person=b"g35 entry")
         """What `bound` and `tag` begin with for every value of the volume."""
-        self.proven_headers: Final[ProvenHeaders[OpenSlot]] = ProvenHeaders()
+        self.proven_headers: Final[HeaderCache[OpenSlot]] = HeaderCache()
 
     def count_in(self, use: KeyUse) -> None:
         """Count there what is sealed from now on."""

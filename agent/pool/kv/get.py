@@ -18,7 +18,7 @@ from agent.pool.format.slot import HEADER_BYTES, OpenSlot
 from agent.pool.kv.commands import KvPending, kv_lanes
 from agent.pool.kv.volume import KvVolume, wait_for_key
 from agent.pool.steps import Acquire, Lanes, Steps
-from agent.pool.volume.unit_cache import KeptUnits
+from agent.pool.volume.unit_cache import UnitCache
 
 _numbers = itertools.count(1)
 _DAMAGED: Final = (MissCause.CORRUPT, MissCause.WRONG_KEY, MissCause.EVICTED)
@@ -38,7 +38,7 @@ class KvReading:
         self.cause: MissCause | None = None
         """Why it is a miss; None before the first read, and after a hit."""
         self._number = next(_numbers)
-        self._kept: KeptUnits = volume.kept_units
+        self._kept: UnitCache = volume.kept_units
         self._beginning = threading.Lock()
         self._counting = threading.Lock()
         self._hit = False

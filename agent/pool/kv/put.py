@@ -21,7 +21,7 @@ from agent.pool.kv.commands import KvPending, kv_lanes
 from agent.pool.kv.eviction import make_room
 from agent.pool.kv.volume import KvVolume, room_of, wait_for_key
 from agent.pool.steps import Lanes, Steps
-from agent.pool.volume.partial_puts import GIVEN_UP, TOO_MANY, BegunPut
+from agent.pool.volume.partial_puts import GIVEN_UP, TOO_MANY, PartialPut
 
 STORE_TRIES: Final = 4
 """With room made before each but the first; between the two others may take it."""
@@ -29,7 +29,7 @@ RANGES_MAX: Final = 256
 """Parts of a value that have come and do not touch. Each write looks at all of them."""
 
 
-class KvWriting(BegunPut):
+class KvWriting(PartialPut):
     """One value being written. `length` where it is known from the start, None where close decides."""
 
     def __init__(

@@ -26,13 +26,13 @@ from agent.pool.format.slot import HEADER_BYTES, SlotCodec
 from agent.pool.kv.commands import KvLanes, KvPending, kv_lanes
 from agent.pool.steps import Lanes, Steps, fault_cause, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
-from agent.pool.volume.in_doubt_writes import Unsettled
-from agent.pool.volume.key_locks import Turns
-from agent.pool.volume.partial_puts import BegunPuts
+from agent.pool.volume.in_doubt_writes import InDoubtWrites
+from agent.pool.volume.key_locks import KeyLocks
+from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.placement import Extent, Placement
 from agent.pool.volume.settings import Timing, VolumeSettings
 from agent.pool.volume.unit_buffers import UnitBuffers
-from agent.pool.volume.unit_cache import KeptUnits
+from agent.pool.volume.unit_cache import UnitCache
 from agent.pool.volume.volume import LOADS_IN_FLIGHT
 
 REMEMBERED_KEYS: Final = 1 << 16
@@ -109,15 +109,15 @@ class KvVolume:
         secret: SecretKey,
         timing: Timing,
         lba_bytes: int = 4096,
-        begun: BegunPuts | None = None,
+        begun: PartialPuts | None = None,
     ) -> None:
         """`begun`: as of `Volume`."""
         self.settings = settings
         self.timing = timing
-        self.turns = Turns()
-        self.begun = begun if begun is not None else BegunPuts()
+        self.turns = KeyLocks()
+        self.begun = begun if begun is not None else PartialPuts()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
-        self.kept_units = KeptUnits(self.unit_buffers)
+        self.kept_units = UnitCache(self.unit_buffers)
         self.bandwidth: Bandwidth | None = None
         """As of `Volume`."""
         self.erased = False
@@ -130,7 +130,7 @@ class KvVolume:
         """When this agent last stored or served a key (by pseudonym): microseconds since the epoch."""
         self.evicted = _Memory()
         self.disproven = _Memory()
-        self.unsettled = Unsettled()
+        self.unsettled = InDoubtWrites()
         """Keys whose value was no proof of itself: for a put they are not there."""
 
     def _use(self, secret: SecretKey) -> None:

@@ -67,7 +67,7 @@ class _Waiting(NamedTuple):
     """The number of the last write before it was copied."""
 
 
-class Mover:
+class Rebalancer:
     """See the module's docstring. `now` is of the lanes' clock; one thread uses it."""
 
     def __init__(

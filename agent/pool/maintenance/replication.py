@@ -3,8 +3,8 @@
 A key has two sets, in two namespaces. A put fills a slot of the one and is acknowledged; the other gets a
 copy of it, of the same generation, in a slot of its own that is sealed for its own place. `keep_two` makes
 the copy: out of what lies on flash and proves itself, so a copy is never worse than what it was made of.
-What puts owe waits in `OwedCopies`; what is not made, because too much is owed or an enclosure is away, is
-made by a scrub.
+What puts owe waits in `ReplicationBacklog`; what is not made, because too much is owed or an enclosure is
+away, is made by a scrub.
 
 That a copy does not bring back what was deleted: a delete holds the writers of both sets while it reads and
 clears both directories. A copy is named with the writer of its own set held, and only if the remembered

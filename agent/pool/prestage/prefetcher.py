@@ -119,7 +119,7 @@ class Allowance:
         return True
 
 
-class Prestager:
+class Prefetcher:
     """The threads and their queues. `make_lanes` is called once in each thread.
 
     `guess_rate`: bytes a second that are read for guesses; 0: as many as there is time for.

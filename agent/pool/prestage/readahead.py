@@ -30,7 +30,7 @@ class Trail:
     pseudonym: bytes = b""
 
 
-class Continuer:
+class Readahead:
     """What all faces share. `stage(volume, pseudonym)` puts a key behind what is to be read."""
 
     def __init__(
@@ -93,5 +93,5 @@ class Continuer:
                 max(tables, key=len).forget_oldest(beyond)
 
 
-INACTIVE = Continuer(lambda _volume, _pseudonym: None, active=False)
+INACTIVE = Readahead(lambda _volume, _pseudonym: None, active=False)
 """For a face without an agent around it."""

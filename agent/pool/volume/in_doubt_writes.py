@@ -20,7 +20,7 @@ KEYS_MAX: Final = 4096
 """Of one volume. With more, no key of it is deleted until the last of them is settled."""
 
 
-class Unsettled:
+class InDoubtWrites:
     """Keys of one volume, by pseudonym. Safe from any thread; `now` in the seconds of the lanes' clock."""
 
     def __init__(self) -> None:

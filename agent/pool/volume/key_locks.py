@@ -20,7 +20,7 @@ class _Turn:
         self.users = 0
 
 
-class Turns:
+class KeyLocks:
     """Turns by key; as many as threads at most. Safe from any thread."""
 
     def __init__(self) -> None:

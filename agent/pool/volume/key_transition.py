@@ -40,7 +40,7 @@ that cannot be told by a deadline, for a namespace does not answer, or has one."
 
 
 @dataclass(frozen=True, slots=True)
-class KeyTurn:
+class KeyTransition:
     """A rotation as one agent goes through it: the codec with the new key seals from `seals_at` on."""
 
     codec: SlotCodec

@@ -34,7 +34,7 @@ class HasPlace(Protocol):
     offset: int
 
 
-class Damage:
+class MediaErrors:
     """Strikes and reports of one volume. Safe from any thread; the oldest are dropped first."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ GIVEN_UP: Final = "no byte of it came for long, and its room was wanted"
 TOO_MANY: Final = "too many values are being written in pieces"
 
 
-class BegunPut:
+class PartialPut:
     """One put, as it waits. What it holds is its own to count: `held` bytes of BEGUN_BYTES."""
 
     _waits = False
@@ -42,10 +42,10 @@ class BegunPut:
     def abandon(self, lanes: Lanes) -> None:
         """Let go of slot and memory, of which there are none here; it goes on no more.
 
-        Called by whoever took it out of `BegunPuts`.
+        Called by whoever took it out of `PartialPuts`.
         """
 
-    def _wait_for_more(self, begun: BegunPuts, volume_id: bytes, held: int, lanes: Lanes) -> bool:
+    def _wait_for_more(self, begun: PartialPuts, volume_id: bytes, held: int, lanes: Lanes) -> bool:
         """From now on it may be given up. `held`: its bytes in memory. False: there is no room for them."""
         before, self.held = self.held, held
         if begun.add(self, volume_id, held - before, lanes):
@@ -54,7 +54,7 @@ class BegunPut:
         self.held = before
         return False
 
-    def _was_given_up(self, begun: BegunPuts, volume_id: bytes) -> bool:
+    def _was_given_up(self, begun: PartialPuts, volume_id: bytes) -> bool:
         """It does not wait any more. True: what it had is gone, or is just being let go by another thread."""
         if self._waits:
             self._waits = False
@@ -62,23 +62,23 @@ class BegunPut:
         return self._given_up
 
 
-class BegunPuts:
+class PartialPuts:
     """The puts that wait, those first that have waited longest. Safe from any thread."""
 
     def __init__(self, bytes_max: int = BEGUN_BYTES) -> None:
         self.bytes_max = bytes_max
         self.bytes_held = 0
         """Of those that wait, and of those that waited and are getting their next piece."""
-        self._of_volume: dict[bytes, OrderedDict[BegunPut, float]] = {}
+        self._of_volume: dict[bytes, OrderedDict[PartialPut, float]] = {}
         """By volume, and since when each waits."""
-        self._holding: OrderedDict[BegunPut, bytes] = OrderedDict()
+        self._holding: OrderedDict[PartialPut, bytes] = OrderedDict()
         """Those of all volumes that hold memory, and their volume."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return sum(len(line) for line in self._of_volume.values())
 
-    def add(self, put: BegunPut, volume_id: bytes, more: int, lanes: Lanes) -> bool:
+    def add(self, put: PartialPut, volume_id: bytes, more: int, lanes: Lanes) -> bool:
         """It waits from now on, and holds `more` bytes than before. False, and nothing done: no room."""
         now = lanes.now()
         while True:
@@ -97,7 +97,7 @@ class BegunPuts:
                 return False
             stalled.abandon(lanes)
 
-    def take_out(self, put: BegunPut, volume_id: bytes) -> bool:
+    def take_out(self, put: PartialPut, volume_id: bytes) -> bool:
         """It waits no more, and holds what it held. False: another thread has taken it out."""
         with self._lock:
             self._holding.pop(put, None)
@@ -126,7 +126,7 @@ class BegunPuts:
             put.abandon(lanes)
         return bool(idle)
 
-    def _take_stalled(self, now: float) -> BegunPut | None:
+    def _take_stalled(self, now: float) -> PartialPut | None:
         """The one that has held memory for longest without a byte. Called with the lock held."""
         for put, volume_id in self._holding.items():
             line = self._of_volume[volume_id]

@@ -25,7 +25,7 @@ class NamedCopy(NamedTuple):
     generation: int
 
 
-class OwedCopies:
+class ReplicationBacklog:
     """Pseudonyms in the order of their puts, and copies to be taken back. Safe from any thread."""
 
     def __init__(self) -> None:

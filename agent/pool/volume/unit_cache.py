@@ -18,7 +18,7 @@ KEPT_UNITS_MAX: Final = 32
 """Of at most 1 MiB each: 32 MiB a volume, and only where hosts read into buffers that begin amid a page."""
 
 
-class KeptUnits:
+class UnitCache:
     """Opened units by reader, one each. Safe from any thread."""
 
     def __init__(self, buffers: UnitBuffers, capacity: int = KEPT_UNITS_MAX) -> None:

@@ -23,17 +23,17 @@ from agent.pool.steps import Lanes, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import CachedSet, DirectoryCache, damage_look_seconds
 from agent.pool.volume.hedging import Hedge
-from agent.pool.volume.in_doubt_writes import Unsettled
-from agent.pool.volume.key_locks import Turns
-from agent.pool.volume.key_transition import GRACE_SECONDS, InForce, KeyTurn, MapAge
-from agent.pool.volume.media_errors import Damage
-from agent.pool.volume.partial_puts import BegunPuts
+from agent.pool.volume.in_doubt_writes import InDoubtWrites
+from agent.pool.volume.key_locks import KeyLocks
+from agent.pool.volume.key_transition import GRACE_SECONDS, InForce, KeyTransition, MapAge
+from agent.pool.volume.media_errors import MediaErrors
+from agent.pool.volume.partial_puts import PartialPuts
 from agent.pool.volume.placement import Candidate, Extent, Placement
 from agent.pool.volume.quota import Quota
-from agent.pool.volume.replication_backlog import OwedCopies
+from agent.pool.volume.replication_backlog import ReplicationBacklog
 from agent.pool.volume.settings import Timing, VolumeExtent, VolumeSettings
 from agent.pool.volume.unit_buffers import UnitBuffers
-from agent.pool.volume.unit_cache import KeptUnits
+from agent.pool.volume.unit_cache import UnitCache
 
 LOADS_IN_FLIGHT: Final = 16
 """Directory reads that one batch keeps under way; more would only queue at the drive."""
@@ -84,20 +84,20 @@ class Volume:
         cache: DirectoryCache,
         timing: Timing,
         lba_bytes: int = 4096,
-        begun: BegunPuts | None = None,
+        begun: PartialPuts | None = None,
     ) -> None:
         """`begun`: those of all volumes of an agent; None: it has its own."""
         self.settings = settings
         self.timing = timing
         self.cache = cache
         self.occupancy = Occupancy()
-        self.turns = Turns()
-        self.begun = begun if begun is not None else BegunPuts()
+        self.turns = KeyLocks()
+        self.begun = begun if begun is not None else PartialPuts()
         self.unit_buffers = UnitBuffers(settings.unit_bytes)
-        self.kept_units = KeptUnits(self.unit_buffers)
-        self.damage = Damage()
-        self.owed = OwedCopies()
-        self.unsettled = Unsettled()
+        self.kept_units = UnitCache(self.unit_buffers)
+        self.damage = MediaErrors()
+        self.owed = ReplicationBacklog()
+        self.unsettled = InDoubtWrites()
         self.hedge = Hedge() if settings.copies > 1 else None
         self.quota: Quota | None = None
         self.bandwidth: Bandwidth | None = None
@@ -114,7 +114,7 @@ class Volume:
         self.map_age = MapAge()
         self.in_force: InForce | None = None
         """Asked before a block of a file is given up; None: the map that is known is the only one."""
-        self.turn: KeyTurn | None = None
+        self.turn: KeyTransition | None = None
         """The rotation that is under way."""
         self._lba_bytes = lba_bytes
         self._damage_look_seconds: float = damage_look_seconds(settings.kind == "files")

@@ -29,7 +29,7 @@ from agent.pool.steps import Acquire, Lanes, Pending, Steps, wait_for
 from agent.pool.volume.bandwidth import Bandwidth
 from agent.pool.volume.directory_cache import ANSWER_SECONDS, CachedSet
 from agent.pool.volume.key_transition import words_for
-from agent.pool.volume.partial_puts import GIVEN_UP, TOO_MANY, BegunPut
+from agent.pool.volume.partial_puts import GIVEN_UP, TOO_MANY, PartialPut
 from agent.pool.volume.unit_buffers import Tail
 from agent.pool.volume.volume import Volume
 from agent.pool.volume.writable_directory import prove
@@ -43,7 +43,7 @@ RESERVE_TRIES: Final = 4
 """Between choosing a slot and taking it another worker may take it; then the choice is made anew."""
 
 
-class Writing(BegunPut):
+class Writing(PartialPut):
     """One value being written. `length` where it is known from the start, None where close decides."""
 
     def __init__(

@@ -20,7 +20,7 @@ from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
 from agent.membership import auto_join
-from agent.membership.auto_join import REST_SECONDS, AutoMembership, Patience
+from agent.membership.auto_join import REST_SECONDS, AutoJoin, Patience
 from agent.membership.join import unsettled
 from agent.pool.map.document import PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import newest_map, write_superblock
@@ -86,8 +86,7 @@ class Rig:
             self.lanes.run(write_superblock(self.lanes, number, nguid, self.pool_map))
         section = PoolSection(membership="auto", join_after_s=1, rebalance=1)
         self.autos = [
-            AutoMembership(section, fabric, ROOT, lambda: self.pool_map, lambda: 0, MapSeal(ROOT))
-            for _ in range(2)
+            AutoJoin(section, fabric, ROOT, lambda: self.pool_map, lambda: 0, MapSeal(ROOT)) for _ in range(2)
         ]
         self.auto_lanes = [lanes_of(auto.view, 2 + number) for number, auto in enumerate(self.autos)]
         self.now = 0.0

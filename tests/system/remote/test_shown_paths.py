@@ -18,7 +18,7 @@ from agent.pool.map.inspect import write_superblock
 from agent.pool.map.kv_superblock import write_kv_superblock
 from agent.remote.channel import WorkerLanes
 from agent.remote.fabric import Fabric
-from agent.remote.path_prober import Prover
+from agent.remote.path_prober import PathProber
 from agent.remote.supervisor import Supervisor
 from emulator.jbof.enclosure import Enclosure, EnclosureSettings
 from nvmeof.controller.subsystem import Port
@@ -64,7 +64,7 @@ def prove(fabric: Fabric) -> None:
     lanes = WorkerLanes(fabric, 1)
     lanes.connect_ahead(20.0)
     try:
-        Prover(fabric).turn(lanes)
+        PathProber(fabric).turn(lanes)
     finally:
         lanes.close()
 

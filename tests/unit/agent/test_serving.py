@@ -13,7 +13,7 @@ from agent.pool.access import ServedVolume
 from agent.pool.kv.volume import KvVolume
 from agent.pool.volume.settings import KvShare, Timing
 from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
-from agent.service.volume_policies import Serving
+from agent.service.volume_policies import VolumePolicies
 from host_shim.control_wire import Outcome
 from tests.support.memory_pool import MemoryPool, fixed_secret, key_of, nguid_of, volume_settings
 
@@ -29,8 +29,8 @@ def configuration(**sections: Any) -> Configuration:
     )
 
 
-def serving_of(found: Configuration, volumes: list[Any]) -> Serving:
-    return Serving(found, volumes, lambda _: pytest.fail("no lanes are wanted"), QueuePlan.of(found))
+def serving_of(found: Configuration, volumes: list[Any]) -> VolumePolicies:
+    return VolumePolicies(found, volumes, lambda _: pytest.fail("no lanes are wanted"), QueuePlan.of(found))
 
 
 def test_by_default_nothing_is_guessed_and_puts_go_through() -> None:

@@ -21,7 +21,7 @@ from agent.pool.maintenance.bad_slots import Quarantined
 from agent.pool.maintenance.scrub import ScrubCounters
 from agent.pool.map.document import VolumeWish, plan_pool
 from agent.remote.channel import WorkerLanes
-from agent.service.repair import Keeping
+from agent.service.repair import Repair
 from tests.support.memory_pool import MemoryPool, nguid_of
 
 ROOT = HeldRootKey(SecretKey(b"\x11" * 32), "a test")
@@ -86,7 +86,7 @@ def test_blocks_of_files_are_an_agents_own_once_its_fs_holds_something() -> None
     def no_lanes() -> WorkerLanes:
         raise AssertionError("there is nothing to scrub")
 
-    keeping = Keeping(ScrubSection.model_validate({}), [agent.volume], no_lanes, lambda: [], lambda _: in_use)
+    keeping = Repair(ScrubSection.model_validate({}), [agent.volume], no_lanes, lambda: [], lambda _: in_use)
     agent.lanes.run(keeping.look(agent.lanes))
     assert agent.volume.left_to_others
     in_use = True

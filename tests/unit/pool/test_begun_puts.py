@@ -13,7 +13,7 @@ from agent.pool.errors import PutRefused
 from agent.pool.format.directory import SLOTS_PER_SET
 from agent.pool.kv.put import KvWriting
 from agent.pool.steps import Lanes
-from agent.pool.volume.partial_puts import BEGUN_BYTES, IDLE_SECONDS, STALLED_SECONDS, BegunPut, BegunPuts
+from agent.pool.volume.partial_puts import BEGUN_BYTES, IDLE_SECONDS, STALLED_SECONDS, PartialPut, PartialPuts
 from agent.pool.volume.quota import Limits, Measured, Quota
 from agent.pool.volume.settings import Timing
 from agent.pool.write.put import Writing
@@ -32,7 +32,7 @@ ONE_SET = (1,)
 def agent_with(sets: tuple[int, ...] = (4, 4), places: int = 2) -> PoolAgent:
     """One in which `places` units may wait."""
     agent = MemoryPool(sets, value_bytes=len(VALUE), unit_bytes=UNIT, suite="plain+crc64").agent()
-    agent.volume.begun = BegunPuts(places * UNIT)
+    agent.volume.begun = PartialPuts(places * UNIT)
     return agent
 
 
@@ -203,7 +203,7 @@ def test_a_session_is_told_eio() -> None:
 def test_on_kv_namespaces_a_stalled_put_makes_way_too() -> None:
     scheduler = StepScheduler(35)
     volume = kv_volume((16 << 20,))
-    volume.begun = BegunPuts(2 * volume.settings.value_bytes)
+    volume.begun = PartialPuts(2 * volume.settings.value_bytes)
     lanes = SimKvLanes(scheduler, [SimKvNamespace(16 << 20)], "one")
 
     def piece(writing: KvWriting, at: int, data: bytes) -> bool:
@@ -231,10 +231,10 @@ def test_on_kv_namespaces_a_stalled_put_makes_way_too() -> None:
     assert len(volume.begun) == 0
 
 
-class CountedPut(BegunPut):
+class CountedPut(PartialPut):
     """Its bytes go once, whoever lets go of them."""
 
-    def __init__(self, begun: BegunPuts) -> None:
+    def __init__(self, begun: PartialPuts) -> None:
         self.begun = begun
         self.let_go = 0
 
@@ -254,7 +254,7 @@ class CountedPut(BegunPut):
 def test_a_put_is_let_go_of_once_whoever_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread brings pieces, another gives up all that wait: none is idle for so short a time else."""
     monkeypatch.setattr("agent.pool.volume.partial_puts.IDLE_SECONDS", -1.0)
-    begun, lanes = BegunPuts(), MemoryLanes([])
+    begun, lanes = PartialPuts(), MemoryLanes([])
     puts = [CountedPut(begun) for _ in range(100)]
     over = threading.Event()
 
@@ -282,7 +282,7 @@ def test_a_put_is_let_go_of_once_whoever_comes_first(monkeypatch: pytest.MonkeyP
 
 def test_volumes_of_an_agent_share_one_bound() -> None:
     assert BEGUN_BYTES == 256 << 20
-    shared = BegunPuts(UNIT)
+    shared = PartialPuts(UNIT)
     pool = MemoryPool((1,), value_bytes=len(VALUE), unit_bytes=UNIT, suite="plain+crc64")
     one, other = pool.agent(), pool.agent(timing=Timing())
     one.volume.begun = other.volume.begun = shared

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.attach import map_history
-from agent.attach.map_history import FILE, SeenMaps
+from agent.attach.map_history import FILE, MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
@@ -164,7 +164,7 @@ class Serving:
         self.pool_map = planned()
         self.lanes = MemoryLanes([MemoryNamespace(SIZE) for _ in MEMBERS])
         self.replace(self.pool_map)
-        self.seen = SeenMaps(state)
+        self.seen = MapHistory(state)
         cache = DirectoryCache(16 << 20)
         self.volumes = {each.name: self._open(each, cache) for each in self.pool_map.volumes}
         opened = [each.volume_id for each in self.pool_map.volumes]

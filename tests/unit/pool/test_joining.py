@@ -24,7 +24,7 @@ from agent.membership.join import (
 )
 from agent.pool.counters import MissCause
 from agent.pool.maintenance.migrate import Old, Outcome, clear_old, copy_value, is_misplaced
-from agent.pool.maintenance.rebalance import FOLLOW_SECONDS, GRACE_SECONDS, WALK_AGAIN_SECONDS, Mover
+from agent.pool.maintenance.rebalance import FOLLOW_SECONDS, GRACE_SECONDS, WALK_AGAIN_SECONDS, Rebalancer
 from agent.pool.map.document import DATA_START, PoolMap, VolumeWish, plan_pool
 from agent.pool.map.inspect import Content, Inspection, inspect, newest_map, write_superblock
 from agent.pool.volume.volume import Volume
@@ -200,8 +200,8 @@ class Joined:
         agent.volume.give_back_sets(sets)
         return agent.volume.find(sets, pseudonym)[0].cached, pseudonym
 
-    def move_all(self, agent: PoolAgent, rate: int = 1 << 30) -> Mover:
-        mover = Mover([agent.volume], rate)
+    def move_all(self, agent: PoolAgent, rate: int = 1 << 30) -> Rebalancer:
+        mover = Rebalancer([agent.volume], rate)
         for _ in range(400):
             agent.lanes.run(mover.turn(agent.lanes))
             agent.lanes.clock += 0.5
@@ -218,7 +218,7 @@ def test_values_are_found_before_while_and_after_they_move() -> None:
     joined.check(agent, other, old)
     wrong = joined.misplaced(other)
     assert 15 < len(wrong) < 60
-    mover = Mover([agent.volume], 1 << 30)
+    mover = Rebalancer([agent.volume], 1 << 30)
     for turn in range(60):
         agent.lanes.run(mover.turn(agent.lanes))
         agent.lanes.clock += 0.2
@@ -283,7 +283,7 @@ def test_new_values_go_where_they_belong_and_deletes_reach_every_place() -> None
         agent.age_directories()
         assert agent.lanes.run(agent.volume.lookup(agent.lanes, [key], agent.deadline())) == [None]
     # Copied and not yet cleared: a delete removes both.
-    mover = Mover([agent.volume], 1 << 30)
+    mover = Rebalancer([agent.volume], 1 << 30)
     agent.lanes.run(mover.turn(agent.lanes))
     assert mover.moves.values == 0
     agent.lanes.clock += FOLLOW_SECONDS
@@ -301,11 +301,11 @@ def test_bandwidth_is_bounded_and_none_is_none() -> None:
     joined.fill(150)
     agent = joined.agent
     agent.volume.follow(joined.after)
-    mover = Mover([agent.volume], 0)
+    mover = Rebalancer([agent.volume], 0)
     agent.lanes.clock += 10
     agent.lanes.run(mover.turn(agent.lanes))
     assert mover.moves.values == 0
-    mover, began = Mover([agent.volume], 50_000), agent.lanes.clock
+    mover, began = Rebalancer([agent.volume], 50_000), agent.lanes.clock
     written = sum(each.bytes_written for each in joined.pool.namespaces)
     for _ in range(60):
         agent.lanes.run(mover.turn(agent.lanes))
@@ -447,7 +447,7 @@ def test_what_is_at_earlier_places_is_counted_from_flash(root: RootKey) -> None:
     assert values == 40
     assert 0 < wrong < 40
     agent.volume.follow(after.settings(after.volumes[0]))
-    mover = Mover([agent.volume], 1 << 30)
+    mover = Rebalancer([agent.volume], 1 << 30)
     for _ in range(20):
         lanes.run(mover.turn(lanes))
         lanes.clock += GRACE_SECONDS

@@ -13,7 +13,7 @@ from agent.pool.errors import PutRefused
 from agent.pool.maintenance.replication import Kept, keep_two, work_off
 from agent.pool.steps import Acquire, Wait
 from agent.pool.volume.directory_cache import SHUN_SECONDS
-from agent.pool.volume.in_doubt_writes import KEYS_MAX, Unsettled
+from agent.pool.volume.in_doubt_writes import KEYS_MAX, InDoubtWrites
 from agent.pool.volume.replication_backlog import NamedCopy
 from agent.pool.write.delete_and_pin import delete as delete_steps
 from agent.pool.write.write_back import WriteBack
@@ -213,7 +213,7 @@ def test_a_copy_that_is_taken_back_without_an_answer_leaves_its_slot_alone() -> 
 
 
 def test_with_too_many_keys_all_of_them_are_unsettled() -> None:
-    unsettled = Unsettled()
+    unsettled = InDoubtWrites()
     for number in range(KEYS_MAX):
         unsettled.note(number.to_bytes(16, "little"), 0.0)
     other = bytes([255]) * 16

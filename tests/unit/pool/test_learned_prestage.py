@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from agent.pool.access import ServedVolume
 from agent.pool.prestage.predictor import COUNT_MAX, SUCCESSORS_MAX, Successors
-from agent.pool.prestage.prefetcher import GUESSES_MAX, Allowance, Prestager, stage, stage_expected
-from agent.pool.prestage.readahead import Continuer, Trail
+from agent.pool.prestage.prefetcher import GUESSES_MAX, Allowance, Prefetcher, stage, stage_expected
+from agent.pool.prestage.readahead import Readahead, Trail
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.write.admission import SecondUse
 from host_shim.control_wire import Outcome
@@ -151,7 +151,7 @@ class Ahead:
 @pytest.fixture
 def client(stored: PoolAgent) -> Iterator[Pool]:
     with Pool(
-        "", sessions=1, parallel=1, files=SessionDoor(stored, Continuer(Ahead(stored), depth=2))
+        "", sessions=1, parallel=1, files=SessionDoor(stored, Readahead(Ahead(stored), depth=2))
     ) as pool:
         yield pool
 
@@ -182,7 +182,7 @@ def test_single_gets_teach_as_well(stored: PoolAgent, client: Pool) -> None:
 
 def test_a_batch_leads_on_behind_its_last_key_once(stored: PoolAgent) -> None:
     ahead = Ahead(stored)
-    with Pool("", sessions=1, parallel=1, files=SessionDoor(stored, Continuer(ahead, depth=2))) as pool:
+    with Pool("", sessions=1, parallel=1, files=SessionDoor(stored, Readahead(ahead, depth=2))) as pool:
         kv = pool.volume("v")
         keys = [key_of(number) for number in range(8)]
         kv.exists(keys)
@@ -194,7 +194,7 @@ def test_a_batch_leads_on_behind_its_last_key_once(stored: PoolAgent) -> None:
 
 def test_a_hole_is_not_learned_from(stored: PoolAgent) -> None:
     ahead = Ahead(stored)
-    continuer = Continuer(ahead)
+    continuer = Readahead(ahead)
     with Pool("", sessions=1, parallel=1, files=SessionDoor(stored, continuer)) as pool:
         pool.volume("v").exists([key_of(0), key_of(1), key_of(98), key_of(2)])
     continuer.reads(stored.volume, key_of(0))
@@ -203,7 +203,7 @@ def test_a_hole_is_not_learned_from(stored: PoolAgent) -> None:
 
 def test_a_volume_that_was_erased_is_guessed_of_no_more(stored: PoolAgent) -> None:
     ahead = Ahead(stored)
-    continuer = Continuer(ahead)
+    continuer = Readahead(ahead)
     continuer.chain(stored.volume, [key_of(0), key_of(1)], Trail())
     stored.volume.forget_secret()
     continuer.reads(stored.volume, key_of(0))
@@ -230,7 +230,7 @@ class _Gate:
 def test_what_was_announced_goes_first_and_what_is_too_late_is_not_read(stored: PoolAgent) -> None:
     gate, cache = _Gate(stored), stored.prestage
     assert cache is not None
-    prestager = Prestager(cache, lambda _: (stored.lanes, gate), threads=1)  # type: ignore[arg-type, return-value]
+    prestager = Prefetcher(cache, lambda _: (stored.lanes, gate), threads=1)  # type: ignore[arg-type, return-value]
     prestager.start()
     try:
         volume, volume_id = stored.volume, stored.volume.settings.volume_id
@@ -255,7 +255,7 @@ def test_what_was_announced_goes_first_and_what_is_too_late_is_not_read(stored: 
 def test_a_guess_that_is_announced_goes_first_and_is_read_once(stored: PoolAgent) -> None:
     gate, cache = _Gate(stored), stored.prestage
     assert cache is not None
-    prestager = Prestager(cache, lambda _: (stored.lanes, gate), threads=1, guess_rate=1)  # type: ignore[arg-type, return-value]
+    prestager = Prefetcher(cache, lambda _: (stored.lanes, gate), threads=1, guess_rate=1)  # type: ignore[arg-type, return-value]
     prestager.start()
     try:
         volume, volume_id = stored.volume, stored.volume.settings.volume_id
@@ -279,7 +279,7 @@ def test_a_guess_that_is_announced_goes_first_and_is_read_once(stored: PoolAgent
 def test_guesses_that_nobody_has_time_for_are_bounded(stored: PoolAgent) -> None:
     cache = stored.prestage
     assert cache is not None
-    prestager = Prestager(cache, lambda _: (stored.lanes, stored.lanes), threads=1)
+    prestager = Prefetcher(cache, lambda _: (stored.lanes, stored.lanes), threads=1)
     for number in range(GUESSES_MAX + 9):
         assert prestager.guess(stored.volume, key_of(number))
     assert len(prestager._guesses) == len(cache._expected) == GUESSES_MAX
@@ -291,7 +291,7 @@ def test_guesses_that_nobody_has_time_for_are_bounded(stored: PoolAgent) -> None
 
 def test_without_memory_nothing_is_prestaged(stored: PoolAgent) -> None:
     cache = PrestageCache(0)
-    prestager = Prestager(cache, lambda _: (stored.lanes, stored.lanes))
+    prestager = Prefetcher(cache, lambda _: (stored.lanes, stored.lanes))
     prestager.start()
     assert prestager.request(stored.volume, key_of(0)) is False
     assert not stored.lanes.run(stage(stored.volume, cache, stored.lanes, key_of(0)))
@@ -320,7 +320,7 @@ def test_a_deadline_crosses_the_wire_in_milliseconds(stored: PoolAgent) -> None:
 
 def test_the_tables_of_all_volumes_share_one_bound(stored: PoolAgent) -> None:
     other = MemoryPool(volume_id=b"o" * 16).agent().volume
-    continuer = Continuer(lambda _volume, _pseudonym: None, entries_max=10)
+    continuer = Readahead(lambda _volume, _pseudonym: None, entries_max=10)
     for volume in (stored.volume, other):
         continuer.chain(volume, [key_of(number) for number in range(9)])
     sizes = [len(table) for _, table in continuer._tables.values()]

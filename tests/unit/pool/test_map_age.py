@@ -11,7 +11,7 @@ from agent.pool.counters import MissCause
 from agent.pool.format.slot import SlotCodec
 from agent.pool.steps import Lanes, Steps
 from agent.pool.volume import key_transition
-from agent.pool.volume.key_transition import GRACE_SECONDS, MAP_AGE_SECONDS, KeyTurn, MapAge
+from agent.pool.volume.key_transition import GRACE_SECONDS, MAP_AGE_SECONDS, KeyTransition, MapAge
 from tests.support.memory_lanes import MemoryLanes
 
 
@@ -67,7 +67,7 @@ def test_a_look_that_the_machine_slept_through_is_as_old_as_its_beginning(machin
 
 @pytest.mark.interpreted
 def test_the_time_to_seal_with_a_new_key_comes_while_the_machine_sleeps(machine: Machine) -> None:
-    turn = KeyTurn(cast(SlotCodec, None), 50.0)
+    turn = KeyTransition(cast(SlotCodec, None), 50.0)
     assert not turn.is_due(49.0)
     assert turn.is_due(50.0)
     assert not turn.is_due(50.0, GRACE_SECONDS)

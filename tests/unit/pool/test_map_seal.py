@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.attach.map_history import SeenMaps, map_seal
+from agent.attach.map_history import MapHistory, map_seal
 from agent.errors import G35Error
 from agent.pool.map.commit import ROUNDS_MAX, change_map, simply
 from agent.pool.map.document import PoolMap, VolumeWish, decode_pool_map_untrusted, plan_pool
@@ -162,7 +162,7 @@ def test_of_two_pools_the_one_that_was_served_counts(tmp_path: Path) -> None:
     flash.write(1, other)
     with pytest.raises(G35Error, match="2 different pools"):
         flash.found(map_seal(ROOT, tmp_path))
-    SeenMaps(tmp_path).note(sealed, [each.volume_id for each in sealed.volumes], has_seal=True)
+    MapHistory(tmp_path).note(sealed, [each.volume_id for each in sealed.volumes], has_seal=True)
     assert flash.found(map_seal(ROOT, tmp_path)) == sealed
 
 
@@ -171,7 +171,7 @@ def test_a_pool_that_was_seen_with_a_seal_is_not_served_without(tmp_path: Path) 
     stripped = sealed.model_copy(update={"seal": "", "version": 5})
     flash = Flash(stripped)
     assert flash.found(map_seal(ROOT, tmp_path)) == stripped
-    SeenMaps(tmp_path).note(sealed, [each.volume_id for each in sealed.volumes], has_seal=True)
-    SeenMaps(tmp_path).note(planned(), [])
+    MapHistory(tmp_path).note(sealed, [each.volume_id for each in sealed.volumes], has_seal=True)
+    MapHistory(tmp_path).note(planned(), [])
     with pytest.raises(G35Error, match="was not made with the root key"):
         flash.found(map_seal(ROOT, tmp_path))

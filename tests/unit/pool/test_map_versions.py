@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.attach.map_history import FILE, SeenMaps
+from agent.attach.map_history import FILE, MapHistory
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
@@ -67,7 +67,7 @@ class Pool:
 
     def serve(self, pool_map: PoolMap) -> None:
         """As an agent that starts with a map."""
-        self.seen = SeenMaps(self.state)
+        self.seen = MapHistory(self.state)
         self.seen.refuse(pool_map)
         pool_map = self.seen.believed(pool_map)
         cache = DirectoryCache(16 << 20)
@@ -128,9 +128,9 @@ def test_one_superblock_without_a_key_does_not_keep_a_tenant_from_being_erased(
     assert pool.found() == erased, "on all namespaces"
     assert pool.look() == ["red"]
     assert pool.watch.pool_map == erased
-    SeenMaps(tmp_path).refuse(erased)
+    MapHistory(tmp_path).refuse(erased)
     with pytest.raises(G35Error, match="version 1, and this agent has seen 2"):
-        SeenMaps(tmp_path).refuse(pool.formatted)
+        MapHistory(tmp_path).refuse(pool.formatted)
 
 
 @pytest.mark.expects_log("was erased")
@@ -217,4 +217,4 @@ def test_what_an_earlier_g35_noted_without_a_bound_is_dropped(tmp_path: Path) ->
     document = json.loads((tmp_path / FILE).read_text())
     document["pools"][pool.formatted.pool_id]["version"] = (1 << 64) - 1
     (tmp_path / FILE).write_text(json.dumps(document))
-    SeenMaps(tmp_path).refuse(pool.formatted)
+    MapHistory(tmp_path).refuse(pool.formatted)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from agent.attach.map_history import SeenMaps, opens
+from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import ConfigError
 from agent.inline.root_keys import HeldRootKey
@@ -37,7 +37,7 @@ from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.volume.directory_cache import DirectoryCache
 from agent.pool.volume.settings import Timing
 from agent.pool.volume.volume import Volume
-from agent.tenancy.limits import TenantUpkeep
+from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Audience, Members
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import nguid_of
@@ -67,13 +67,13 @@ class Serving:
     def __init__(self, state: Path) -> None:
         self.lanes = MemoryLanes([MemoryNamespace(SIZE) for _ in range(3)])
         self.show(PLANNED)
-        self.seen = SeenMaps(state)
+        self.seen = MapHistory(state)
         cache = DirectoryCache(16 << 20)
         self.volumes = [
             Volume(PLANNED.settings(each), PLANNED.secret(each, ROOT), cache, Timing())
             for each in PLANNED.volumes
         ]
-        self.tenants = TenantUpkeep(PLANNED, self.volumes, 2, ROOT, state)
+        self.tenants = TenantLimits(PLANNED, self.volumes, 2, ROOT, state)
         self.grown: list[list[bytes]] = []
         self.watch = MapWatch(
             PLANNED,

@@ -8,7 +8,7 @@ import pytest
 
 from agent.pool.counters import MissCause
 from agent.pool.prestage import prefetcher as prestaging
-from agent.pool.prestage.prefetcher import Prestager, stage
+from agent.pool.prestage.prefetcher import Prefetcher, stage
 from agent.pool.read.prestage_cache import MAX_AGE_SECONDS, SWEEP_SECONDS, OpenValue, PrestageCache
 from tests.support.memory_pool import MemoryPool, key_of
 from tests.support.waiting import wait_until
@@ -61,7 +61,7 @@ def test_an_idle_prestager_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = MemoryPool().agent(), Clock()
     cache = PrestageCache(1 << 20, clock=clock)
     assert cache.add(VOLUME, ONE, 7, memoryview(bytes(4096)))
-    prestager = Prestager(cache, lambda _number: (agent.lanes, agent.lanes), threads=1)
+    prestager = Prefetcher(cache, lambda _number: (agent.lanes, agent.lanes), threads=1)
     prestager.start()
     try:
         clock.now += MAX_AGE_SECONDS + SWEEP_SECONDS
@@ -109,7 +109,7 @@ def test_an_end_does_not_wait_for_a_read_that_hangs(monkeypatch: pytest.MonkeyPa
             steps.close()  # type: ignore[attr-defined]
 
     cache = PrestageCache(1 << 20)
-    stager = Prestager(cache, lambda _: (agent.lanes, Hanging()), threads=1)  # type: ignore[arg-type, return-value]
+    stager = Prefetcher(cache, lambda _: (agent.lanes, Hanging()), threads=1)  # type: ignore[arg-type, return-value]
     stager.start()
     try:
         assert stager.request(agent.volume, ONE)

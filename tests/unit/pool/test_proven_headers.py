@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.inline.secrets import SecretKey
 from agent.inline.suites import Place
 from agent.pool.counters import MissCause
-from agent.pool.format.header_cache import ProvenHeaders
+from agent.pool.format.header_cache import HeaderCache
 from agent.pool.format.slot import HEADER_BYTES, OpenSlot, SlotCodec
 from tests.support.memory_pool import SUITES, TENANT, VOLUME_ID, fixed_secret, nguid_of
 
@@ -98,7 +98,7 @@ def test_a_header_of_zeroes_is_a_deleted_one() -> None:
 
 
 def test_both_tables_are_bounded_and_the_oldest_go() -> None:
-    table: ProvenHeaders[int] = ProvenHeaders(kept_max=3, seen_max=5)
+    table: HeaderCache[int] = HeaderCache(kept_max=3, seen_max=5)
     header = bytes(HEADER_BYTES)
     for number in range(4):
         table.keep(bytes([number]), header, PLACE, number)
@@ -116,7 +116,7 @@ def test_both_tables_are_bounded_and_the_oldest_go() -> None:
 
 
 def test_many_threads_at_once() -> None:
-    table: ProvenHeaders[int] = ProvenHeaders(kept_max=8, seen_max=16)
+    table: HeaderCache[int] = HeaderCache(kept_max=8, seen_max=16)
     header = bytes(HEADER_BYTES)
     wrong: list[object] = []
 

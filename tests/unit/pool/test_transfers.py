@@ -16,7 +16,7 @@ from agent.fs.control.face import CONTROL_ROOT
 from agent.fs.control.registered_memory import REGIONS_MAX, RegisteredMemory
 from agent.fs.interface import Caller, FsError
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.prestage.readahead import Continuer
+from agent.pool.prestage.readahead import Readahead
 from agent.pool.steps import settle
 from host_shim.control_wire import FLAG_NO_ANSWER, Operation, Outcome, Request
 from host_shim.named_values import NamedValues
@@ -184,7 +184,7 @@ def test_an_agent_that_maps_nothing(memory: RegisteredMemory) -> None:
 def test_an_agent_that_learns_sees_what_follows_what(memory: RegisteredMemory) -> None:
     agent = agent_with()
     guessed: list[bytes] = []
-    continuer = Continuer(lambda _volume, pseudonym: guessed.append(pseudonym))
+    continuer = Readahead(lambda _volume, pseudonym: guessed.append(pseudonym))
     with Pool("/nowhere", files=SessionDoor(agent, continuer, memory=memory)) as pool:
         volume, ours = pool.volume("v"), pool.memory(4096)
         for number in range(3):

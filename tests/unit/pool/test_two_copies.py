@@ -13,7 +13,7 @@ from agent.pool.format.slot import HEADER_BYTES
 from agent.pool.maintenance.replication import DOUBT_SECONDS, Kept, keep_two, work_off
 from agent.pool.maintenance.scrub import PAUSE_SECONDS, Scrubber, ScrubCounters, look_into_reports
 from agent.pool.read.get import Reading
-from agent.pool.volume.replication_backlog import OWED_MAX, OwedCopies
+from agent.pool.volume.replication_backlog import OWED_MAX, ReplicationBacklog
 from agent.pool.volume.settings import Timing
 from agent.pool.write.delete_and_pin import delete
 from tests.support.memory_lanes import MemoryPending
@@ -333,7 +333,7 @@ def test_a_volume_of_one_copy_owes_nothing() -> None:
 
 
 def test_what_is_owed_is_bounded() -> None:
-    owed = OwedCopies()
+    owed = ReplicationBacklog()
     for number in range(OWED_MAX + 3):
         owed.note(key_of(number))
     assert (len(owed), owed.dropped) == (OWED_MAX, 3)

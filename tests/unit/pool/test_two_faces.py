@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.attach.map_history import SeenMaps, opens
+from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import EVERY_SECONDS, MapWatch
 from agent.errors import G35Error
 from agent.inline.root_keys import HeldRootKey
@@ -61,7 +61,7 @@ class Serving:
         self.pool_map = planned()
         self.lanes = MemoryLanes([MemoryNamespace(SIZE) for _ in NGUIDS])
         self.show(self.pool_map, 0, 1, 2)
-        self.seen = SeenMaps(state)
+        self.seen = MapHistory(state)
         cache = DirectoryCache(16 << 20)
         self.volumes = [
             Volume(self.pool_map.settings(each), self.pool_map.secret(each, ROOT), cache, Timing())
@@ -109,7 +109,7 @@ def test_an_erasure_counts_although_one_enclosure_shows_a_greater_version(tmp_pa
     assert agent.watch.pool_map.version == 1005
     agent.show(without_key(agent.pool_map, "blue"), 1, 2)  # which the verb reads back from the first as well
     assert agent.look() == ["red"]
-    assert SeenMaps(tmp_path).over(agent.pool_map) == [agent.pool_map.volumes[0].volume_id]
+    assert MapHistory(tmp_path).over(agent.pool_map) == [agent.pool_map.volumes[0].volume_id]
 
 
 def test_a_data_key_that_was_rotated_counts_although_one_shows_a_greater_version(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_map_that_nobody_carries_any_more_is_left_and_the_pools_own_is_followe
     first, second = (record.message for record in caplog.records)
     assert first.endswith(f"copies lead to, map {limited.version}")
     assert second.endswith("copies lead to, another map of that version")
-    SeenMaps(tmp_path).refuse(again)
+    MapHistory(tmp_path).refuse(again)
 
 
 def test_the_version_of_a_map_that_one_enclosure_shows_is_not_noted(tmp_path: Path) -> None:
@@ -225,13 +225,13 @@ def test_the_version_of_a_map_that_one_enclosure_shows_is_not_noted(tmp_path: Pa
     agent = Serving(tmp_path)
     agent.show(versioned(agent.pool_map, 1005), 1)
     agent.look()
-    SeenMaps(tmp_path).refuse(agent.pool_map)
+    MapHistory(tmp_path).refuse(agent.pool_map)
     limited = versioned(with_limits(agent.pool_map, "red", quota_slots=7), 1006)
     agent.show(limited, 0, 1, 2)
     agent.look()
     assert agent.watch.pool_map == limited
     with pytest.raises(G35Error, match="has seen 1006"):
-        SeenMaps(tmp_path).refuse(agent.pool_map)
+        MapHistory(tmp_path).refuse(agent.pool_map)
 
 
 def test_a_copy_that_says_nothing_new_is_read_once(tmp_path: Path) -> None:

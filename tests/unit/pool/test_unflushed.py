@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from agent.pool.flush_tracking import RUNS_MAX, Unflushed, flush_written
-from agent.pool.maintenance.rebalance import WALK_AGAIN_SECONDS, Mover
+from agent.pool.flush_tracking import RUNS_MAX, UnflushedWrites, flush_written
+from agent.pool.maintenance.rebalance import WALK_AGAIN_SECONDS, Rebalancer
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.unit.pool.test_joining import Joined
 
@@ -23,7 +23,7 @@ class Sent:
 
 
 def test_a_namespace_is_clean_after_a_flush_until_somebody_writes() -> None:
-    unflushed = Unflushed()
+    unflushed = UnflushedWrites()
     before = unflushed.mark(HERE)
     assert before is not None, "an agent before this one may have written there"
     unflushed.flushed(HERE, before)
@@ -39,7 +39,7 @@ def test_a_namespace_is_clean_after_a_flush_until_somebody_writes() -> None:
 
 
 def test_a_flush_does_not_count_for_what_was_on_its_way() -> None:
-    unflushed, first, second = Unflushed(), Sent(), Sent()
+    unflushed, first, second = UnflushedWrites(), Sent(), Sent()
     unflushed.wrote(HERE, first)
     unflushed.wrote(HERE, second)
     mark = unflushed.mark(HERE)
@@ -53,7 +53,7 @@ def test_a_flush_does_not_count_for_what_was_on_its_way() -> None:
 
 
 def test_answered_writes_are_not_kept() -> None:
-    unflushed = Unflushed()
+    unflushed = UnflushedWrites()
     for _ in range(1000):
         unflushed.wrote(HERE, Sent(done=True))
     assert len(unflushed._states[HERE].open) == 1
@@ -102,7 +102,7 @@ def test_a_block_of_a_file_is_cleared_only_when_its_copy_is_flushed() -> None:
 
 
 def test_a_flush_over_a_later_session_leaves_earlier_writes_in_doubt() -> None:
-    unflushed = Unflushed()
+    unflushed = UnflushedWrites()
     first = unflushed.session_began()
     unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
     before = unflushed.number
@@ -126,7 +126,7 @@ def test_a_flush_over_a_later_session_leaves_earlier_writes_in_doubt() -> None:
 
 
 def test_a_flush_proves_what_another_path_wrote_if_its_session_is_older() -> None:
-    unflushed = Unflushed()
+    unflushed = UnflushedWrites()
     standing = unflushed.session_began()
     unflushed.session_began()
     unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
@@ -138,7 +138,7 @@ def test_a_flush_proves_what_another_path_wrote_if_its_session_is_older() -> Non
 
 
 def test_a_write_that_was_under_way_is_judged_by_the_flush_that_follows_it() -> None:
-    unflushed, slow = Unflushed(), Sent()
+    unflushed, slow = UnflushedWrites(), Sent()
     unflushed.wrote(HERE, Sent(done=True), unflushed.sessions)
     done = unflushed.number
     unflushed.wrote(HERE, slow, unflushed.sessions)
@@ -155,7 +155,7 @@ def test_a_write_that_was_under_way_is_judged_by_the_flush_that_follows_it() -> 
 
 
 def test_many_sessions_without_a_flush_are_not_all_kept() -> None:
-    unflushed = Unflushed()
+    unflushed = UnflushedWrites()
     first = unflushed.number + 1
     for _ in range(10 * RUNS_MAX):
         began = unflushed.session_began()
@@ -176,7 +176,7 @@ def test_a_copy_that_is_in_doubt_is_made_again_before_the_old_one_is_cleared() -
     settings = replace(joined.after, kind="files")
     agent.volume.follow(settings)
     newcomer, extent = joined.pool.namespaces[-1], settings.extents[-1]
-    mover = Mover([agent.volume], 1 << 30)
+    mover = Rebalancer([agent.volume], 1 << 30)
     while not mover.moves.values:
         agent.lanes.run(mover.turn(agent.lanes))
         agent.lanes.clock += 0.5

@@ -10,7 +10,7 @@ import pytest
 from agent.fs.control.face import CONTROL_ROOT
 from agent.fs.interface import Caller, FsError
 from agent.pool.format.slot import HEADER_BYTES
-from agent.pool.prestage.readahead import Continuer
+from agent.pool.prestage.readahead import Readahead
 from agent.pool.steps import settle
 from host_shim.control_wire import AT_ONCE_BYTES, value_xattr
 from host_shim.pool import BufferTooSmall, Pool, UnknownVolume
@@ -83,7 +83,7 @@ def test_an_erased_volume_is_none() -> None:
 def test_an_agent_that_learns_from_gets_has_them_in_the_session() -> None:
     agent = agent_with()
     agent.put(key_of(1), b"value")
-    door = Counted(agent, Continuer(lambda _volume, _pseudonym: None))
+    door = Counted(agent, Readahead(lambda _volume, _pseudonym: None))
     with Pool("/nowhere", files=door) as client:
         for _ in range(3):
             assert client.volume("v").get_into(key_of(1), bytearray(10)) == 5

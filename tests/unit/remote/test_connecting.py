@@ -11,7 +11,7 @@ import pytest
 
 from agent.remote import channel as lanes_module
 from agent.remote.channel import CONNECT_WAIT_SECONDS, WorkerLanes
-from agent.remote.connect_attempt import Connecting
+from agent.remote.connect_attempt import ConnectAttempt
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.remote.queue_slot import SILENT_SECONDS
@@ -73,7 +73,7 @@ def test_a_queue_that_comes_too_late_is_closed(gate: threading.Event) -> None:
         gate.wait(PATIENCE)
         return cast(HostQueue, queue)
 
-    connecting = Connecting(connect, "late")
+    connecting = ConnectAttempt(connect, "late")
     assert not connecting.wait(0.0)
     connecting.give_up()
     gate.set()
@@ -85,7 +85,7 @@ def test_a_try_that_fails_is_over_without_a_queue() -> None:
     def connect() -> HostQueue:
         raise ConnectionLost("nobody there")
 
-    connecting = Connecting(connect, "refused")
+    connecting = ConnectAttempt(connect, "refused")
     assert connecting.wait(PATIENCE)
     assert connecting.queue is None
 
@@ -225,6 +225,6 @@ def test_without_a_thread_it_is_a_try_that_failed(monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    connecting = Connecting(lambda: pytest.fail("nobody connects"), "refused a thread")
+    connecting = ConnectAttempt(lambda: pytest.fail("nobody connects"), "refused a thread")
     assert connecting.wait(0)
     assert connecting.queue is None

@@ -16,7 +16,7 @@ from agent.remote import path_prober
 from agent.remote.channel import WorkerLanes
 from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
-from agent.remote.path_prober import TRIES, Prover, ProvingThread, shows
+from agent.remote.path_prober import TRIES, PathProber, PathProberThread, shows
 from nvmeof.transport.base import NamespaceInfo
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace, MemoryPending
 from tests.support.memory_pool import nguid_of
@@ -89,13 +89,13 @@ def test_other_agents_that_write_there_too_do_not_make_two_of_one(monkeypatch: p
     assert paths.ask() is None, "nothing was found out"
     # It is no mismatch, is said of nobody, and is tried again later.
     paths.others = TRIES
-    prover = Prover(paths.fabric)
+    prover = PathProber(paths.fabric)
     prover.turn(cast(WorkerLanes, paths))
     assert paths.fabric.contested == {}
     assert len(paths.fabric.unproven()) == 1
     monkeypatch.setattr(path_prober, "AGAIN_SECONDS", 0.0)
     paths.others = TRIES
-    prover = Prover(paths.fabric)
+    prover = PathProber(paths.fabric)
     prover.turn(cast(WorkerLanes, paths))
     prover.turn(cast(WorkerLanes, paths))
     assert [way.enclosure.name for way in paths.fabric.ways[0]] == ["own", "pod"]
@@ -106,7 +106,7 @@ def test_paths_that_are_gone_are_not_remembered() -> None:
     medium = MemoryNamespace(SIZE)
     paths = Paths(medium, medium)
     paths.others = TRIES
-    prover = Prover(paths.fabric)
+    prover = PathProber(paths.fabric)
     prover._not_before = {(paths.fabric.enclosures[0], bytes([each])): 0.0 for each in range(100)}
     prover.turn(cast(WorkerLanes, paths))
     assert len(prover._not_before) == 1
@@ -129,14 +129,14 @@ def test_a_proof_ends_where_the_agent_does() -> None:
     [unproven] = paths.fabric.unproven()
     assert shows(cast(WorkerLanes, paths), unproven, lambda _: True) is None
     assert medium.writes == 1
-    Prover(paths.fabric).turn(cast(WorkerLanes, paths), pause=lambda _: True)
+    PathProber(paths.fabric).turn(cast(WorkerLanes, paths), pause=lambda _: True)
     assert medium.writes == 1, "no other is begun"
 
 
 def test_a_thread_of_its_own_finds_it_out() -> None:
     medium = MemoryNamespace(SIZE)
     paths = Paths(medium, medium)
-    thread = ProvingThread(paths.fabric, lambda: cast(WorkerLanes, paths))
+    thread = PathProberThread(paths.fabric, lambda: cast(WorkerLanes, paths))
     thread.start()
     try:
         wait_until(lambda: len(paths.fabric.ways[0]) == 2)
@@ -159,7 +159,7 @@ def test_what_does_not_answer_says_nothing(which: int) -> None:
     with pytest.raises(G35Error):
         paths.ask()
     # The prover leaves it open, and comes again later.
-    prover = Prover(paths.fabric)
+    prover = PathProber(paths.fabric)
     prover.turn(cast(WorkerLanes, paths))
     asked = sum(each.reads for each in media)
     prover.turn(cast(WorkerLanes, paths))
@@ -171,7 +171,7 @@ def test_what_does_not_answer_says_nothing(which: int) -> None:
 def test_a_turn_ends_though_there_is_more_to_ask() -> None:
     medium = MemoryNamespace(SIZE)
     paths = Paths(medium, medium)
-    Prover(paths.fabric).turn(cast(WorkerLanes, paths), seconds=0.0)
+    PathProber(paths.fabric).turn(cast(WorkerLanes, paths), seconds=0.0)
     assert medium.reads == 0
     assert len(paths.fabric.unproven()) == 1
 
@@ -179,5 +179,5 @@ def test_a_turn_ends_though_there_is_more_to_ask() -> None:
 def test_what_was_found_is_published() -> None:
     medium = MemoryNamespace(SIZE)
     paths = Paths(medium, medium)
-    Prover(paths.fabric).turn(cast(WorkerLanes, paths))
+    PathProber(paths.fabric).turn(cast(WorkerLanes, paths))
     assert [way.enclosure.name for way in paths.fabric.ways[0]] == ["own", "pod"]

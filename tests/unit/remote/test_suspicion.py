@@ -16,7 +16,7 @@ from agent.remote.outlier_detection import (
     LOOK_SECONDS,
     PROBATION_SECONDS,
     Change,
-    Suspicion,
+    OutlierDetection,
     Verdict,
 )
 
@@ -26,7 +26,7 @@ class Pool:
 
     def __init__(self, members: int = 8) -> None:
         self.health = [Health() for _ in range(members)]
-        self.suspicion = Suspicion(self.health)
+        self.suspicion = OutlierDetection(self.health)
         self.took = [0.0005] * members
         self.errors_in_a_hundred = [0] * members
         self.late = [0] * members

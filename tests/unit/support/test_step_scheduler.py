@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.pool.steps import Acquire, Wait
 from agent.remote.health import Health
-from agent.remote.outstanding import Asked
+from agent.remote.outstanding import Outstanding
 from tests.support.sim_flash import SimPending
 from tests.support.step_scheduler import Sleep, StepScheduler
 
@@ -86,7 +86,7 @@ def test_the_dead_leave_their_locks() -> None:
 def test_a_read_of_a_suspect_is_waited_for_as_long_as_it_is_worth() -> None:
     scheduler, health, pending = StepScheduler(1), Health(), SimPending(4096)
     health.patience = 0.004
-    pending.asked = Asked(health, scheduler.now, is_read=True)
+    pending.asked = Outstanding(health, scheduler.now, is_read=True)
     task = scheduler.spawn("read", wait(pending, scheduler.now + 0.05))
     scheduler.run()
     assert task.result is False

@@ -24,8 +24,8 @@ from agent.fs.files.unsynced import BLOCKS_MAX, Unsynced
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.inline.suites import Place
 from agent.pool.access import ServedVolume
-from agent.pool.prestage.prefetcher import Prestager
-from agent.pool.prestage.readahead import CHAIN_MAX, Continuer
+from agent.pool.prestage.prefetcher import Prefetcher
+from agent.pool.prestage.readahead import CHAIN_MAX, Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
 from agent.pool.volume.directory_cache import DirectoryCache
@@ -124,7 +124,7 @@ def second_use_keys() -> Walk:
 
 
 def learned_keys() -> Walk:
-    table, volume = Continuer(lambda _volume, _key: None, entries_max=SMALLER), agent().volume
+    table, volume = Readahead(lambda _volume, _key: None, entries_max=SMALLER), agent().volume
 
     def add(at: int) -> None:
         if at % CHAIN_MAX == 0:
@@ -134,7 +134,7 @@ def learned_keys() -> Walk:
 
 
 def prestage_keys() -> Walk:
-    never = Prestager(PrestageCache(1 << 20), cast(Any, None), threads=1)
+    never = Prefetcher(PrestageCache(1 << 20), cast(Any, None), threads=1)
     volume = agent().volume
 
     def add(at: int) -> None:
@@ -240,8 +240,8 @@ def test_the_agent_shows_them_all_and_what_they_hold() -> None:
         [ServedVolume(pool.volume, admission=SecondUse(), back=back), ServedVolume(kv)],
         DirectoryCache(0),
         cache,
-        Prestager(cache, cast(Any, None)),
-        Continuer(lambda _volume, _key: None),
+        Prefetcher(cache, cast(Any, None)),
+        Readahead(lambda _volume, _key: None),
         RegisteredMemory(0),
         1 << 20,
         Fence(),

@@ -23,7 +23,7 @@ from agent.fs.interface import ROOT_INODE, Caller, FsError
 from agent.fs.virtiofs.guest_view import GuestView
 from agent.pool.access import ServedVolume
 from agent.pool.map.document import tenant_id
-from agent.pool.prestage.readahead import INACTIVE, Continuer
+from agent.pool.prestage.readahead import INACTIVE, Readahead
 from agent.pool.read.prestage_cache import PrestageCache
 from agent.pool.steps import settle
 from agent.remote.enclosure import Enclosure
@@ -46,7 +46,7 @@ class Pool:
     prestage: PrestageCache
     sources: snapshot.Sources
     start_prestage: Any = None
-    continuer: Continuer = INACTIVE
+    continuer: Readahead = INACTIVE
     bounds: Bounds = field(default_factory=Bounds)
 
     @property

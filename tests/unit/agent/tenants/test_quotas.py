@@ -30,7 +30,7 @@ from agent.remote.enclosure import Enclosure
 from agent.remote.fabric import Fabric
 from agent.sizes import parse_size
 from agent.telemetry import metrics, snapshot
-from agent.tenancy.limits import TenantUpkeep
+from agent.tenancy.limits import TenantLimits
 from agent.tenancy.visibility import Audience
 from tests.support.memory_lanes import MemoryLanes, MemoryNamespace
 from tests.support.memory_pool import key_of, nguid_of
@@ -76,7 +76,7 @@ class Agent:
             )
             for each in shelf.pool_map.volumes
         }
-        self.tenants = TenantUpkeep(shelf.pool_map, list(self.volumes.values()), workers, ROOT, shelf.state)
+        self.tenants = TenantLimits(shelf.pool_map, list(self.volumes.values()), workers, ROOT, shelf.state)
 
     def put(self, volume: str, number: int, value: bytes = VALUE, *, may_evict: bool = True) -> None:
         self.lanes.clock += 0.1

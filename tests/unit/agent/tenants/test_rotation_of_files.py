@@ -19,7 +19,7 @@ from agent.pool.map.commit import replace_map
 from agent.pool.map.tenant_changes import without_key
 from agent.pool.volume.key_transition import MAP_AGE_SECONDS, SETTLE_SECONDS
 from agent.remote.channel import WorkerLanes
-from agent.service.repair import Keeping
+from agent.service.repair import Repair
 from agent.tenancy.key_rotation import LEFTOVERS_SECONDS
 from tests.support.files_calls import FaceCalls
 from tests.unit.agent.tenants.test_key_rotation import NUMBERS, STEP, Shelf
@@ -42,7 +42,7 @@ class Serving(Watching):
         self.files = FaceCalls(self.face, self.lanes)
         self.keys.unnamed = self.face.orphans
         section = ScrubSection.model_validate({})
-        self.keeping = Keeping(
+        self.keeping = Repair(
             section, [self.volume], _no_lanes, list, lambda _: self.face.gauges().is_anything
         )
 

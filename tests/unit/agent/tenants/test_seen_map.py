@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.attach import map_history
-from agent.attach.map_history import AGAIN_SECONDS, FILE, SeenMaps, remembered_pool
+from agent.attach.map_history import AGAIN_SECONDS, FILE, MapHistory, remembered_pool
 from agent.errors import ConfigError, G35Error
 from agent.inline.root_keys import HeldRootKey
 from agent.inline.secrets import SecretKey
@@ -33,7 +33,7 @@ def ids(pool_map: PoolMap) -> set[str]:
 
 def noted(state: Path, *maps: PoolMap) -> None:
     """As an agent that served each of them."""
-    seen = SeenMaps(state)
+    seen = MapHistory(state)
     for each in maps:
         seen.note(each, ids(each))
 
@@ -46,18 +46,18 @@ def forged(old: PoolMap, newest: PoolMap) -> PoolMap:
 def test_a_map_older_than_one_that_was_seen_is_not_served(tmp_path: Path) -> None:
     old, other = planned(), planned()
     erased = without_key(old, "blue")
-    SeenMaps(tmp_path).refuse(old)
+    MapHistory(tmp_path).refuse(old)
     noted(tmp_path, old, erased)
-    SeenMaps(tmp_path).refuse(erased)
+    MapHistory(tmp_path).refuse(erased)
     assert remembered_pool(tmp_path) == old.pool_id
     with pytest.raises(G35Error, match="version 1, and this agent has seen 2"):
-        SeenMaps(tmp_path).refuse(old)
+        MapHistory(tmp_path).refuse(old)
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
     noted(tmp_path, other)
     assert remembered_pool(tmp_path) == other.pool_id
-    SeenMaps(tmp_path).refuse(other)
+    MapHistory(tmp_path).refuse(other)
     with pytest.raises(G35Error, match="version 1, and this agent has seen 2"):
-        SeenMaps(tmp_path).refuse(old)
+        MapHistory(tmp_path).refuse(old)
 
 
 def test_a_pool_of_which_nothing_opened_takes_nothing_out_of_the_notes(
@@ -67,13 +67,13 @@ def test_a_pool_of_which_nothing_opened_takes_nothing_out_of_the_notes(
     monkeypatch.setattr(map_history, "POOLS_MAX", 1)
     old = planned()
     noted(tmp_path, without_key(old, "blue"))
-    seen = SeenMaps(tmp_path)
+    seen = MapHistory(tmp_path)
     bogus = planned(HeldRootKey(SecretKey(b"\x66" * 32), "somebody's"))
     seen.note(bogus, ())
     assert remembered_pool(tmp_path) == old.pool_id
     assert list(json.loads((tmp_path / FILE).read_text())["pools"]) == [old.pool_id]
     with pytest.raises(G35Error, match="has seen 2"):
-        SeenMaps(tmp_path).refuse(old)
+        MapHistory(tmp_path).refuse(old)
 
 
 def test_an_erased_tenant_does_not_come_back_under_a_greater_version(tmp_path: Path) -> None:
@@ -81,19 +81,19 @@ def test_an_erased_tenant_does_not_come_back_under_a_greater_version(tmp_path: P
     erased = without_key(old, "blue")
     noted(tmp_path, old, erased)
     with pytest.raises(G35Error, match="brings back a key of volume kv"):
-        SeenMaps(tmp_path).refuse(forged(old, erased))
+        MapHistory(tmp_path).refuse(forged(old, erased))
     again, _ = with_tenant(erased, "blue", [], ROOT)
-    SeenMaps(tmp_path).refuse(again)
+    MapHistory(tmp_path).refuse(again)
     noted(tmp_path, again)
-    assert SeenMaps(tmp_path).over(forged(old, again)) == [old.volumes[0].volume_id]
+    assert MapHistory(tmp_path).over(forged(old, again)) == [old.volumes[0].volume_id]
 
 
 def test_an_agent_that_slept_through_the_erasure_knows_it_by_the_tenants_next_key(tmp_path: Path) -> None:
     old = planned()
     again, _ = with_tenant(without_key(old, "blue"), "blue", [], ROOT)
     noted(tmp_path, old, again)
-    assert SeenMaps(tmp_path).over(forged(old, again)) == [old.volumes[0].volume_id]
-    assert SeenMaps(tmp_path).over(again) == []
+    assert MapHistory(tmp_path).over(forged(old, again)) == [old.volumes[0].volume_id]
+    assert MapHistory(tmp_path).over(again) == []
 
 
 def test_a_data_key_that_was_rotated_away_does_not_come_back(tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_a_data_key_that_was_rotated_away_does_not_come_back(tmp_path: Path) -> 
     ended = without_earlier_keys(begun, ids(old))
     volume_id = [old.volumes[0].volume_id]
     noted(tmp_path, begun)
-    assert SeenMaps(tmp_path).over(forged(old, ended)) == volume_id
-    assert SeenMaps(tmp_path).over(ended) == []
+    assert MapHistory(tmp_path).over(forged(old, ended)) == volume_id
+    assert MapHistory(tmp_path).over(ended) == []
     noted(tmp_path, ended)
-    assert SeenMaps(tmp_path).over(forged(old, ended)) == volume_id
-    assert SeenMaps(tmp_path).over(forged(begun, ended)) == volume_id, "the earlier key opens no more"
-    assert SeenMaps(tmp_path).over(with_new_data_keys(ended, "blue", ROOT)) == []
+    assert MapHistory(tmp_path).over(forged(old, ended)) == volume_id
+    assert MapHistory(tmp_path).over(forged(begun, ended)) == volume_id, "the earlier key opens no more"
+    assert MapHistory(tmp_path).over(with_new_data_keys(ended, "blue", ROOT)) == []
 
 
 def test_numbers_that_no_key_vouches_for_are_not_noted(tmp_path: Path) -> None:
@@ -116,10 +116,10 @@ def test_numbers_that_no_key_vouches_for_are_not_noted(tmp_path: Path) -> None:
     noted(tmp_path, true)
     tenants = [each.model_copy(update={"key_epoch": 1 << 30}) for each in true.tenants]
     volumes = [each.model_copy(update={"key_epoch": 1 << 30}) for each in true.volumes]
-    seen = SeenMaps(tmp_path)
+    seen = MapHistory(tmp_path)
     seen.note(true.model_copy(update={"tenants": tuple(tenants), "volumes": tuple(volumes)}), ())
     seen.refuse(true)
-    SeenMaps(tmp_path).refuse(true)
+    MapHistory(tmp_path).refuse(true)
 
 
 @pytest.mark.expects_log("cannot be written")
@@ -129,7 +129,7 @@ def test_a_full_disk_is_said_once_and_what_is_in_memory_holds(
     old = planned()
     erased = without_key(old, "blue")
     noted(tmp_path, old)
-    seen = SeenMaps(tmp_path)
+    seen = MapHistory(tmp_path)
     (tmp_path / f"{FILE}.part").mkdir()  # nothing can be written under that name
     with caplog.at_level(logging.WARNING):
         seen.note(erased, ())
@@ -138,21 +138,21 @@ def test_a_full_disk_is_said_once_and_what_is_in_memory_holds(
     assert len(caplog.records) == 1
     with pytest.raises(G35Error, match="has seen 2"):
         seen.refuse(old)
-    SeenMaps(tmp_path).refuse(old)
+    MapHistory(tmp_path).refuse(old)
     (tmp_path / f"{FILE}.part").rmdir()
     seen.write_again(100.0 + AGAIN_SECONDS)
     with pytest.raises(G35Error, match="has seen 2"):
-        SeenMaps(tmp_path).refuse(old)
+        MapHistory(tmp_path).refuse(old)
 
 
 def test_what_another_program_noted_meanwhile_stays(tmp_path: Path) -> None:
     mine, other = planned(), planned()
-    seen = SeenMaps(tmp_path)
+    seen = MapHistory(tmp_path)
     seen.note(mine, ids(mine))
     noted(tmp_path, without_key(other, "blue"))
     seen.note(mine, ids(mine))
     with pytest.raises(G35Error, match="has seen 2"):
-        SeenMaps(tmp_path).refuse(other)
+        MapHistory(tmp_path).refuse(other)
 
 
 @pytest.mark.parametrize(
@@ -170,4 +170,4 @@ def test_a_damaged_file_is_said(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     assert remembered_pool(tmp_path) == "", "who only wants a hint is not kept up"
     with pytest.raises(ConfigError, match="says nothing of a pool"):
-        SeenMaps(tmp_path)
+        MapHistory(tmp_path)
