@@ -180,10 +180,12 @@ class MapWatch:
         left = agreed(each.pool_map for each in self._elsewhere.values())
         carriers = {self.pool_map.namespaces[each].nguid for each in self._elsewhere}
         if carriers.issuperset(each.nguid for each in left.namespaces) and not self._distrust(left):
+            is_same = left.version == self.pool_map.version
             log.warning(
-                "no namespace carries pool map %d any more: map %d, which all of them lead to, is in force",
+                "no namespace carries pool map %d any more, by which this agent served: it goes on by what "
+                "their copies lead to, %s",
                 self.pool_map.version,
-                left.version,
+                "another map of that version" if is_same else f"map {left.version}",
             )
             self._follow(left, {each.mark for each in self._elsewhere.values()})
 

@@ -392,7 +392,7 @@ SERVER = """
 import os, subprocess, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from agent.fs.doors.door import make_door
+from agent.fs.doors.make_door import make_door
 from tests.support.inline_runner import inline_runner
 from tests.support.memory_filesystem import MemoryFileSystem
 door = make_door(sys.argv[3], MemoryFileSystem(), Path(sys.argv[2]), 2, inline_runner)

@@ -130,6 +130,7 @@ def test_a_set_that_is_borrowed_costs_a_few_looks_where_all_others_are_in_use() 
     assert len(cache) == 16
 
 
+@pytest.mark.interpreted
 def test_a_batch_has_few_directories_in_use_at_a_time() -> None:
     agent = MemoryPool((4000, 4000)).agent(cache_bytes=0)
     keys = [key_of(number) for number in range(4096)]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agent.cli import status_verb
+from agent.cli import status_document, status_verb
 from agent.cli.status_verb import fitted, tables
 from agent.cli.up import layout
 from agent.cli.up.layout import Layout, Running
@@ -157,7 +157,7 @@ def test_a_mount_that_a_killed_up_has_left_is_the_one_that_is_asked(
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
     monkeypatch.setattr(layout, "is_mounted", lambda mount: mount in mounted)
-    monkeypatch.setattr(status_verb, "asked", asked)
+    monkeypatch.setattr(status_document, "asked", asked)
     for verb in (status_verb.status, status_verb.top):
         with pytest.raises(G35Error, match="/mnt/a pool is dead: its agent has ended") as dead:
             verb(tmp_path, None)
