@@ -198,7 +198,7 @@ class TwoPaths:
         self.dice = random.Random(seed)
         self.paths = [PathInfo(self.flash, self.dice) for _ in range(count)]
         monkeypatch.setattr(lanes_module, "time", self.clock)
-        monkeypatch.setattr(lanes_module, "Connecting", _AtOnce)
+        monkeypatch.setattr(lanes_module, "ConnectAttempt", _AtOnce)
         monkeypatch.setattr(
             lanes_module, "connect_io_queue", lambda session, *_: cast(HostQueue, PathQueue(session))
         )

@@ -151,7 +151,7 @@ def test_a_ticker_sees_what_holds_up_its_loop() -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse: nothing can be mounted")
 def test_a_loop_that_calls_host_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That it is measured; how long it takes is for a quiet machine to say."""
-    for name, value in (("SECONDS", 0.3), ("VALUE_BYTES", 64 << 10), ("DRIVE_BYTES", 64 << 20)):
+    for name, value in (("MEASURE_SECONDS", 0.3), ("VALUE_BYTES", 64 << 10), ("DRIVE_BYTES", 64 << 20)):
         monkeypatch.setattr(loop_probe, name, value)
     counted = loop_probe.measure(tmp_path / "loop")["shim_loop_block_ms"]
     assert counted.value > 0

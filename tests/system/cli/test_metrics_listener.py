@@ -91,7 +91,7 @@ def test_a_crowd_that_says_nothing_holds_nothing_up(port: int) -> None:
 
 
 def test_who_says_nothing_is_hung_up_on(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "SECONDS", 0.2)
+    monkeypatch.setattr(listener, "CONNECTION_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(b"GET / HT")
         assert client.recv(1) == b"", "its time is over"
@@ -99,7 +99,7 @@ def test_who_says_nothing_is_hung_up_on(port: int, monkeypatch: pytest.MonkeyPat
 
 def test_who_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that is larger than any buffer, to somebody who never takes it."""
-    monkeypatch.setattr(listener, "SECONDS", 0.2)
+    monkeypatch.setattr(listener, "CONNECTION_SECONDS", 0.2)
     given: list[bytes] = []
 
     def application(_: dict[str, Any], start_response: Any) -> list[bytes]:
@@ -113,7 +113,7 @@ def test_who_reads_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> Non
         with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
             client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             wait_until(lambda: bool(given) and served.connections == 0)
-            monkeypatch.setattr(listener, "SECONDS", 5.0)
+            monkeypatch.setattr(listener, "CONNECTION_SECONDS", 5.0)
             assert asked(served.port, "GET", "/")[0] == 200
     finally:
         served.stop()
