@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-from agent.bounds import Holder
+from agent.host_os.bounds import Holder
 from agent.pool.steps import Outcome
 
 Xattr: TypeAlias = bytes | memoryview

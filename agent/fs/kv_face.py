@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.bounds import SHARED, Bounds, Holder, Limit
 from agent.fs.close_cause import how_closed
 from agent.fs.interface import (
     FACE_KV,
@@ -47,6 +46,7 @@ from agent.fs.interface import (
     StatFs,
 )
 from agent.fs.value_writer import Judge, ValueWriter
+from agent.host_os.bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.access import AnyReading, ServedVolume
 from agent.pool.counters import MissCause
 from agent.pool.errors import PutRefused

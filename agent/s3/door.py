@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import trio
 
-from agent.bounds import Bounds
 from agent.config.s3_section import S3Section, parse_listener
 from agent.errors import ConfigError, G35Error
 from agent.fs.complaints import Complaints
 from agent.fs.doors.door import GRACE_SECONDS, MakeRunner
+from agent.host_os.bounds import Bounds
 from agent.pool.map.document import tenant_id
 from agent.pool.steps import Runner
 from agent.s3.connection import Connection

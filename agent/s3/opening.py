@@ -8,13 +8,13 @@ from collections.abc import Callable, Container, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from agent.bounds import Bounds
 from agent.config.s3_section import S3Section
 from agent.errors import ConfigError
 from agent.fs.doors.door import MakeRunner
 from agent.fs.files.home import NamesElsewhere
 from agent.fs.files.options import FilesOptions
 from agent.fs.files.pool_store import store_for
+from agent.host_os.bounds import Bounds
 from agent.pool.access import AnyVolume
 from agent.pool.map.document import tenant_id
 from agent.pool.steps import Lanes

@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agent.bounds import ALL, SHARED, Bound, Bounds, Limit
+from agent.host_os.bounds import ALL, SHARED, Bound, Bounds, Limit
 from agent.s3.service import S3Service
 from agent.s3.shares import Shares
 from agent.s3.store import ObjectStore

@@ -20,7 +20,6 @@ from typing import Any
 from agent.attach.map_history import MapHistory, opens
 from agent.attach.map_watch import MapWatch
 from agent.attach.open_volumes import open_volumes
-from agent.bounds import Bounds
 from agent.config.configuration import Configuration
 from agent.fs.control.face import CONTROL_ROOT, ControlFace
 from agent.fs.control.registered_memory import RegisteredMemory
@@ -34,6 +33,7 @@ from agent.fs.interface import FACE_FILES, FACE_SHIFT, FileSystem
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
+from agent.host_os.bounds import Bounds
 from agent.host_os.duties import Duties
 from agent.inline.root_keys import RootKey
 from agent.membership.rebalance_status import RebalanceStatus

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from agent.bounds import Bounds
 from agent.config.configuration import VirtioFsSection
 from agent.errors import ConfigError
 from agent.fs.control.face import CONTROL_ROOT, ControlFace, StartPrestage
@@ -26,6 +25,7 @@ from agent.fs.root import RootFileSystem
 from agent.fs.virtiofs.door import VirtioFsDoor
 from agent.fs.virtiofs.guest_books import IDENTITY_BYTES, GuestBooks
 from agent.fs.virtiofs.guest_view import HANDLES, HANDLES_MAX, NODES, NODES_MAX
+from agent.host_os.bounds import Bounds
 from agent.pool.access import ServedVolume
 from agent.pool.prestage.readahead import Readahead
 from agent.pool.read.prestage_cache import PrestageCache

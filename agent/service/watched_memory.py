@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from agent.bounds import ALL, Bounds, Limit
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.files.pool_store import OPEN_BLOCKS_MAX, PoolBlockStore
 from agent.fs.files.unsynced import BLOCKS_MAX
+from agent.host_os.bounds import ALL, Bounds, Limit
 from agent.pool.access import AnyVolume, ServedVolume
 from agent.pool.format.header_cache import KEPT_MAX
 from agent.pool.kv.volume import REMEMBERED_KEYS, KvVolume

@@ -21,7 +21,7 @@ import time
 
 import h11
 
-from agent.bounds import ALL, Limit
+from agent.host_os.bounds import ALL, Limit
 from agent.telemetry.formats import Application
 from agent.telemetry.http_connection import http_connection
 

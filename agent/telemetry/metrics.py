@@ -12,8 +12,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from agent.bounds import Bounds
 from agent.errors import ConfigError
+from agent.host_os.bounds import Bounds
 from agent.telemetry.formats import with_formats_we_know
 from agent.telemetry.listen_address import parse_listen_address
 from agent.telemetry.listener import CONNECTIONS, Listener

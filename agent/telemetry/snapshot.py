@@ -50,7 +50,7 @@ class Sources:
     s3: Callable[[], Mapping[str, Any] | None] = lambda: None
     """Of the S3 door: agent/s3/door.py; None where there is none. Told of the whole pool only."""
     bounds: Callable[[], Sequence[Mapping[str, Any]]] = tuple
-    """Counts that a stranger can raise: agent/bounds.py. Told of the whole pool only."""
+    """Counts that a stranger can raise: agent/host_os/bounds.py. Told of the whole pool only."""
     registered: Callable[[], int] = lambda: 0
     """Bytes of clients' memory that are mapped: agent/fs/control/registered_memory.py."""
     upkeep_failures: Callable[[], int] = lambda: 0

@@ -1,4 +1,4 @@
-"""docs/concurrency.md tells the bounds that the program has (agent/bounds.py)."""
+"""docs/concurrency.md tells the bounds that the program has (agent/host_os/bounds.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import re
 from pathlib import Path
 
-from agent.bounds import CATALOGUE, Limit
+from agent.host_os.bounds import CATALOGUE, Limit
 
 _ROW = re.compile(r"^\| `([a-z0-9-]+)` \|(.*)\|$", re.MULTILINE)
 

@@ -12,9 +12,9 @@ from typing import Any
 import boto3
 import botocore.config
 
-from agent.bounds import Bounds
 from agent.config.s3_section import S3Section
 from agent.fs.files.options import FilesOptions
+from agent.host_os.bounds import Bounds
 from agent.inline.secrets import SecretKey
 from agent.s3.credentials import AccessKey
 from agent.s3.door import S3Door

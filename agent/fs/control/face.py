@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from agent.bounds import SHARED, Bounds, Holder, Limit
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.control.session import Ahead, ControlSession, Ticket
 from agent.fs.control.transfers import Transfers
@@ -37,6 +36,7 @@ from agent.fs.interface import (
     StatFs,
     Xattr,
 )
+from agent.host_os.bounds import SHARED, Bounds, Holder, Limit
 from agent.pool.access import AnyReading, ServedVolume
 from agent.pool.errors import PutRefused
 from agent.pool.format.directory import TIME_MAX

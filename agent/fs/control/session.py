@@ -12,10 +12,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.bounds import Holder
 from agent.fs.control.registered_memory import Region
 from agent.fs.interface import FsError
 from agent.fs.value_writer import errno_of
+from agent.host_os.bounds import Holder
 from agent.pool.access import AnyReading, AnyWriting, ServedVolume
 from agent.pool.errors import BadPut, PutRefused
 from agent.pool.prestage.readahead import Readahead, Trail

@@ -46,7 +46,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from agent.bounds import Bounds
 from agent.fs.files import directories, extended_attributes, inodes
 from agent.fs.files.block_rows import doomed_backlog
 from agent.fs.files.block_store import BlockStore, block_id
@@ -73,6 +72,7 @@ from agent.fs.interface import (
     SetAttributes,
     StatFs,
 )
+from agent.host_os.bounds import Bounds
 from agent.pool.steps import Outcome, Steps
 
 FALLOC_KEEP_SIZE: Final = 0x01

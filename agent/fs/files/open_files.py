@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from agent.bounds import SHARED, Bound, Holder, Limit
 from agent.fs.files import inodes
 from agent.fs.files.inodes import Inode
 from agent.fs.files.schema import ROOT_LOCAL, Database
 from agent.fs.files.staging import StagedBlock
 from agent.fs.interface import FsError
+from agent.host_os.bounds import SHARED, Bound, Holder, Limit
 
 HANDLES: Final = Limit(
     "fs-open", "open handles of files of /fs", 65_536,

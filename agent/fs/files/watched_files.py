@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.bounds import ALL, Bounds, Limit
 from agent.fs.files.open_files import OpenFiles
 from agent.fs.files.staging import StagingMemory
 from agent.fs.files.suspects import SUSPECTS_MAX, Suspects
+from agent.host_os.bounds import ALL, Bounds, Limit
 
 STAGED: Final = Limit(
     "staging-bytes", "bytes of files that are not sealed yet (`[files] staging`)", 256 << 20,

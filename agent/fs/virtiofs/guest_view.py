@@ -26,7 +26,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Final, TypeVar, cast
 
-from agent.bounds import ALL, Limit
 from agent.fs.interface import (
     FACE_KV,
     FACE_SHIFT,
@@ -46,6 +45,7 @@ from agent.fs.interface import (
 )
 from agent.fs.virtiofs.guest_books import GuestBooks, Handle
 from agent.fs.virtiofs.left_open import LeftOpen, is_value
+from agent.host_os.bounds import ALL, Limit
 from agent.pool.steps import Outcome, Runner, Steps, is_steps, settle
 
 log = logging.getLogger(__name__)

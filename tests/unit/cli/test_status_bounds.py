@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.bounds import Bounds
 from agent.cli import status_verb
 from agent.fs.kv_face import OPEN_VALUES, WRITERS
+from agent.host_os.bounds import Bounds
 
 
 @pytest.fixture

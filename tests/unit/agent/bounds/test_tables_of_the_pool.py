@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from agent.bounds import CATALOGUE, Bounds
 from agent.fs.control.registered_memory import RegisteredMemory
 from agent.fs.files.block_rows import SealedBlock
 from agent.fs.files.face import FilesFace
@@ -22,6 +21,7 @@ from agent.fs.files.staging import StagingMemory
 from agent.fs.files.suspects import Suspects
 from agent.fs.files.unsynced import BLOCKS_MAX, Unsynced
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
+from agent.host_os.bounds import CATALOGUE, Bounds
 from agent.inline.suites import Place
 from agent.pool.access import ServedVolume
 from agent.pool.prestage.prefetcher import Prefetcher

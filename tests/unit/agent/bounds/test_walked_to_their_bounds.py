@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.unit.agent.host_os.bounds.test_tables_of_the_pool import WALKS as TABLES
 
-from agent.bounds import CATALOGUE, RESERVE_PART, Bounds
 from agent.fs.control.face import (
     CONTROL_ROOT,
     SESSION_ANSWER_BYTES,
@@ -24,6 +24,7 @@ from agent.fs.files.face import FilesFace
 from agent.fs.interface import FACE_FILES, FACE_SHIFT, Caller, FsError
 from agent.fs.kv_face import KV_ROOT, KvFace
 from agent.fs.virtiofs.guest_view import HANDLES_MAX, NODES_MAX, GuestView
+from agent.host_os.bounds import CATALOGUE, RESERVE_PART, Bounds
 from agent.pool.format.slot import UNITS_MAX
 from agent.pool.steps import settle
 from agent.s3.shares import Shares
@@ -35,7 +36,6 @@ from tests.support.memory_blocks import MemoryBlockStore
 from tests.support.memory_filesystem import MemoryFileSystem
 from tests.support.memory_pool import MemoryPool, PoolAgent
 from tests.support.session_door import SessionDoor, refuse_prestage
-from tests.unit.agent.bounds.test_tables_of_the_pool import WALKS as TABLES
 
 OWNER, USER, OTHER = Caller(0), Caller(1000), Caller(1001)
 RUN = InlineRunner()

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from agent.bounds import Bounds
 from agent.config.configuration import VirtioFsSection
 from agent.errors import ConfigError
 from agent.fs.files.face import FilesFace
 from agent.fs.files.options import FilesOptions
 from agent.fs.interface import ROOT_INODE, Caller, FsError
 from agent.fs.virtiofs.guest_view import GuestView
+from agent.host_os.bounds import Bounds
 from agent.pool.access import ServedVolume
 from agent.pool.map.document import tenant_id
 from agent.pool.prestage.readahead import INACTIVE, Readahead
