@@ -1,8 +1,8 @@
 """`g35`: the verbs, and how errors reach the person who typed one.
 
 A verb is a row of `VERBS`. Its module is imported only when that verb is asked for, so `g35 --help`
-does not pay for ciphers, numpy and FUSE. To add a verb, write agent/cli/<verb>.py with a function (or,
-for a verb with verbs of its own, a `typer.Typer`), and add the row.
+does not pay for ciphers, numpy and FUSE. To add a verb, write agent/cli/<verb>_verb.py with a function
+(or, for a verb with verbs of its own, a `typer.Typer`), and add the row (docs/contributing.md).
 
 Exit codes: 0 it worked, 1 it did not, 2 the arguments are wrong, 130 Ctrl-C.
 """
