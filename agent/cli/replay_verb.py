@@ -61,6 +61,8 @@ def replay(
 
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise typer.BadParameter("the file's name must end in .png, .svg or .pdf", param_hint="--plot")
+    if plot is not None and not plot.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {plot.parent}", param_hint="--plot")
     try:
         size = parse_size(lru_bytes) if lru_bytes else None
     except ValueError as error:

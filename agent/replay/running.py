@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -78,6 +79,7 @@ def run_replay(options: ReplayOptions, opener: Callable[[ReplayOptions], Pool] =
         if not asked(options.mount, pool.alive, options.hung_seconds):
             advice = "start one with `g35 up`, or name another --mount"
             if is_mounted(options.mount):
+                _check_session(options.mount / ".g35/session")
                 advice = f"its agent has ended: {dead_mount_advice([options.mount])}"
             raise UserError(f"no g35 agent answers at {options.mount}", advice)
         stats = asked(options.mount, pool.stats, options.hung_seconds)
@@ -200,6 +202,16 @@ def _progress(options: ReplayOptions, trace: TraceFile, absence: Absence) -> Ite
             )
 
         yield show
+
+
+def _check_session(session: Path) -> None:
+    """Raises UserError where an agent serves the file, and not to this user."""
+    with suppress(OSError):
+        owner = session.stat().st_uid
+        if not os.access(session, os.R_OK | os.W_OK):
+            raise UserError(
+                f"{session} belongs to user {owner}, and you may not open it", "run this as that user"
+            )
 
 
 def _check_volume(name: str, stats: dict[str, Any]) -> None:

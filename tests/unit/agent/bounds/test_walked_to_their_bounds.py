@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.unit.agent.host_os.bounds.test_tables_of_the_pool import WALKS as TABLES
 
 from agent.fs.control.face import (
     CONTROL_ROOT,
@@ -36,6 +35,7 @@ from tests.support.memory_blocks import MemoryBlockStore
 from tests.support.memory_filesystem import MemoryFileSystem
 from tests.support.memory_pool import MemoryPool, PoolAgent
 from tests.support.session_door import SessionDoor, refuse_prestage
+from tests.unit.agent.bounds.test_tables_of_the_pool import WALKS as TABLES
 
 OWNER, USER, OTHER = Caller(0), Caller(1000), Caller(1001)
 RUN = InlineRunner()

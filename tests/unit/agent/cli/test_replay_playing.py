@@ -325,6 +325,18 @@ def test_a_dead_mount_is_told_with_its_cure(tmp_path: Path, monkeypatch: pytest.
     assert "its agent has ended: the next start" in refused.value.advice
 
 
+def test_a_session_of_another_user_is_no_dead_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = ScriptedAgent()
+    agent.kill()
+    monkeypatch.setattr("agent.replay.running.is_mounted", lambda _mount: True)
+    monkeypatch.setattr("agent.replay.running.os.access", lambda *_: False)
+    options = _options(tmp_path, ["{}"])
+    (options.mount / ".g35").mkdir(parents=True)
+    (options.mount / ".g35/session").touch()
+    with pytest.raises(UserError, match="you may not open it"):
+        run_replay(options, _opener(agent))
+
+
 def test_wrong_wishes_are_explained(tmp_path: Path) -> None:
     line = encode_line(_request(1))
     for wish, words in (
