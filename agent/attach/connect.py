@@ -1,4 +1,4 @@
-"""Reaching the namespaces of a pool: the sessions, the lanes of a process, and a look at what lies there."""
+"""Reaching the namespaces of a pool: the sessions to its enclosures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from agent.remote.supervisor import Supervisor
 
 FIRST_TRY_SECONDS = 5.0
 """How long the start waits for enclosures. Those that come later join by themselves."""
-
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What every door of the agent can do, whichever carries the requests; and how to get one.
+"""What every door of the agent can do, whichever carries the requests. One is had from make_door.py:
 
     door = make_door("dev_fuse", filesystem, Path("/mnt/g35"), worker_count=4, make_runner=make_runner)
     door.start()            # mounted and answering when it returns

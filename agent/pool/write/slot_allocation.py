@@ -1,4 +1,4 @@
-"""A slot that a put has taken for its value, the number that this write has, and which set it is best in."""
+"""A slot that a put has taken for its value, and which set it is best in."""
 
 from __future__ import annotations
 

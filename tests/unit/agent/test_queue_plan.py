@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config.configuration import Configuration, parse_configuration
 from agent.service.queue_plan import EXTRA_QUEUES, QueuePlan
-
-
-def configuration(**sections: Any) -> Configuration:
-    return parse_configuration(
-        {
-            "agent": {"mount": "/mnt/g35", "state": "/nonexistent", "key_file": "/nonexistent", "workers": 8},
-            "enclosures": [{"name": "one", "address": "127.0.0.1", "nqn": "nqn.2014-08.org.nvmexpress:one"}],
-            **sections,
-        },
-        "a test's",
-    )
+from tests.unit.agent.test_serving import configuration
 
 
 @given(
@@ -37,6 +24,7 @@ def test_every_thread_has_an_id_of_its_own_also_where_few_workers_are_granted(
         policies=[{"volume": "v", "write": "back"}] if back else [],
         pool={"membership": "auto" if auto else "manual"},
     )
+    found = found.model_copy(update={"agent": found.agent.model_copy(update={"workers": 8})})
     plan = QueuePlan.of(found, granted)
     assert list(plan.workers) == list(range(1, granted + 1))
     assert [len(each) for each in plan.guests] == [8] * guests, "a guest was told how many queues it has"
